@@ -1,0 +1,210 @@
+"""The run manifest: everything that must be equal on all peers of a run.
+
+The organiser writes YAML, `atoll-bootstrap` fills in the genesis digest, signs the canonical JSON and publishes it.
+Its SHA-256 is the run id. Nothing here does I/O beyond parsing text that the caller read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from peer.errors import UserError, did_you_mean
+
+PROTOCOL_VERSION = 1
+MAX_MANIFEST_BYTES = 16 * 1024
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,64}$")]
+HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Spec(BaseModel):
+    """Base of every section: frozen, strict about keys, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelSpec(Spec):
+    """Either a transformers architecture with its config, or a pretrained revision on the hub."""
+
+    architecture: Name | None = None
+    config: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    pretrained: HubName | None = None
+    revision: str = "main"
+
+    @model_validator(mode="after")
+    def _exactly_one_origin(self) -> ModelSpec:
+        if (self.architecture is None) == (self.pretrained is None):
+            raise ValueError("give exactly one of 'architecture' (with 'config') and 'pretrained'")
+        return self
+
+
+class TokenizerSpec(Spec):
+    """`bytes` needs no files (UTF-8 bytes, ids shifted by 3 as in ByT5); `hub` names a pretrained tokenizer."""
+
+    kind: Literal["bytes", "hub"] = "bytes"
+    name: HubName | None = None
+    revision: str = "main"
+
+    @model_validator(mode="after")
+    def _hub_needs_a_name(self) -> TokenizerSpec:
+        if (self.kind == "hub") != (self.name is not None):
+            raise ValueError("'name' goes with kind 'hub', and only with it")
+        return self
+
+
+class DataSpec(Spec):
+    """The default text of the run; a peer may train on its own files instead (setting `train_files`)."""
+
+    source: Literal["python-stdlib", "hub"] = "python-stdlib"
+    name: HubName | None = None
+    subset: str | None = None
+    split: str = "train"
+    text_column: str = "text"
+    sequence_length: int = Field(default=128, ge=8, le=131072)
+    validation_fraction: float = Field(default=0.05, gt=0.0, le=0.5)
+
+    @model_validator(mode="after")
+    def _hub_needs_a_name(self) -> DataSpec:
+        if (self.source == "hub") != (self.name is not None):
+            raise ValueError("'name' goes with source 'hub', and only with it")
+        return self
+
+
+class InnerSpec(Spec):
+    """The inner optimizer (AdamW) and its learning-rate schedule over the swarm's progress."""
+
+    learning_rate: float = Field(default=1e-3, gt=0.0, le=1.0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0.0, le=1e-2)
+    weight_decay: float = Field(default=0.1, ge=0.0, le=1.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    warmup_steps: int = Field(default=50, ge=0)
+    min_learning_rate_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
+    batch_sequences: int = Field(default=8, ge=1, le=65536)
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> InnerSpec:
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas={self.betas}: each must be in [0, 1)")
+        return self
+
+
+class RecipeSpec(Spec):
+    """A recipe by name, with the parts of it that this run sets differently from the published defaults."""
+
+    name: Name = "diloco"
+    steps_per_round: int | None = Field(default=None, ge=1, le=100_000)
+    outer_learning_rate: float | None = Field(default=None, gt=0.0, le=10.0)
+    outer_momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
+    compressor: Literal["fp32", "int8"] | None = None
+
+
+class RoundSpec(Spec):
+    """When the run ends and how long a group waits; times are caps, deadlines derive from measurement."""
+
+    total: int | None = Field(default=None, ge=1, le=10_000_000)
+    min_group: int = Field(default=2, ge=2, le=64)
+    max_group: int = Field(default=16, ge=2, le=64)
+    straggler_wait_s: float = Field(default=30.0, gt=0.0, le=3600.0)
+    timeout_s: float = Field(default=120.0, gt=0.0, le=3600.0)
+
+    @model_validator(mode="after")
+    def _group_bounds(self) -> RoundSpec:
+        if self.min_group > self.max_group:
+            raise ValueError(f"min_group={self.min_group} is above max_group={self.max_group}")
+        return self
+
+
+class RunManifest(Spec):
+    """One run. `genesis` is the digest of the initial outer state: lineage id 0."""
+
+    protocol: int = PROTOCOL_VERSION
+    name: Name
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    model: ModelSpec
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    data: DataSpec = DataSpec()
+    inner: InnerSpec = InnerSpec()
+    recipe: RecipeSpec = RecipeSpec()
+    rounds: RoundSpec = RoundSpec()
+    genesis: Digest | None = None
+
+    def canonical(self) -> bytes:
+        """The one byte string that is hashed and signed: sorted keys, no spaces, UTF-8."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def run_id(self) -> str:
+        """SHA-256 of the canonical form, as 64 hex digits."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+
+def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
+    """YAML or JSON text -> RunManifest.
+
+    Args:
+        text: the document, at most MAX_MANIFEST_BYTES.
+        origin: a file name or peer, for messages.
+
+    Raises:
+        UserError: too large, not YAML, an incompatible protocol version, an unknown key (names the nearest
+            known one), or a value out of its range.
+    """
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise UserError(f"manifest {origin} is {len(text)} bytes; the limit is {MAX_MANIFEST_BYTES}")
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"manifest {origin} is not valid YAML: {_one_line(error)}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
+    check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)
+    try:
+        return RunManifest.model_validate(document)
+    except ValidationError as error:
+        raise UserError(f"manifest {origin} is not valid", explain_validation(error, RunManifest)) from None
+
+
+def check_protocol(version: Any, origin: str) -> None:
+    """Raise UserError when a manifest speaks another protocol version than this program."""
+    if version == PROTOCOL_VERSION:
+        return
+    remedy = "upgrade atoll on this machine" if isinstance(version, int) and version > PROTOCOL_VERSION else (
+        "ask the organiser to restart the run with a current atoll, or install the version it was made for"
+    )
+    raise UserError(f"{origin} uses protocol version {version!r}; this atoll speaks {PROTOCOL_VERSION}", remedy)
+
+
+def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
+    """One line for each problem that pydantic found: the key, the value, the limit or the nearest known key."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = _known_keys(schema, problem["loc"][:-1])
+            lines.append(f"unknown key {path!r}: {did_you_mean(str(problem['loc'][-1]), known)}")
+        elif problem["type"] == "missing":
+            lines.append(f"missing key {path!r}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}={problem['input']!r}: {message}" if path else message)
+    return "\n".join(lines)
+
+
+def _known_keys(schema: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        annotation = schema.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        schema = annotation
+    return list(schema.model_fields)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,43 @@
+# `make help` lists the targets. The environment is .venv; it is rebuilt only when what it is made from changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.atoll-$(shell cat setup.cfg pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+WORKERS ?= 2
+REPORT ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo lint test bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP) ## create .venv with everything pinned (PYTHON=python3.12 picks the interpreter)
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || \
+		{ echo "atoll: needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	rm -f $(VENV)/.atoll-*
+	touch $@
+
+demo: env ## a bootstrap and several peers on this machine (REPORT=file.json keeps the figures)
+	$(BIN)/atoll demo $(if $(REPORT),--report $(REPORT))
+
+lint: env ## style, types, import floors, spelling
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict peer bootstrap
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+test: lint ## lint, then all tests; the real swarms of tests/network run one at a time
+	$(BIN)/pytest tests -x -q -n $(WORKERS) --ignore=tests/network
+	$(BIN)/pytest tests/network -x -q
+
+bench: env ## the headline numbers: every script in benchmarks/, one after another
+	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean: ## remove .venv, caches and build leftovers; runs/ is kept
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

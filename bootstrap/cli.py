@@ -1,0 +1,160 @@
+"""`atoll-bootstrap`: start a run that others can join with one address."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootstrap.node import Bootstrap, build_genesis, start_bootstrap
+from peer.errors import UserError
+from peer.preflight import check_host_ports, check_output_dir, lock_identity
+from peer.protocol.address import parse_host_address, parse_peer_address
+from peer.swarm.lifetime import children_die_with_us, sweep_stale_sockets
+from peer.swarm.node import NodeConfig
+
+log = logging.getLogger("bootstrap")
+STATUS_PERIOD_S = 10.0
+CLOSE_TIMEOUT_S = 3.0
+
+DESCRIPTION = """\
+Start a run: build the initial model of MANIFEST, listen under a persistent identity, publish the signed manifest in
+the DHT, and print the command with which anyone joins. The bootstrap never trains. If it goes away, members train on;
+start it again with the same --identity-path and they find it."""
+
+EPILOG = """\
+examples:
+  atoll-bootstrap configs/runs/quickstart.yaml
+  atoll-bootstrap run.yaml --host-maddrs /ip4/0.0.0.0/tcp/31337 --announce-maddrs /ip4/203.0.113.7/tcp/31337"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `atoll-bootstrap`."""
+    parser = argparse.ArgumentParser(
+        prog="atoll-bootstrap",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("manifest", type=Path, metavar="MANIFEST", help="YAML file that describes the run")
+    add(
+        "--host-maddrs",
+        nargs="+",
+        default=["/ip4/0.0.0.0/tcp/31337"],
+        metavar="ADDR",
+        help="where to listen (default: /ip4/0.0.0.0/tcp/31337; port 0: any free port)",
+    )
+    add("--announce-maddrs", nargs="+", default=[], metavar="ADDR", help="addresses others reach this node at")
+    add("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes or peers of the same run")
+    state_dir = Path("runs/bootstrap")
+    add("--state-dir", type=Path, default=state_dir, metavar="DIR", help=f"identity and genesis (default: {state_dir})")
+    add("--identity-path", type=Path, metavar="FILE", help="private key (default: identity.key in the state folder)")
+    add("--no-nat-port-map", action="store_true", help="do not ask the router to forward the port (UPnP)")
+    add("--json", action="store_true", help="print the address and then every status as one JSON object a line")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Console entry: exit code 0 after Ctrl-C or SIGTERM, 2 on a user's error."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(_serve(arguments))
+    except UserError as error:
+        print(error.render("atoll-bootstrap"), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    children_die_with_us()
+    sweep_stale_sockets()
+    check_output_dir(arguments.state_dir)
+    for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
+        parse_host_address(address)
+    for address in arguments.initial_peers:
+        parse_peer_address(address)
+    check_host_ports(arguments.host_maddrs)
+    identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
+    with lock_identity(identity_path):
+        starting = asyncio.ensure_future(_start(arguments, identity_path))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return
+        bootstrap = starting.result()
+        bootstrap.node.spawn(_stop_with_daemon(bootstrap, stop))
+        try:
+            _print_address(bootstrap, arguments.json)
+            await _report_until(stop, bootstrap, arguments.json)
+        finally:
+            await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
+
+
+async def _start(arguments: argparse.Namespace, identity_path: Path) -> Bootstrap:
+    genesis = await build_genesis(arguments.manifest, arguments.state_dir)
+    config = NodeConfig(
+        identity_path=identity_path,
+        host_maddrs=tuple(arguments.host_maddrs),
+        announce_maddrs=tuple(arguments.announce_maddrs),
+        initial_peers=tuple(arguments.initial_peers),
+        nat_port_map=not arguments.no_nat_port_map,
+    )
+    return await start_bootstrap(config, genesis, arguments.state_dir, random.Random())
+
+
+async def _stop_with_daemon(bootstrap: Bootstrap, stop: asyncio.Event) -> None:
+    log.error("the libp2p daemon ended with code %d; stopping", await bootstrap.node.closed())
+    stop.set()
+
+
+def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
+    manifest, addresses = bootstrap.manifest, bootstrap.addresses
+    if as_json:
+        start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
+        print(json.dumps({"event": "started", **start}), flush=True)
+        return
+    others = [f"  or       atoll join {address}" for address in addresses[1:]]
+    lines = [
+        f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
+        f"join     atoll join {addresses[0]}",
+        *others,
+        "Ctrl-C ends this node; members train on.",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> None:
+    """One status line whenever the swarm changes, at most every ten seconds."""
+    shown = ""
+    while not stop.is_set():
+        peers = bootstrap.directory.peers
+        rounds = max((record.round for record in peers.values()), default=0)
+        speed = sum(record.tokens_per_s for record in peers.values())
+        status = f"{len(peers)} peers, round {rounds}"
+        if as_json:
+            figures = {"peers": len(peers), "round": rounds, "tokens_per_s": speed}
+            print(json.dumps({"event": "status", **figures}), flush=True)
+        elif status != shown:
+            print(f"{status}, {speed:.0f} tokens/s", flush=True)
+            shown = status
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), STATUS_PERIOD_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A folder that any transformers program loads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from peer.checkpoint.files import flush, remove_tree
+from peer.checkpoint.inventory import CheckpointError
+
+
+class SavesItself(Protocol):
+    """What an export needs of a tokenizer."""
+
+    def save(self, path: Path) -> None:
+        """Write the files that `AutoTokenizer.from_pretrained(path)` loads."""
+
+
+def export_model(model: PreTrainedModel, tokenizer: SavesItself, path: Path) -> Path:
+    """Write model (safetensors) and tokenizer to `path`, all of it or nothing.
+
+    Raises:
+        CheckpointError: the folder exists and is not empty, or the disk failed.
+    """
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise CheckpointError(f"{path} exists already", "choose another folder for the export, or remove this one")
+    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    remove_tree(aside)
+    try:
+        aside.mkdir(parents=True)
+        model.save_pretrained(aside)
+        tokenizer.save(aside)
+        for file in (*aside.iterdir(), aside):
+            flush(file)
+        aside.rename(path)
+        flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot export to {path}: {error}", "check the disk and the permissions") from error
+    finally:
+        remove_tree(aside)
+    return path

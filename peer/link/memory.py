@@ -1,0 +1,82 @@
+"""The outer state of a peer in anonymous shared memory (memfd), mapped by the trainer and its agent.
+
+The trainer owns the descriptor, so the state outlives an agent that crashes: the next agent finds a head, checks the
+state digest that it names, and goes on from there. Nothing is left behind in any file system.
+
+layout, in bytes: head 4096 | anchor 4P | snapshot 4P | outer buffers 4P each
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+
+import torch
+from torch import Tensor
+
+from peer.protocol.manifest import Digest, Spec
+
+HEAD_BYTES = 4096
+_LENGTH = struct.Struct("<I")
+
+
+class Head(Spec):
+    """Which state the anchor and the buffers hold. Absent while an update is being applied."""
+
+    round: int
+    lineage_id: Digest
+    lineage_weight: int
+    state_digest: Digest
+    contributed: int | None = None
+
+
+def create_descriptor() -> int:
+    """A memfd of size zero; `SharedState` gives it its size once the model is known."""
+    return os.memfd_create("atoll-state", os.MFD_CLOEXEC)
+
+
+class SharedState:
+    """Tensors over one memfd.
+
+    Args:
+        descriptor: the memfd; stays owned by the caller.
+        numel: parameters P.
+        num_buffers: outer buffers of P elements each.
+
+    Attributes:
+        anchor, snapshot: fp32 [P].
+        buffers: list of fp32 [P].
+    """
+
+    def __init__(self, descriptor: int, numel: int, num_buffers: int) -> None:
+        size = HEAD_BYTES + 4 * numel * (2 + num_buffers)
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self._map = mmap.mmap(descriptor, size)
+        vectors = [
+            torch.frombuffer(self._map, dtype=torch.float32, count=numel, offset=HEAD_BYTES + 4 * numel * index)
+            for index in range(2 + num_buffers)
+        ]
+        self.anchor: Tensor = vectors[0]
+        self.snapshot: Tensor = vectors[1]
+        self.buffers: list[Tensor] = vectors[2:]
+
+    @property
+    def head(self) -> Head | None:
+        """The head, or None when there is no complete state (new memory, or a crash while applying)."""
+        (length,) = _LENGTH.unpack_from(self._map, 0)
+        if not 0 < length <= HEAD_BYTES - _LENGTH.size:
+            return None
+        return Head.model_validate_json(self._map[_LENGTH.size : _LENGTH.size + length])
+
+    @head.setter
+    def head(self, head: Head | None) -> None:
+        _LENGTH.pack_into(self._map, 0, 0)
+        if head is None:
+            return
+        text = json.dumps(head.model_dump(mode="json")).encode()
+        assert len(text) <= HEAD_BYTES - _LENGTH.size
+        self._map[_LENGTH.size : _LENGTH.size + len(text)] = text
+        _LENGTH.pack_into(self._map, 0, len(text))

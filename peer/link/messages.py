@@ -1,0 +1,168 @@
+"""What trainer and agent say to each other: one JSON object a line over a socket pair.
+
+The bulk (snapshot, anchor, outer buffers) never travels here; it lies in `peer.link.memory`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from peer.outer.round import RoundRecord
+from peer.protocol.manifest import Digest, Spec
+from peer.protocol.records import PeerRecord
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+
+
+class Start(Spec):
+    """First message to an agent: where to find the swarm and who this peer is."""
+
+    kind: Literal["start"] = "start"
+    initial_peers: tuple[str, ...]
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...] = ()
+    identity_path: str
+    nickname: str
+    directory: str
+    run_id: str | None = None
+    nat_port_map: bool = True
+
+
+class Published(Spec):
+    """The agent found and verified the manifest."""
+
+    kind: Literal["published"] = "published"
+    manifest: dict[str, Any]
+    organiser: str
+    peer_id: str
+    maddrs: tuple[str, ...]
+
+
+class Mapped(Spec):
+    """The trainer built the model; the shared memory has its size and holds the genesis anchor or a resumed state."""
+
+    kind: Literal["mapped"] = "mapped"
+    numel: int
+    num_buffers: int
+    chain_path: str | None = None
+
+
+class Progress(Spec):
+    """How far the trainer is; sent about twice a second."""
+
+    kind: Literal["progress"] = "progress"
+    step: int
+    tokens: int
+    tokens_per_s: float
+    loss: float | None
+    due_in_s: float
+    unsent_tokens: int
+    seconds_waiting: float
+
+
+class Snapshot(Spec):
+    """The local parameters were copied into the shared snapshot; `tokens` were trained since the last contribution."""
+
+    kind: Literal["snapshot"] = "snapshot"
+    sequence: int
+    tokens: int
+
+
+class WantSnapshot(Spec):
+    """The agent asks for a snapshot at the next step. `after` is the last one it knows of, which is void now; the
+    trainer ignores the wish when a newer one is already on its way.
+    """
+
+    kind: Literal["want_snapshot"] = "want_snapshot"
+    after: int
+
+
+class Anchor(Spec):
+    """The shared anchor is new. `contributed` is the snapshot that went into it, None when the peer only caught up."""
+
+    kind: Literal["anchor"] = "anchor"
+    round: int
+    lineage_id: Digest
+    contributed: int | None
+
+
+class Merged(Spec):
+    """The trainer has read the anchor of `round`; the agent may write the next one."""
+
+    kind: Literal["merged"] = "merged"
+    round: int
+
+
+class Round(Spec):
+    """A round ended, committed or not."""
+
+    kind: Literal["round"] = "round"
+    record: RoundRecord
+
+
+class Swarm(Spec):
+    """The peers that the directory shows now, this one included, for the live table."""
+
+    kind: Literal["swarm"] = "swarm"
+    peers: dict[str, PeerRecord]
+
+
+class Save(Spec):
+    """Write the outer state (safetensors) and the chain into `path`."""
+
+    kind: Literal["save"] = "save"
+    path: str
+
+
+class Saved(Spec):
+    kind: Literal["saved"] = "saved"
+    path: str
+    round: int
+    lineage_id: Digest
+    problem: str | None = None
+
+
+class Stop(Spec):
+    """Leave the swarm; serve those who lag for at most `linger_s`."""
+
+    kind: Literal["stop"] = "stop"
+    linger_s: float = 0.0
+
+
+class Stopped(Spec):
+    """Last message of an agent: its totals."""
+
+    kind: Literal["stopped"] = "stopped"
+    round: int
+    lineage_id: Digest | None
+    state_digest: Digest | None
+    bytes_sent: int
+    bytes_received: int
+
+
+class Fatal(Spec):
+    """The agent cannot go on; `what` and `hint` are for a person."""
+
+    kind: Literal["fatal"] = "fatal"
+    what: str
+    hint: str = ""
+
+
+ToAgent = Start | Mapped | Progress | Snapshot | Merged | Save | Stop
+ToTrainer = Published | WantSnapshot | Anchor | Round | Swarm | Saved | Stopped | Fatal
+Message = ToAgent | ToTrainer
+
+_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+
+
+def encode(message: Message) -> bytes:
+    """One line, newline included."""
+    return json.dumps(message.model_dump(mode="json"), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Parse one line; raises pydantic.ValidationError (both ends are ours: anything malformed is a bug)."""
+    return _ADAPTER.validate_json(line)

@@ -1,0 +1,175 @@
+"""The trainer's end of its agent: start it, talk to it, see it die, start it again, end it in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from peer.errors import UserError
+from peer.link.memory import create_descriptor
+from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
+
+SEND_TIMEOUT_S = 5.0
+MAX_RESTART_DELAY_S = 30.0
+
+
+class AgentGoneError(Exception):
+    """The agent's process has ended (crashed or was killed)."""
+
+
+class AgentProcess:
+    """One agent at a time, with the shared memory that outlives it. Use it from the main thread only: the agent dies
+    with the *thread* that started it (PR_SET_PDEATHSIG).
+
+    Args:
+        log_path: the agent's stdout and stderr are appended here.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
+        self.memory_descriptor = create_descriptor()
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._partial = bytearray()
+        self._inbox: deque[Message] = deque()
+        self._started_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start a new agent process; the previous one, if any, must be gone."""
+        assert not self.running
+        self._discard()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        command = [sys.executable, "-m", "peer.swarm.agent"]
+        command += ["--channel", str(theirs.fileno()), "--memory", str(self.memory_descriptor)]
+        command += ["--parent", str(os.getpid())]
+        with self.log_path.open("ab") as log, theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(), self.memory_descriptor),
+            )
+        self._channel = ours
+        self._started_at = time.monotonic()
+        self.starts += 1
+
+    @property
+    def may_restart(self) -> bool:
+        """True once the back-off since the last start is over: 1, 2, 4, ... 30 s."""
+        delay = min(MAX_RESTART_DELAY_S, 2.0 ** (self.starts - 1))
+        return time.monotonic() - self._started_at >= delay
+
+    def send(self, message: ToAgent) -> None:
+        """Send one message; raises AgentGoneError when the agent is dead or does not read for 5 s."""
+        if self._channel is None:
+            raise AgentGoneError("agent not started")
+        data = memoryview(encode(message))
+        deadline = time.monotonic() + SEND_TIMEOUT_S
+        while data:
+            try:
+                data = data[self._channel.send(data) :]
+            except BlockingIOError:
+                if not self._ready(selectors.EVENT_WRITE, deadline - time.monotonic()):
+                    raise AgentGoneError("agent does not read its messages") from None
+            except OSError as error:
+                raise AgentGoneError(str(error)) from error
+
+    def receive(self, timeout_s: float = 0.0) -> Message | None:
+        """Next message, or None when none comes within `timeout_s`; raises AgentGoneError after the last one."""
+        deadline = time.monotonic() + timeout_s
+        while not self._inbox:
+            self._fill()
+            if self._inbox:
+                break
+            if time.monotonic() >= deadline:
+                return None
+            self._ready(selectors.EVENT_READ, deadline - time.monotonic())
+        return self._inbox.popleft()
+
+    def expect(self, wanted: type[Message], timeout_s: float) -> Message:
+        """Wait for one kind of message, dropping others.
+
+        Raises:
+            UserError: the agent reported a fatal condition, died, or said nothing in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                message = self.receive(min(left, 0.5))
+            except AgentGoneError:
+                raise UserError("the agent process ended unexpectedly", f"its log is {self.log_path}") from None
+            if isinstance(message, Fatal):
+                raise UserError(message.what, message.hint)
+            if isinstance(message, wanted):
+                return message
+        raise UserError(
+            f"the agent sent no {wanted.__name__.lower()} within {timeout_s:g} s", f"its log is {self.log_path}"
+        )
+
+    def end(self, grace_s: float) -> None:
+        """Wait `grace_s` for the agent to leave by itself, then kill its process group."""
+        if self._process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._discard()
+
+    def close(self) -> None:
+        """End the agent at once and free the shared memory."""
+        self.end(0.0)
+        os.close(self.memory_descriptor)
+
+    def _discard(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+        self._partial.clear()
+        self._inbox.clear()
+
+    def _ready(self, event: int, timeout_s: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, event)  # type: ignore[arg-type]
+            return bool(selector.select(max(0.0, timeout_s)))
+
+    def _fill(self) -> None:
+        while True:
+            if self._channel is None:
+                raise AgentGoneError("agent not started")
+            try:
+                data = self._channel.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise AgentGoneError(str(error)) from error
+            if not data:
+                if not self._inbox:
+                    raise AgentGoneError("agent closed its channel")
+                break
+            self._partial += data
+            assert len(self._partial) <= MAX_LINE_BYTES
+            *lines, rest = bytes(self._partial).split(b"\n")
+            self._partial = bytearray(rest)
+            self._inbox.extend(decode(line) for line in lines)

@@ -1,0 +1,219 @@
+"""`SwarmSync`: what the training loop sees of the swarm. Hands over snapshots, merges anchors, waits for nobody."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from peer.link.memory import SharedState
+from peer.link.messages import (
+    Anchor,
+    Fatal,
+    Mapped,
+    Merged,
+    Message,
+    Progress,
+    Published,
+    Snapshot,
+    Start,
+    WantSnapshot,
+)
+from peer.link.supervisor import AgentGoneError, AgentProcess
+from peer.outer.merge import merge_
+from peer.outer.schedule import EverySteps
+
+log = logging.getLogger(__name__)
+PROGRESS_PERIOD_S = 0.5
+
+
+class Replica(Protocol):
+    """The local parameters, as one flat fp32 vector on the CPU."""
+
+    def read(self, out: Tensor) -> None: ...
+    def write(self, flat: Tensor) -> None: ...
+
+
+class StepResult(Protocol):
+    """What the inner loop reports after a step."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a peer is done: at the run's last round, or after its own number of committed rounds."""
+
+    total_rounds: int | None
+    max_rounds: int | None
+
+
+class SwarmSync:
+    """Implements the `Sync` of `peer.train.loop` over an agent process.
+
+    Args:
+        agent: the running agent, past `Published`.
+        start, mapped: messages to repeat to a restarted agent.
+        memory: the shared state.
+        replica: reads and writes the model's parameters.
+        schedule: when a round is due.
+        limits: when training ends.
+        on_message: called with every message that the trainer's side wants to see (rounds, swarm, saved).
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        agent: AgentProcess,
+        start: Start,
+        mapped: Mapped,
+        memory: SharedState,
+        replica: Replica,
+        schedule: EverySteps,
+        limits: Limits,
+        on_message: Callable[[Message], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.agent, self._start, self._mapped = agent, start, mapped
+        self.memory, self.replica, self.schedule, self.limits = memory, replica, schedule, limits
+        self._on_message, self._clock = on_message, clock
+        self.round = 0
+        self.rounds_contributed = 0
+        self.steps_since_snapshot = 0
+        self.steps_since_join = 0
+        self.step = 0
+        self.tokens = 0
+        self.seconds_waiting = 0.0
+        self._base = torch.empty_like(memory.anchor)
+        self._scratch = torch.empty_like(memory.anchor)
+        self._sequence = 0
+        self._outstanding: int | None = None
+        self._armed = True
+        self._tokens_in_base = 0
+        self._tokens_at_snapshot = 0
+        self._steps_at_snapshot = 0
+        self._last_progress = float("-inf")
+        self._started = clock()
+        self._loss: float | None = None
+
+    def adopt(self, anchor: Anchor, keep_local: bool) -> None:
+        """Take the first anchor of this process: as the local parameters, or (on resume) under the resumed ones."""
+        if not keep_local:
+            self.replica.write(self.memory.anchor)
+        self._base.copy_(self.memory.anchor)
+        self.round = anchor.round
+        self._started = self._clock()
+        self.agent.send(Merged(round=anchor.round))
+
+    @property
+    def finished(self) -> bool:
+        total, own = self.limits.total_rounds, self.limits.max_rounds
+        return (total is not None and self.round >= total) or (own is not None and self.rounds_contributed >= own)
+
+    @property
+    def global_step(self) -> float:
+        """The swarm's progress in nominal steps, for learning-rate schedules."""
+        return self.schedule.global_step(self.round, self.steps_since_snapshot)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / max(1e-9, self._clock() - self._started)
+
+    def after_step(self, result: StepResult) -> None:
+        """Count the step, merge what has come, hand over what is due."""
+        self.step += 1
+        self.steps_since_snapshot += 1
+        self.steps_since_join += 1
+        self.tokens += result.tokens
+        self._loss = result.loss
+        began = self._clock()
+        try:
+            self.poll()
+            if self._armed and self._outstanding is None and self.schedule.due(self.steps_since_snapshot):
+                self._hand_over()
+            if began - self._last_progress >= PROGRESS_PERIOD_S:
+                self._last_progress = began
+                self.agent.send(self._progress())
+        except AgentGoneError as gone:
+            self._revive(gone)
+        self.seconds_waiting += self._clock() - began
+
+    def poll(self) -> None:
+        """Handle every message that has arrived; never blocks."""
+        while (message := self.agent.receive()) is not None:
+            if isinstance(message, Anchor):
+                self._merge(message)
+            elif isinstance(message, WantSnapshot):
+                if self._outstanding in (None, message.after):
+                    self._hand_over()
+            elif isinstance(message, Fatal):
+                log.error("agent: %s %s", message.what, message.hint)
+            elif isinstance(message, Published):
+                self.agent.send(self._mapped)
+            else:
+                self._on_message(message)
+
+    def _hand_over(self) -> None:
+        self.replica.read(self.memory.snapshot)
+        self._sequence += 1
+        self._outstanding = self._sequence
+        self._armed = False
+        self._tokens_at_snapshot = self.tokens
+        self._steps_at_snapshot = self.steps_since_snapshot
+        unsent = max(1, self.tokens - self._tokens_in_base)
+        self.agent.send(Snapshot(sequence=self._sequence, tokens=unsent))
+
+    def _merge(self, message: Anchor) -> None:
+        """local <- anchor + (local - base): keeps every step that the new anchor does not hold yet."""
+        contributed = message.contributed is not None and message.contributed == self._outstanding
+        base = self.memory.snapshot if contributed else self._base
+        self.replica.read(self._scratch)
+        merge_(self._scratch, base, self.memory.anchor)
+        self.replica.write(self._scratch)
+        self._base.copy_(self.memory.anchor)
+        self.round = message.round
+        if contributed:
+            self.rounds_contributed += 1
+            self.steps_since_snapshot -= self._steps_at_snapshot
+            self._tokens_in_base = self._tokens_at_snapshot
+        self._outstanding = None
+        self._armed = True
+        self.agent.send(Merged(round=message.round))
+        self._on_message(message)
+
+    def _progress(self) -> Progress:
+        elapsed = max(1e-9, self._clock() - self._started)
+        steps_left = max(0, self.schedule.steps_per_round - self.steps_since_snapshot)
+        finite = self._loss is not None and 0.0 <= self._loss < 1e6
+        return Progress(
+            step=self.step,
+            tokens=self.tokens,
+            tokens_per_s=self.tokens_per_s,
+            loss=self._loss if finite else None,
+            due_in_s=steps_left * elapsed / max(1, self.steps_since_join),
+            unsent_tokens=self.tokens - self._tokens_in_base,
+            seconds_waiting=self.seconds_waiting,
+        )
+
+    def _revive(self, gone: AgentGoneError) -> None:
+        """Train on without an agent; start the next one when the back-off allows.
+
+        The outstanding snapshot stays known: if the old agent committed it before it died, the next one says so.
+        """
+        self._armed = False
+        if self.agent.running:
+            log.warning("agent: %s; ending it", gone)
+            self.agent.end(0.0)
+        if not self.agent.may_restart:
+            return
+        log.warning("agent ended (%s); starting another, training goes on", gone)
+        self.agent.start()
+        self.agent.send(self._start)

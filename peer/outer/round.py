@@ -1,0 +1,222 @@
+"""One round on one page: match, exchange, commit, then install or abandon.
+
+`run_round` decides the order and what a failure means; a `SwarmPort` performs the phases (over the network in
+`peer.swarm`). Nothing of this peer's outer state changes before there is a certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from peer.errors import AtollError
+from peer.outer.aggregate import weighted_mean
+from peer.outer.compress.base import Compressor, NonFiniteError
+from peer.outer.state import OuterState, Update
+from peer.protocol.lineage import Certificate, Link, Member
+from peer.protocol.manifest import Digest, Spec
+from peer.protocol.wire import JoinMessage
+
+Phase = Literal["match", "exchange", "commit"]
+REDUCE_CHUNK = 1 << 20
+
+
+class RoundAborted(AtollError):
+    """A round ended without a certificate.
+
+    Args:
+        phase: where it ended.
+        reason: one line for a person.
+        culprit: peer id of whom this peer could not go on with, if it knows.
+        alone: True when there was simply nobody to average with.
+        behind: True when others are ahead of this peer's lineage.
+    """
+
+    def __init__(
+        self, phase: Phase, reason: str, culprit: str | None = None, *, alone: bool = False, behind: bool = False
+    ) -> None:
+        super().__init__(f"{phase}: {reason}")
+        self.phase, self.reason, self.culprit, self.alone, self.behind = phase, reason, culprit, alone, behind
+
+
+@dataclass(frozen=True)
+class Due:
+    """A contribution that waits for a round: the snapshot it was taken from and its weight in tokens."""
+
+    sequence: int
+    tokens: int
+    snapshot: Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The roster of one round in its agreed order; `id` is equal on two members only if everything here is."""
+
+    id: str
+    join: JoinMessage
+    members: tuple[Member, ...]
+    index: int
+
+    @property
+    def me(self) -> str:
+        return self.members[self.index].peer_id
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(member.peer_id for member in self.members if member.peer_id != self.me)
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What an exchange yields: the update, and the mean cosine between the contributions that this peer reduced."""
+
+    update: Update
+    cosine: float | None
+
+
+class SwarmPort(Protocol):
+    """The phases of a round; each raises `RoundAborted` when it cannot complete before its deadline."""
+
+    async def match(self, due: Due) -> Group: ...
+    async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged: ...
+    async def commit(self, group: Group, link: Link) -> Certificate: ...
+    async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None: ...
+    async def release(self, group: Group, abort: RoundAborted | None) -> None: ...
+
+
+class RoundRecord(Spec):
+    """One structured record per round, committed or not; `round` counts from 1, the first after genesis."""
+
+    status: Literal["committed", "aborted", "caught_up"]
+    round: int
+    lineage_id: Digest
+    group_id: Digest | None = None
+    members: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+    phase: str | None = None
+    reason: str | None = None
+    culprit: str | None = None
+    alone: bool = False
+    behind: bool = False
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    cosine: float | None = None
+    update_digest: Digest | None = None
+    state_digest: Digest | None = None
+
+
+async def run_round(
+    due: Due, state: OuterState, swarm: SwarmPort, clock: Callable[[], float] = time.monotonic
+) -> RoundRecord:
+    """Perform one round; a failure before the certificate changes nothing and comes back as an aborted record."""
+    marks: dict[str, float] = {"start": clock()}
+    group: Group | None = None
+    try:
+        group = await swarm.match(due)
+        marks["match"] = clock()
+        exchanged = await swarm.exchange(group, due, state)
+        marks["exchange"] = clock()
+        link = await _link(group, exchanged.update, state)
+        certificate = await swarm.commit(group, link)
+    except RoundAborted as abort:
+        if group is not None:
+            await swarm.release(group, abort)
+        return _record(state, group, _durations(marks, clock()), abort)
+    marks["commit"] = clock()
+    await swarm.install(group, exchanged.update, certificate, due)
+    marks["install"] = clock()
+    await swarm.release(group, None)
+    return _record(state, group, _durations(marks, marks["install"])).model_copy(
+        update={
+            "cosine": exchanged.cosine,
+            "update_digest": link.update_digest,
+            "state_digest": link.state_digest,
+        }
+    )
+
+
+async def _link(group: Group, update: Update, state: OuterState) -> Link:
+    try:
+        digest = await asyncio.to_thread(state.preview, update)
+    except NonFiniteError as error:
+        raise RoundAborted("exchange", str(error)) from None
+    return Link(
+        run_id=group.join.run_id,
+        fragment=group.join.fragment,
+        round=state.round,
+        parent=state.lineage_id,
+        roster=group.members,
+        update_digest=update.digest(),
+        state_digest=digest,
+    )
+
+
+def _durations(marks: dict[str, float], end: float) -> dict[str, float]:
+    names = list(marks)
+    durations = {name: marks[name] - marks[before] for before, name in pairwise(names)}
+    durations["total"] = end - marks["start"]
+    return durations
+
+
+def _record(
+    state: OuterState, group: Group | None, seconds: dict[str, float], abort: RoundAborted | None = None
+) -> RoundRecord:
+    return RoundRecord(
+        status="aborted" if abort else "committed",
+        round=state.round + 1 if abort else state.round,
+        lineage_id=state.lineage_id,
+        group_id=group.id if group else None,
+        members=tuple(member.peer_id for member in group.members) if group else (),
+        weights=tuple(member.tokens for member in group.members) if group else (),
+        phase=abort.phase if abort else None,
+        reason=abort.reason if abort else None,
+        culprit=abort.culprit if abort else None,
+        alone=abort.alone if abort else False,
+        behind=abort.behind if abort else False,
+        seconds=seconds,
+    )
+
+
+def reduce_part(
+    payloads: Sequence[bytes], weights: Sequence[int], numel: int, compressor: Compressor
+) -> tuple[bytes, float | None]:
+    """Average one part of all contributions in roster order and encode the mean once.
+
+    Args:
+        payloads: one encoded part of `numel` elements per member, in roster order.
+        weights: tokens per member.
+
+    Returns:
+        the encoded mean, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
+
+    Raises:
+        PayloadError: a payload is malformed.
+    """
+    mean = torch.empty(numel, dtype=torch.float32)
+    gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
+    for start in range(0, numel, REDUCE_CHUNK):
+        stop = min(start + REDUCE_CHUNK, numel)
+        chunks = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
+        mean[start:stop] = weighted_mean(chunks, weights)
+        stacked = torch.stack(chunks)
+        gram += (stacked @ stacked.T).double()
+    return compressor.encode(mean), _mean_cosine(gram)
+
+
+def _mean_cosine(gram: Tensor) -> float | None:
+    members = gram.shape[0]
+    norms = gram.diagonal().clamp_min(0.0).sqrt()
+    if members < 2 or bool((norms == 0).any()):
+        return None
+    cosines = gram / torch.outer(norms, norms)
+    mean = float((cosines.sum() - members) / (members * (members - 1)))
+    return min(1.0, max(-1.0, mean))

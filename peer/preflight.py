@@ -1,0 +1,214 @@
+"""Checks before a peer or bootstrap starts, so that what a person can mend is said at once and in their words."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from peer.errors import UserError
+from peer.protocol.address import HostAddress, PeerAddress, parse_host_address
+
+Connect = Callable[[PeerAddress, float], "str | None"]
+
+RETRY_PAUSE_S = 1.0
+MAX_PROBES_AT_ONCE = 16
+
+
+def check_output_dir(path: Path) -> None:
+    """Create the folder if needed, and write to it.
+
+    Raises:
+        UserError: it is a file, or cannot be created or written to.
+    """
+    remedy = "Choose another folder with --output-dir."
+    if path.exists() and not path.is_dir():
+        raise UserError(f"output_dir={path}: is a file, not a folder", remedy)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as probe:
+            probe.write(b"\0")
+    except OSError as error:
+        raise UserError(f"output_dir={path}: cannot be written to: {_reason(error)}", remedy) from None
+
+
+def check_host_ports(host_maddrs: Sequence[str]) -> None:
+    """Check that every listening address belongs to this machine and that its port is free.
+
+    The libp2p daemon binds with SO_REUSEPORT: on a port that another daemon uses it would start without a word, and
+    each of the two would get some of the connections. This check does not share ports.
+
+    Raises:
+        UserError: malformed, foreign, privileged or in use; all addresses are tried first.
+    """
+    problems = [problem for text in host_maddrs if (problem := _listen_problem(parse_host_address(text)))]
+    if problems:
+        raise _cannot_listen(problems)
+
+
+def check_port_free(address: HostAddress) -> None:
+    """As `check_host_ports`, for one parsed address."""
+    problem = _listen_problem(address)
+    if problem:
+        raise _cannot_listen([problem])
+
+
+def check_reachable(
+    addresses: Sequence[PeerAddress],
+    *,
+    attempts: int = 3,
+    timeout_s: float = 5.0,
+    connect: Connect | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[PeerAddress]:
+    """Probe every TCP address, all at the same time; QUIC addresses are taken on trust.
+
+    Args:
+        addresses: at least one; one good address is enough to join.
+        attempts: tries for each address.
+        timeout_s: seconds that one try may take.
+        connect: tries one address within some seconds; returns what is wrong, or None. Tests give their own.
+        pause: called between tries with RETRY_PAUSE_S, since a refused connection costs no time.
+
+    Returns:
+        The addresses worth dialling, in the order given.
+
+    Raises:
+        UserError: no address answers.
+    """
+    assert addresses
+    assert attempts >= 1
+    probe = connect or _tcp_connect
+
+    def problem_of(address: PeerAddress) -> str | None:
+        problem = None
+        for attempt in range(attempts if address.transport == "tcp" else 0):
+            if attempt:
+                pause(RETRY_PAUSE_S)
+            problem = probe(address, timeout_s)
+            if problem is None:
+                break
+        return problem
+
+    with ThreadPoolExecutor(max_workers=min(len(addresses), MAX_PROBES_AT_ONCE)) as pool:
+        problems = list(pool.map(problem_of, addresses))
+    good = [address for address, problem in zip(addresses, problems, strict=True) if problem is None]
+    if not good:
+        raise _unreachable(addresses, [problem or "" for problem in problems], attempts, timeout_s)
+    return good
+
+
+class IdentityLock:
+    """An exclusive hold on an identity until `close`, or until this process and its forked children are gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Give the identity free; a second call does nothing."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)    # closing alone would not free it from a forked child
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> IdentityLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lock_identity(path: Path) -> IdentityLock:
+    """Hold the identity whose key is, or will be, at `path`, so that no second process runs under it.
+
+    The lock is a file of its own beside the key (`<path>.lock`), so that the key can be created exclusively later. It
+    stays when the lock is given free: removing it would let two processes hold two files of one name.
+
+    Raises:
+        UserError: another process holds it, or the folder cannot be written to.
+    """
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        what = f"identity_path={path}: cannot be locked: {_reason(error)}"
+        raise UserError(what, "Choose a folder that you can write to.") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise UserError(
+            f"identity in use: {path} belongs to process {holder}, which is still running",
+            "One identity runs once at a time: stop the other, or start this one with its own --output-dir.",
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return IdentityLock(descriptor)
+
+
+def _cannot_listen(problems: list[str]) -> UserError:
+    others = [f"nor on {problem}" for problem in problems[1:]]
+    remedy = "Choose another address with --host-maddrs; /ip4/0.0.0.0/tcp/0 takes any free port."
+    return UserError(f"cannot listen on {problems[0]}", "\n".join([*others, remedy]))
+
+
+def _listen_problem(address: HostAddress) -> str | None:
+    if address.host_kind not in ("ip4", "ip6"):
+        return f"{address}: a listening address needs /ip4 or /ip6"
+    family = socket.AF_INET6 if address.host_kind == "ip6" else socket.AF_INET
+    kind = socket.SOCK_STREAM if address.transport == "tcp" else socket.SOCK_DGRAM
+    try:
+        with socket.socket(family, kind) as probe:
+            if kind == socket.SOCK_STREAM:
+                # Without it, connections of a peer that has just stopped (TIME_WAIT) look like a port in use.
+                # It does not share a port on which somebody listens; for UDP it would, so there it stays off.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((address.host, address.port))
+    except OSError as error:
+        reasons = {
+            errno.EADDRINUSE: f"port {address.port} is in use by another program",
+            errno.EADDRNOTAVAIL: f"{address.host} is not an address of this machine",
+            errno.EACCES: f"port {address.port} needs administrator rights; use one above 1023",
+        }
+        return f"{address}: {reasons.get(error.errno or 0, _reason(error))}"
+    return None
+
+
+def _tcp_connect(address: PeerAddress, timeout_s: float) -> str | None:
+    try:
+        with socket.create_connection((address.host, address.port), timeout=timeout_s):
+            return None
+    except socket.gaierror:
+        return f"the name {address.host} is not known here"
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return _reason(error).lower()
+
+
+def _unreachable(addresses: Sequence[PeerAddress], problems: list[str], attempts: int, timeout_s: float) -> UserError:
+    """The message for one or for many addresses, each with what happened to it."""
+    tries = f"(tried {attempts} times)" if attempts > 1 else "(tried once)"
+    remedy = "Check that the port is open on that host, or ask the organiser for another bootstrap."
+    if len(addresses) > 1:
+        lines = [f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)]
+        return UserError(f"cannot join: none of {len(addresses)} addresses answers", "\n".join([*lines, remedy, tries]))
+    address, problem = addresses[0], problems[0]
+    if problem == "no answer":
+        what = f"no answer from {address} within {attempts * timeout_s:g} s"
+        return UserError(f"cannot join: {what}", f"The address answers no TCP connection. {remedy}\n{tries}")
+    return UserError(f"cannot join: {address}: {problem}", f"{remedy}\n{tries}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

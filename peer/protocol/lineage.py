@@ -1,0 +1,106 @@
+"""The chain of updates: links, certificates, fork choice.
+
+A link names everything that a committed round decided. Its hash is the next lineage id; the signatures of at least
+two thirds of the roster over that hash are its certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from peer.errors import ProtocolError
+from peer.protocol.identity import MAX_PEER_ID_CHARS, verify
+from peer.protocol.manifest import Digest, Spec
+from peer.protocol.records import Count, dump_json
+
+VOTE_DOMAIN = "vote"
+PeerIdText = Annotated[str, Field(min_length=1, max_length=MAX_PEER_ID_CHARS)]
+SignatureHex = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+def quorum(members: int) -> int:
+    """Signatures that commit a round of `members`: at least two thirds."""
+    return (2 * members + 2) // 3
+
+
+class Member(Spec):
+    """One seat of a roster: who, and the weight of its contribution in tokens (already capped)."""
+
+    peer_id: PeerIdText
+    tokens: Annotated[int, Field(ge=1, lt=2**40)]
+
+
+class Link(Spec):
+    """One committed round; `state_digest` is the outer state after the update."""
+
+    run_id: Digest
+    fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
+    round: Count
+    parent: Digest
+    roster: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
+    update_digest: Digest
+    state_digest: Digest
+
+    @model_validator(mode="after")
+    def _distinct_members(self) -> Link:
+        if len({member.peer_id for member in self.roster}) != len(self.roster):
+            raise ValueError("a roster names a peer twice")
+        return self
+
+    @property
+    def id(self) -> str:
+        """The lineage id that this link leads to."""
+        return hashlib.sha256(b"atoll-link-1" + dump_json(self)).hexdigest()
+
+    @property
+    def weight(self) -> int:
+        return sum(member.tokens for member in self.roster)
+
+
+class Certificate(Spec):
+    """A link and the signatures that make it real."""
+
+    link: Link
+    signatures: Annotated[dict[PeerIdText, SignatureHex], Field(max_length=64)]
+
+    def check(self) -> None:
+        """Raise ProtocolError unless two thirds of the roster signed this link."""
+        members = {member.peer_id for member in self.link.roster}
+        statement = bytes.fromhex(self.link.id)
+        signers = {
+            peer_id
+            for peer_id, signature in self.signatures.items()
+            if peer_id in members and verify(peer_id, VOTE_DOMAIN, statement, bytes.fromhex(signature))
+        }
+        if len(signers) < quorum(len(members)):
+            raise ProtocolError(
+                f"round {self.link.round} has {len(signers)} valid signatures; {quorum(len(members))} are needed"
+            )
+
+
+def check_chain(certificates: Sequence[Certificate], run_id: str, parent: str, first_round: int) -> None:
+    """Raise ProtocolError unless the certificates lead, link by link, on from `parent` at `first_round`."""
+    for offset, certificate in enumerate(certificates):
+        link = certificate.link
+        if link.run_id != run_id:
+            raise ProtocolError(f"link of another run: {link.run_id[:12]}")
+        if link.parent != parent or link.round != first_round + offset:
+            raise ProtocolError(f"link of round {link.round} does not follow {parent[:12]} at {first_round + offset}")
+        certificate.check()
+        parent = link.id
+
+
+def chain_weight(certificates: Iterable[Certificate]) -> int:
+    """Committed tokens of a chain: what fork choice compares."""
+    return sum(certificate.link.weight for certificate in certificates)
+
+
+def heavier(weight: int, lineage_id: str, other_weight: int, other_id: str) -> bool:
+    """True if the first of two lineages wins: more committed tokens; on a tie the lower id."""
+    if weight != other_weight:
+        return weight > other_weight
+    return lineage_id < other_id

@@ -1,0 +1,112 @@
+"""Signed DHT records: schemas, sizes, expiry.
+
+A sealed record is `length of peer id (1 byte) | peer id | signature (64) | payload`. Whoever stores or reads one
+checks the signature, the size and the expiry before anything else, and one bad record never voids its neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from peer.errors import ProtocolError
+from peer.protocol.identity import MAX_PEER_ID_CHARS, SIGNATURE_BYTES, Identity, verify
+from peer.protocol.manifest import MAX_MANIFEST_BYTES, PROTOCOL_VERSION, Digest, Name, RunManifest, Spec, parse_manifest
+
+MAX_RECORD_BYTES = 4096
+MAX_EXPIRY_S = 120.0
+PEER_TTL_S = 15.0
+MANIFEST_TTL_S = 110.0
+MANIFEST_KEY = "atoll/manifest"
+SpecT = TypeVar("SpecT", bound=Spec)
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Seconds = Annotated[float, Field(ge=0.0, lt=1e12)]
+
+
+class PeerRecord(Spec):
+    """What a peer says of itself every few seconds; every number is its own claim and is only displayed or bounded."""
+
+    protocol: Annotated[int, Field(ge=PROTOCOL_VERSION, le=PROTOCOL_VERSION)] = PROTOCOL_VERSION
+    run_id: Digest
+    nickname: Name
+    state: Literal["joining", "training", "finished"]
+    round: Count
+    lineage_id: Digest
+    lineage_weight: Count
+    step: Count = 0
+    tokens: Count = 0
+    tokens_per_s: Seconds = 0.0
+    loss: Annotated[float, Field(ge=0.0, lt=1e6)] | None = None
+    group_size: Annotated[int, Field(ge=0, le=64)] = 0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    seconds_waiting: Seconds = 0.0
+    expires_at: Seconds
+
+
+def peers_key(run_id: str) -> str:
+    """DHT key under which the peers of a run announce themselves, one subkey a peer."""
+    return f"atoll/{run_id}/peers"
+
+
+def seal(identity: Identity, domain: str, payload: bytes) -> bytes:
+    """payload -> signed record bytes."""
+    signer = identity.peer_id.encode()
+    return bytes([len(signer)]) + signer + identity.sign(domain, payload) + payload
+
+
+def open_sealed(domain: str, blob: bytes, limit: int = MAX_RECORD_BYTES) -> tuple[str, bytes]:
+    """Signed record bytes -> (signer's peer id, payload).
+
+    Raises:
+        ProtocolError: larger than `limit`, truncated, or not signed by the peer it names.
+    """
+    if len(blob) > limit:
+        raise ProtocolError(f"record of {len(blob)} bytes; the limit is {limit}")
+    if not blob or blob[0] > MAX_PEER_ID_CHARS or len(blob) < 1 + blob[0] + SIGNATURE_BYTES:
+        raise ProtocolError("truncated record")
+    end = 1 + blob[0]
+    signer = blob[1:end].decode("ascii", errors="replace")
+    signature, payload = blob[end : end + SIGNATURE_BYTES], blob[end + SIGNATURE_BYTES :]
+    if not verify(signer, domain, payload, signature):
+        raise ProtocolError(f"record of {signer!r} has no valid signature")
+    return signer, payload
+
+
+def parse_json(schema: type[SpecT], payload: bytes) -> SpecT:
+    """Strict JSON -> one of our schemas; raises ProtocolError, never anything else."""
+    try:
+        return schema.model_validate_json(payload, strict=True)
+    except (ValidationError, UnicodeDecodeError, RecursionError) as error:
+        first = str(error).splitlines()[:3]
+        raise ProtocolError(f"malformed {schema.__name__}: {' '.join(first)}") from None
+
+
+def dump_json(message: Spec) -> bytes:
+    """The bytes that `parse_json` reads back; canonical, so that equal messages have equal digests."""
+    return json.dumps(message.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+
+def seal_manifest(identity: Identity, manifest: RunManifest) -> bytes:
+    """Compress and sign a manifest; raises ProtocolError when it does not fit a record."""
+    blob = seal(identity, "manifest", zlib.compress(manifest.canonical(), 9))
+    if len(blob) > MAX_RECORD_BYTES:
+        raise ProtocolError(f"the signed manifest is {len(blob)} bytes; a record holds {MAX_RECORD_BYTES}")
+    return blob
+
+
+def open_manifest(blob: bytes) -> tuple[str, RunManifest]:
+    """-> (organiser's peer id, manifest). Raises ProtocolError, or UserError for an incompatible version."""
+    organiser, packed = open_sealed("manifest", blob)
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(packed, MAX_MANIFEST_BYTES)
+    except zlib.error as error:
+        raise ProtocolError(f"manifest does not unpack: {error}") from None
+    if not unpacker.eof:
+        raise ProtocolError(f"manifest unpacks to more than {MAX_MANIFEST_BYTES} bytes")
+    return organiser, parse_manifest(text, f"the manifest of {organiser}")

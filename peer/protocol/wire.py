@@ -1,0 +1,146 @@
+"""Frames: 12 bytes of header, then the body. Limits are checked on the header, before a byte of body is read.
+
+header = magic "ATL1" | kind u8 | three zero bytes | body length u32 big-endian
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from peer.errors import ProtocolError
+from peer.protocol.lineage import PeerIdText
+from peer.protocol.manifest import Digest, Spec
+from peer.protocol.records import Count, Seconds, dump_json
+
+_HEADER = struct.Struct(">4sB3xI")
+HEADER_BYTES = _HEADER.size
+MAGIC = b"ATL1"
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_PAYLOAD_BYTES = 2**31
+
+
+class Kind(IntEnum):
+    """What a frame carries; everything but PART, REDUCED and DATA is a small message."""
+
+    JOIN = 1
+    ROSTER = 2
+    REJECT = 3
+    INVITE = 4
+    STATUS = 5
+    HELLO = 6
+    PART = 7
+    REDUCED = 8
+    VOTE = 9
+    ABORT = 10
+    REQUEST = 11
+    META = 12
+    DATA = 13
+    END = 14
+
+
+def pack_header(kind: Kind, length: int) -> bytes:
+    """The header of a frame whose body has `length` bytes."""
+    if length > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"frame body of {length} bytes; the limit is {MAX_PAYLOAD_BYTES}")
+    return _HEADER.pack(MAGIC, kind, length)
+
+
+def unpack_header(header: bytes) -> tuple[Kind, int]:
+    """-> (kind, body length); raises ProtocolError on another magic, an unknown kind or non-zero padding."""
+    magic, kind, length = _HEADER.unpack(header)
+    if magic != MAGIC or header[5:8] != b"\0\0\0":
+        raise ProtocolError(f"not an Atoll frame: {header[:8].hex()}")
+    if length > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"frame announces {length} bytes; the limit is {MAX_PAYLOAD_BYTES}")
+    try:
+        return Kind(kind), length
+    except ValueError:
+        raise ProtocolError(f"unknown frame kind {kind}") from None
+
+
+class JoinMessage(Spec):
+    """A member's signed wish to take part in one round, with the weight of its contribution."""
+
+    run_id: Digest
+    fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
+    round: Count
+    parent: Digest
+    tokens: Annotated[int, Field(ge=1, lt=2**40)]
+
+
+class RejectMessage(Spec):
+    """Why a leader did not take a member in, and where the leader stands."""
+
+    reason: Literal["behind", "follow", "excluded"]
+    leader: PeerIdText | None = None
+    round: Count = 0
+    lineage_id: Digest | None = None
+
+
+class InviteMessage(Spec):
+    """A leader tells an expected member that a round at `parent` gathers, and how long it will wait."""
+
+    run_id: Digest
+    round: Count
+    parent: Digest
+    wait_s: Seconds
+
+
+class StatusMessage(Spec):
+    """The answer to an invitation."""
+
+    coming: bool
+    round: Count
+    lineage_id: Digest
+
+
+class HelloMessage(Spec):
+    """First frame of an exchange stream: which group it belongs to."""
+
+    group_id: Digest
+
+
+class VoteMessage(Spec):
+    """A member's signature over the link that it computed."""
+
+    link_id: Digest
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class AbortMessage(Spec):
+    """A member gives the round up; `culprit` is whom it could not go on with."""
+
+    reason: Annotated[str, Field(max_length=300)]
+    culprit: PeerIdText | None = None
+
+
+class HistoryRequest(Spec):
+    """Ask a donor for certificates from a round on, for one update, or for its newest snapshot."""
+
+    what: Literal["chain", "update", "snapshot"]
+    run_id: Digest
+    from_round: Count = 0
+    digest: Digest | None = None
+
+
+class SnapshotMeta(Spec):
+    """What a snapshot is before its chunks come: checked against the certificate, then each chunk against this."""
+
+    round: Count
+    lineage_id: Digest
+    numel: Annotated[int, Field(ge=1, lt=2**40)]
+    num_buffers: Annotated[int, Field(ge=0, le=4)]
+    num_chunks: Annotated[int, Field(ge=1, lt=2**24)]
+
+
+def group_id(joins: list[JoinMessage], peer_ids: list[str]) -> str:
+    """Digest of a roster: equal on two members only if they hold the same joins in the same order."""
+    digest = hashlib.sha256(b"atoll-group-1")
+    for peer_id, join in zip(peer_ids, joins, strict=True):
+        digest.update(peer_id.encode() + b"\0" + dump_json(join) + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,272 @@
+"""Settings: everything about one peer that may differ.
+
+They come from a file, then ATOLL_* variables in the environment, then flags; the last one wins. A setting is spelled
+`save_steps` in the file, `ATOLL_SAVE_STEPS` in the environment and `--save-steps` as a flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from peer.errors import UserError, did_you_mean
+from peer.protocol.address import parse_host_address
+
+ENV_PREFIX = "ATOLL_"
+MAX_FILE_BYTES = 64 * 1024
+MAX_SHOWN_CHARS = 120
+LATEST = "latest"
+
+
+def _as_list(value: Any) -> Any:
+    """One string stands for a list: JSON when it starts with '[', else separated by commas."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("starts with '[' but is not a JSON list") from None
+    return [item.strip() for item in value.split(",") if item.strip()]
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number, not true or false")
+    return value
+
+
+def _host_address(text: str) -> str:
+    try:
+        return str(parse_host_address(text))
+    except UserError as error:
+        raise ValueError(f"{error.what}. {error.hint}") from None
+
+
+def _announced_address(text: str) -> str:
+    if parse_host_address(_host_address(text)).port == 0:
+        raise ValueError("port 0 cannot be dialled: announce the port that others reach")
+    return text
+
+
+def _not_empty(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        raise ValueError("needs at least one address")
+    return values
+
+
+def nickname_from_hostname(hostname: str) -> str:
+    """A host name made into a legal nickname: lower case, other characters to '-', at most 64; never empty."""
+    return re.sub(r"[^a-z0-9._-]+", "-", hostname.lower()).strip("-")[:64] or "peer"
+
+
+Count = Annotated[int, BeforeValidator(_not_bool)]
+HostAddress = Annotated[str, AfterValidator(_host_address)]
+AnnouncedAddress = Annotated[str, AfterValidator(_announced_address)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+HostAddresses = Annotated[tuple[HostAddress, ...], BeforeValidator(_as_list), AfterValidator(_not_empty)]
+AnnouncedAddresses = Annotated[tuple[AnnouncedAddress, ...], BeforeValidator(_as_list)]
+
+
+class PeerSettings(BaseModel):
+    """Everything about one peer that may differ from its neighbours. Frozen; unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    output_dir: UserPath = Field(Path("runs/peer"), description="folder for checkpoints, logs and the identity key")
+    device: str = Field("auto", pattern=r"^[a-z]+(:[0-9]{1,2})?$", description="auto, cpu, cuda, cuda:1, mps")
+    per_device_train_batch_size: Count | None = Field(
+        None, ge=1, le=65536, description="sequences in one step; unset: the manifest's")
+    torch_threads: Count | None = Field(None, ge=1, le=1024, description="CPU threads; unset: torch's choice")
+    bf16: bool = Field(False, description="compute in bfloat16 where the device can; parameters stay fp32")
+    host_maddrs: HostAddresses = Field(("/ip4/0.0.0.0/tcp/0",), description="where to listen; port 0: any free port")
+    announce_maddrs: AnnouncedAddresses = Field((), description="addresses others reach this peer at; empty: found out")
+    identity_path: UserPath | None = Field(None, description="private key file; unset: identity.key in output_dir")
+    nickname: str = Field(
+        default_factory=lambda: nickname_from_hostname(socket.gethostname()), pattern=r"^[a-z0-9._-]{1,64}$",
+        description="name of this peer in logs and on the dashboard; unset: from the host's name")
+    train_files: Texts = Field((), description="own files, folders or globs to train on; empty: the run's data")
+    data_seed: Count | None = Field(None, ge=0, lt=2**31, description="data order; unset: from the identity")
+    save_steps: Count = Field(200, ge=0, description="steps between checkpoints; 0: never")
+    save_total_limit: Count = Field(3, ge=1, le=1000, description="checkpoints to keep")
+    resume_from_checkpoint: str | None = Field(
+        None, min_length=1, description="a checkpoint folder, or 'latest' (the flag alone means latest)")
+    max_rounds: Count | None = Field(None, ge=1, description="leave after this many committed rounds; unset: stay")
+    eval_every_rounds: Count = Field(1, ge=0, description="rounds between validations; 0: never")
+    eval_sequences: Count = Field(32, ge=1, le=1_000_000, description="validation sequences used each time")
+    logging_steps: Count = Field(10, ge=1, description="steps between log lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    report: UserPath | None = Field(None, description="JSON file for the final figures")
+    json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
+    run_id: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="join only this run; unset: any")
+    nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")
+
+
+def known_settings() -> dict[str, FieldInfo]:
+    """Every setting by the name that users give it (`json` is the attribute `json_lines`: pydantic owns the other)."""
+    return {field.alias or name: field for name, field in PeerSettings.model_fields.items()}
+
+
+def load_settings(overrides: Mapping[str, Any], config_file: Path | None, environ: Mapping[str, str]) -> PeerSettings:
+    """Merge the three sources of settings.
+
+    Args:
+        overrides: values of flags by setting name, as `setting_overrides` gives them.
+        config_file: a YAML mapping, at most MAX_FILE_BYTES, or None.
+        environ: the environment; empty ATOLL_* variables count as unset.
+
+    Raises:
+        UserError: unreadable file, unknown names (with the nearest known one) and bad values (with the limit), all
+            problems in one message.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[str, tuple[str, str]] = {}
+    problems = []
+    known = known_settings()
+    for key, value, spelling, place in _given(overrides, config_file, environ):
+        if key in known:
+            merged[key] = value
+            origins[key] = (spelling, place)
+        else:
+            problems.append(f"unknown setting {spelling}{place}: {did_you_mean(key, known)}")
+    try:
+        settings = PeerSettings.model_validate(merged)
+    except ValidationError as error:
+        problems += _explain(error, origins)
+    if len(problems) == 1:
+        raise UserError(problems[0])
+    if problems:
+        raise UserError(f"{len(problems)} settings are not valid", "\n".join(problems))
+    return settings
+
+
+def add_setting_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each setting, and `--config`; `--snake_case` works too. Values are checked by `load_settings`."""
+    group = parser.add_argument_group("settings", "each also as a key in --config, or in the environment")
+    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
+    for name, field in known_settings().items():
+        options = _argparse_options(name, field)
+        help_text = f"{field.description} (default {_default_text(field)}; {env_name(name)})".replace("%", "%%")
+        group.add_argument(flag_name(name), dest=name, default=None, help=help_text, **options)
+        if "_" in name:
+            group.add_argument(f"--{name}", dest=name, default=None, help=argparse.SUPPRESS, **options)
+
+
+def setting_overrides(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags."""
+    given = vars(namespace)
+    return {name: given[name] for name in known_settings() if given.get(name) is not None}
+
+
+def flag_name(setting: str) -> str:
+    """`save_steps` -> `--save-steps`."""
+    return "--" + setting.replace("_", "-")
+
+
+def env_name(setting: str) -> str:
+    """`save_steps` -> `ATOLL_SAVE_STEPS`."""
+    return ENV_PREFIX + setting.upper()
+
+
+def _given(
+    overrides: Mapping[str, Any], config_file: Path | None, environ: Mapping[str, str]
+) -> Iterator[tuple[str, Any, str, str]]:
+    """Every given (name, value, spelling at its source, where that is), the weakest source first."""
+    if config_file is not None:
+        for key, value in _read_file(config_file).items():
+            yield key, value, key, f" in {config_file}"
+    for name, value in environ.items():
+        if name.startswith(ENV_PREFIX) and value:
+            yield name.removeprefix(ENV_PREFIX).lower(), value, name, ""
+    for key, value in overrides.items():
+        yield key, value, flag_name(key), ""
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the settings file {path}: {error}", "Check the path given to --config.") from None
+    if len(text) > MAX_FILE_BYTES:
+        raise UserError(f"settings file {path} has {len(text)} characters; the limit is {MAX_FILE_BYTES}")
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"settings file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UserError(f"settings file {path} must be a mapping of names to values, not {type(document).__name__}")
+    return {str(key): value for key, value in document.items()}
+
+
+def _explain(error: ValidationError, origins: Mapping[str, tuple[str, str]]) -> list[str]:
+    """One line for each bad value, named as its source spells it."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        spelling, place = origins[str(problem["loc"][0])]
+        message = problem["msg"].removeprefix("Value error, ")
+        line = f"{spelling}={_shown(problem['input'])}{place}: {message}"
+        if line not in lines:
+            lines.append(line)
+    return lines
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:      # Python does not write integers of more than 4300 digits
+        return "<too long>"
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
+
+
+def _argparse_options(name: str, field: FieldInfo) -> dict[str, Any]:
+    if field.annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(field.annotation) is tuple:
+        return {"nargs": "+", "metavar": "VALUE"}
+    if name == "resume_from_checkpoint":
+        return {"nargs": "?", "const": LATEST, "metavar": "PATH"}
+    return {"metavar": "VALUE"}
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.default_factory is not None or field.default in (None, ()):
+        return "unset"
+    if isinstance(field.default, tuple):
+        return " ".join(field.default)
+    return str(field.default)
+
+
+def detect_announce_maddrs(host_maddrs: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The public addresses of a rented machine whose provider maps ports and says so in the environment.
+
+    Vast.ai sets PUBLIC_IPADDR and VAST_TCP_PORT_<n>, RunPod RUNPOD_PUBLIC_IP and RUNPOD_TCP_PORT_<n>, where <n> is the
+    port inside the machine; so only listening addresses with a fixed TCP port can be found.
+
+    Raises:
+        UserError: the provider's variables do not make an address.
+    """
+    found = []
+    for host in map(parse_host_address, host_maddrs):
+        for ip_name, port_prefix in (("PUBLIC_IPADDR", "VAST_TCP_PORT_"), ("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_")):
+            public_ip, port = environ.get(ip_name), environ.get(f"{port_prefix}{host.port}")
+            if host.transport != "tcp" or not public_ip or not port:
+                continue
+            kind = "ip6" if ":" in public_ip else "ip4"
+            try:
+                found.append(_announced_address(f"/{kind}/{public_ip}/tcp/{port}"))
+            except ValueError as error:
+                where = f"{ip_name}={public_ip!r} and {port_prefix}{host.port}={port!r}"
+                raise UserError(f"{where} do not make an address: {error}", "Set --announce-maddrs yourself.") from None
+    return tuple(dict.fromkeys(found))

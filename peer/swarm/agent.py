@@ -1,0 +1,54 @@
+"""The agent: a process of its own that keeps a trainer in the swarm. Started by `peer.link.supervisor`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import signal
+import socket
+import sys
+
+from peer.swarm.lifetime import children_die_with_us, die_with_parent, sweep_stale_sockets
+
+
+def main() -> None:
+    """Process entry. Arms the death signal before anything heavy is imported."""
+    parser = argparse.ArgumentParser(prog="python -m peer.swarm.agent", description="started by `atoll join`")
+    for name in ("channel", "memory", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    children_die_with_us()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer drains on Ctrl-C and then stops its agent
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sweep_stale_sockets()
+
+    import torch
+    import uvloop
+
+    from peer.errors import UserError
+    from peer.link.messages import Fatal
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(False)  # replicas must not differ where a library turned it on
+    uvloop.install()
+    channel = socket.socket(fileno=arguments.channel)
+
+    async def run() -> int:
+        from peer.swarm.session import AgentSession, Channel
+
+        link = await Channel.over(channel)
+        try:
+            return await AgentSession(link, arguments.memory, random.Random()).run()
+        except UserError as error:
+            link.tell(Fatal(what=error.what, hint=error.hint))
+            await link.flush()
+            return 2
+
+    sys.exit(asyncio.run(run()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The butterfly exchange of one round over raw binary streams, and the votes that commit it.
+
+Every member opens one stream to every other and sends on it, in order: HELLO, its PART for that reducer, the REDUCED
+part that it made (encoded once, the same bytes for all), its VOTE. What arrives goes to this round's inbox, checked;
+nothing touches the outer state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from peer.errors import AtollError, ProtocolError
+from peer.outer.compress.base import Compressor, PayloadError
+from peer.outer.fragments import partition
+from peer.outer.round import Due, Exchanged, Group, RoundAborted, reduce_part
+from peer.outer.state import OuterState, Update
+from peer.protocol.identity import verify
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, quorum
+from peer.protocol.records import parse_json
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, HelloMessage, Kind, VoteMessage
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+HELLO_TIMEOUT_S = 5.0
+ABORT_TIMEOUT_S = 1.0
+MIN_BUDGET_S = 10.0
+FIRST_RATE = 1e6
+EARLY_STREAMS = 64
+
+
+class Inbox:
+    """What one other member sends in this round: three futures that hold the checked bytes, or why they never come."""
+
+    def __init__(self, part_bytes: int, reduced_bytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.part: asyncio.Future[bytes] = loop.create_future()
+        self.reduced: asyncio.Future[bytes] = loop.create_future()
+        self.vote: asyncio.Future[VoteMessage] = loop.create_future()
+        self._lengths = (part_bytes, reduced_bytes)
+
+    async def fill(self, stream: Stream) -> None:
+        """Read the stream in its one legal order."""
+        try:
+            _deliver(self.part, await self._bulk(stream, Kind.PART, self._lengths[0]))
+            _deliver(self.reduced, await self._bulk(stream, Kind.REDUCED, self._lengths[1]))
+            kind, body = await stream.receive({Kind.VOTE: MAX_MESSAGE_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
+            if kind is Kind.ABORT:
+                raise _aborted_by(stream.remote, body)
+            _deliver(self.vote, parse_json(VoteMessage, body))
+        except (ProtocolError, StreamClosedError) as error:
+            self.fail(RoundAborted("exchange", str(error), culprit=stream.remote))
+        except RoundAborted as abort:
+            self.fail(abort)
+
+    def fail(self, abort: RoundAborted) -> None:
+        for future in (self.part, self.reduced, self.vote):
+            if not future.done():
+                future.set_exception(abort)
+                future.exception()  # retrieved: a future that nobody awaits any more is not a bug
+
+    @staticmethod
+    async def _bulk(stream: Stream, kind: Kind, length: int) -> bytes:
+        got, body = await stream.receive({kind: length, Kind.ABORT: MAX_MESSAGE_BYTES})
+        if got is Kind.ABORT:
+            raise _aborted_by(stream.remote, body)
+        if len(body) != length:
+            raise ProtocolError(f"{stream.remote} sent {len(body)} bytes of {kind.name}; must be {length}")
+        return body
+
+
+class Session:
+    """One round of one group, from the roster to the certificate."""
+
+    def __init__(self, group: Group, numel: int, compressor: Compressor, deadline: float) -> None:
+        self.group, self.compressor, self.deadline = group, compressor, deadline
+        self.bounds = partition(numel, len(group.members), compressor.block)
+        sizes = [compressor.wire_bytes(stop - start) for start, stop in self.bounds]
+        self.inboxes = {
+            member.peer_id: Inbox(sizes[group.index], sizes[index])
+            for index, member in enumerate(group.members)
+            if index != group.index
+        }
+        self.outbound: dict[str, Stream] = {}
+        self.wire_bytes = sum(sizes)
+
+
+class Exchange:
+    """All exchanges of this peer; routes inbound streams to the session of their group.
+
+    Args:
+        node: the network.
+        run_id: names the stream handler.
+        timeout_s: the manifest's cap on one round.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, node: Node, run_id: str, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._node, self._timeout_s, self._clock = node, timeout_s, clock
+        self._name = f"atoll/{run_id[:16]}/round"
+        self._session: Session | None = None
+        self._arrived = asyncio.Condition()
+        self._early = 0
+        self._rate = FIRST_RATE
+
+    async def start(self) -> None:
+        await self._node.serve(self._name, "round", self._on_stream)
+
+    async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
+        """Send and reduce; returns the update, identical on all members. Raises RoundAborted."""
+        began = self._clock()
+        log.info("round %d: group of %d", state.round + 1, len(group.members))
+        session = Session(group, state.numel, state.compressor, began + self._timeout_s)
+        session.deadline = began + self._budget_s(session)
+        async with self._arrived:
+            self._session = session
+            self._arrived.notify_all()
+        try:
+            payloads = await asyncio.to_thread(state.encode_contribution, due.snapshot, session.bounds)
+        except AtollError as error:
+            raise RoundAborted("exchange", f"own contribution: {error}", culprit=group.me) from None
+        await self._bounded(session, self._send_parts(session, payloads), "while sending parts")
+        parts = await self._collect(session, "part", payloads[group.index])
+        weights = [member.tokens for member in group.members]
+        start, stop = session.bounds[group.index]
+        reduced, cosine = await self._reduce(session, parts, weights, stop - start)
+        await self._bounded(session, self._send_all(session, Kind.REDUCED, reduced), "while sending the mean")
+        try:
+            pieces = await self._collect(session, "reduced", reduced)
+            update = await asyncio.to_thread(Update, tuple(pieces), state.numel, state.compressor)
+        except PayloadError as error:
+            raise RoundAborted("exchange", f"malformed update: {error}") from None
+        self._learn_rate(session, self._clock() - began)
+        return Exchanged(update, cosine)
+
+    async def commit(self, group: Group, link: Link) -> Certificate:
+        """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""
+        session = self._session
+        assert session is not None
+        assert session.group is group
+        signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link.id)).hex()
+        vote = VoteMessage(link_id=link.id, signature=signature)
+        sending = asyncio.ensure_future(self._send_vote(session, vote))
+        signatures = {group.me: signature}
+        waiting = {asyncio.ensure_future(self._vote_of(session, peer_id, link)) for peer_id in group.others}
+        try:
+            while len(signatures) < quorum(len(group.members)):
+                if not waiting:
+                    raise RoundAborted("commit", self._disagreement(session, link, signatures))
+                left = session.deadline - self._clock()
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise RoundAborted("commit", f"{len(signatures)} of {len(group.members)} votes by the deadline")
+                signatures.update(task.result() for task in done if task.result() is not None)  # type: ignore[misc]
+            await asyncio.wait({sending}, timeout=max(0.0, session.deadline - self._clock()))
+        finally:
+            sending.cancel()
+            for task in waiting:
+                task.cancel()
+        return Certificate(link=link, signatures=signatures)
+
+    async def release(self, group: Group, abort: RoundAborted | None) -> None:
+        """End the session. After an abort, tell the others at once so that nobody waits for the deadline."""
+        session = self._session
+        if session is None or session.group is not group:
+            return
+        self._session = None
+        if abort is not None:
+            message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._tell_abort(session, message), ABORT_TIMEOUT_S)
+        for stream in session.outbound.values():
+            stream.close()
+        for inbox in session.inboxes.values():
+            inbox.fail(abort or RoundAborted("commit", "the round is over"))
+
+    def _budget_s(self, session: Session) -> float:
+        """Time for exchange and commit: four times what such bytes took lately, within the manifest's cap."""
+        expected_s = 2.0 * session.wire_bytes / self._rate
+        return min(self._timeout_s, MIN_BUDGET_S + 4.0 * expected_s)
+
+    def _learn_rate(self, session: Session, seconds: float) -> None:
+        rate = 2.0 * session.wire_bytes / max(seconds, 1e-3)
+        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
+
+    async def _reduce(
+        self, session: Session, parts: list[bytes], weights: list[int], numel: int
+    ) -> tuple[bytes, float | None]:
+        for member, payload in zip(session.group.members, parts, strict=True):
+            try:
+                await asyncio.to_thread(_check_payload, session.compressor, payload, numel)
+            except PayloadError as error:
+                raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=member.peer_id) from None
+        return await asyncio.to_thread(reduce_part, parts, weights, numel, session.compressor)
+
+    async def _on_stream(self, stream: Stream) -> None:
+        hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
+        session = await self._session_of(hello.group_id)
+        inbox = session.inboxes.get(stream.remote) if session is not None else None
+        if inbox is None or inbox.part.done():
+            raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
+        await inbox.fill(stream)
+
+    async def _session_of(self, identifier: str) -> Session | None:
+        """The session of a group; a stream may arrive a little before this member's own roster does."""
+
+        def known() -> bool:
+            return self._session is not None and self._session.group.id == identifier
+
+        if not known():
+            if self._early >= EARLY_STREAMS:
+                raise ProtocolError(f"{self._early} streams wait for unknown groups; the limit is {EARLY_STREAMS}")
+            self._early += 1
+            try:
+                async with self._arrived:
+                    await asyncio.wait_for(self._arrived.wait_for(known), HELLO_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                return None
+            finally:
+                self._early -= 1
+        return self._session
+
+    async def _send_parts(self, session: Session, payloads: list[bytes]) -> None:
+        async def to_one(index: int, peer_id: str) -> None:
+            stream = await self._node.open(peer_id, self._name, "round")
+            session.outbound[peer_id] = stream
+            await stream.send_message(Kind.HELLO, HelloMessage(group_id=session.group.id))
+            await stream.send(Kind.PART, payloads[index])
+
+        members = enumerate(session.group.members)
+        await _all(to_one(index, member.peer_id) for index, member in members if index != session.group.index)
+
+    async def _send_all(self, session: Session, kind: Kind, body: bytes) -> None:
+        await _all(stream.send(kind, body) for stream in session.outbound.values())
+
+    async def _send_vote(self, session: Session, vote: VoteMessage) -> None:
+        results = await asyncio.gather(
+            *(stream.send_message(Kind.VOTE, vote) for stream in session.outbound.values()), return_exceptions=True
+        )
+        for failure in results:
+            if isinstance(failure, BaseException):
+                log.info("vote not delivered: %s", failure)
+
+    async def _tell_abort(self, session: Session, message: AbortMessage) -> None:
+        sends = (stream.send_message(Kind.ABORT, message) for stream in session.outbound.values())
+        await asyncio.gather(*sends, return_exceptions=True)
+
+    async def _collect(self, session: Session, stage: str, own: bytes) -> list[bytes]:
+        """One payload per member in roster order, this peer's own included."""
+        futures = {peer_id: getattr(inbox, stage) for peer_id, inbox in session.inboxes.items()}
+        work = _all(_value(future) for future in futures.values())
+        await self._bounded(session, work, f"waiting for the {stage}", futures)
+        return [
+            own if member.peer_id == session.group.me else futures[member.peer_id].result()
+            for member in session.group.members
+        ]
+
+    async def _bounded(
+        self,
+        session: Session,
+        work: Awaitable[Any],
+        doing: str,
+        futures: dict[str, asyncio.Future[bytes]] | None = None,
+    ) -> None:
+        try:
+            await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
+        except asyncio.TimeoutError:
+            late = sorted(peer_id for peer_id, future in (futures or {}).items() if not future.done())
+            whose = f" of {', '.join(late)}" if late else ""
+            culprit = late[0] if late else None
+            raise RoundAborted("exchange", f"deadline passed {doing}{whose}", culprit) from None
+        except StreamClosedError as error:
+            raise RoundAborted("exchange", str(error), culprit=error.remote) from None
+
+    async def _vote_of(self, session: Session, peer_id: str, link: Link) -> tuple[str, str] | None:
+        """(peer id, signature) if that member signed the same link, else None."""
+        try:
+            vote = await session.inboxes[peer_id].vote
+        except RoundAborted as abort:
+            log.info("no vote of %s: %s", peer_id, abort.reason)
+            return None
+        if vote.link_id != link.id:
+            log.warning("%s computed another link: %s, not %s", peer_id, vote.link_id[:12], link.id[:12])
+            return None
+        if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(link.id), bytes.fromhex(vote.signature)):
+            log.warning("%s signed its vote wrongly", peer_id)
+            return None
+        return peer_id, vote.signature
+
+    @staticmethod
+    def _disagreement(session: Session, link: Link, signatures: dict[str, str]) -> str:
+        missing = [peer_id for peer_id in session.group.others if peer_id not in signatures]
+        return (
+            f"{len(signatures)} of {len(session.group.members)} signed link {link.id[:12]}; "
+            f"{quorum(len(session.group.members))} are needed; without {', '.join(missing)}"
+        )
+
+
+def _deliver(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():  # done already when the round ended meanwhile
+        future.set_result(value)
+
+
+def _aborted_by(remote: str, body: bytes) -> RoundAborted:
+    message = parse_json(AbortMessage, body)
+    return RoundAborted("exchange", f"{remote} gave up: {message.reason}", culprit=message.culprit)
+
+
+def _check_payload(compressor: Compressor, payload: bytes, numel: int) -> None:
+    Update((payload,), numel, compressor)
+
+
+async def _value(future: asyncio.Future[T]) -> T:
+    return await asyncio.shield(future)
+
+
+async def _all(works: Iterable[Awaitable[Any]]) -> None:
+    """Await all; the first failure cancels the rest and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

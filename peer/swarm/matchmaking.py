@@ -1,0 +1,438 @@
+"""Groups of peers at one lineage id: a signed rendezvous over the DHT directory.
+
+The live peer with the lowest hash leads. Members open a stream to it, hand in a signed join and hold the stream until
+the roster comes; the leader invites everybody that the directory shows at its lineage id and waits for those who are
+on their way. A member that dies is seen by the end of its stream.
+
+hivemind's own `Matchmaking` was weighed and left: its DHT records are unsigned, one record with a far expiry stops it,
+its roster is the leader's word alone, and with an unknown group size it always waits out its whole window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from peer.errors import ProtocolError
+from peer.outer.round import Due, Group, RoundAborted
+from peer.protocol.lineage import Member
+from peer.protocol.manifest import RoundSpec, Spec
+from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, open_sealed, parse_json, seal
+from peer.protocol.wire import (
+    MAX_MESSAGE_BYTES,
+    InviteMessage,
+    JoinMessage,
+    Kind,
+    RejectMessage,
+    StatusMessage,
+    group_id,
+)
+from peer.swarm.directory import Directory
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+PROBE_TIMEOUT_S = 3.0
+SOLO_PATIENCE_S = 4.0
+GONE_FOR_S = 6.0
+RECHECK_S = 0.25
+JOIN_DOMAIN = "join"
+
+
+class RosterMessage(Spec):
+    """The leader's roster: every member's sealed join, hex, in roster order."""
+
+    joins: Annotated[tuple[str, ...], Field(min_length=2, max_length=64)]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where this peer stands."""
+
+    round: int
+    lineage_id: str
+
+
+@dataclass
+class Seat:
+    """A member that waits at this leader."""
+
+    sealed: bytes
+    join: JoinMessage
+    stream: Stream
+    since: float
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    told: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Self:
+    """What the matchmaker asks the agent for.
+
+    Attributes:
+        position: round and lineage id now.
+        due_in_s: seconds until this peer's next contribution would be due anyway.
+        hurry: ask for a contribution now, with whatever has been trained.
+        training: False while joining or when finished: invitations are then declined.
+    """
+
+    position: Callable[[], Position]
+    due_in_s: Callable[[], float]
+    hurry: Callable[[], None]
+    training: Callable[[], bool]
+
+
+class Matchmaker:
+    """Finds the group of each round.
+
+    Args:
+        node, directory: the network and who is on it.
+        run_id, rounds: the run, and its group limits and waiting times.
+        nominal_tokens: tokens of one regular contribution: the cap of every weight.
+        me: this peer, as seen by itself.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        directory: Directory,
+        run_id: str,
+        rounds: RoundSpec,
+        nominal_tokens: int,
+        me: Self,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
+        self._nominal_tokens, self._me, self._clock = nominal_tokens, me, clock
+        self._seats: dict[str, Seat] = {}
+        self._gone: dict[str, float] = {}
+        self._companions: tuple[str, frozenset[str]] = ("", frozenset())
+        self._changed = asyncio.Event()
+        self._join_name = f"atoll/{run_id[:16]}/join"
+        self._invite_name = f"atoll/{run_id[:16]}/invite"
+
+    async def start(self) -> None:
+        await self._node.serve(self._join_name, "round", self._on_join)
+        await self._node.serve(self._invite_name, "round", self._on_invite)
+
+    @property
+    def anybody_waiting(self) -> bool:
+        return bool(self._seats)
+
+    def committed(self, group: Group, lineage_id: str) -> None:
+        """The group stands: its members are at `lineage_id` now, whatever the DHT has heard of it so far."""
+        self._companions = (lineage_id, frozenset(group.others))
+        self.moved()
+
+    def moved(self) -> None:
+        """This peer's position changed: members that wait for a round that is over are told so."""
+        position = self._me.position()
+        for peer_id, seat in list(self._seats.items()):
+            if seat.join.parent != position.lineage_id and seat.join.round <= position.round:
+                del self._seats[peer_id]
+                seat.taken.set()
+
+    async def match(self, due: Due) -> Group:
+        """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
+        position = self._me.position()
+        join = JoinMessage(
+            run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=due.tokens
+        )
+        sealed = seal(self._node.identity, JOIN_DOMAIN, dump_json(join))
+        started = self._clock()
+        if not self._candidates():
+            await self._directory.refresh()
+        while True:
+            if self._me.position() != position:
+                raise RoundAborted("match", "this peer moved on", behind=True)
+            leader = self._leader()
+            if leader == self._node.peer_id:
+                group = await self._lead(sealed, join, started)
+            else:
+                group = await self._follow(leader, sealed, join)
+            if group is not None:
+                return group
+
+    def _candidates(self) -> dict[str, PeerRecord]:
+        """Live peers at this peer's lineage id that may take part in its round."""
+        now, lineage_id = self._clock(), self._me.position().lineage_id
+        companions = self._companions[1] if self._companions[0] == lineage_id else frozenset()
+        self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
+        return {
+            peer_id: record
+            for peer_id, record in self._directory.peers.items()
+            if (record.lineage_id == lineage_id or peer_id in companions)
+            and record.state == "training"
+            and peer_id not in self._gone
+        }
+
+    def _leader(self) -> str:
+        return min([self._node.peer_id, *self._candidates()], key=self._rank)
+
+    def _rank(self, peer_id: str) -> bytes:
+        return hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()
+
+    # -- leading ------------------------------------------------------------------------------------------------
+
+    async def _lead(self, sealed: bytes, join: JoinMessage, started: float) -> Group | None:
+        probes: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._changed.clear()
+                if self._leader() != self._node.peer_id:
+                    await self._disband(self._leader())
+                    return None
+                pending = self._pending(probes, started)
+                members = len(self._present(join.parent)) + 1
+                waited = self._clock() - self._window_start(started)
+                if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
+                    return await self._form(sealed, join)
+                if waited >= self._rounds.straggler_wait_s and members >= self._rounds.min_group:
+                    return await self._form(sealed, join)
+                if not pending and self._clock() - started >= SOLO_PATIENCE_S:
+                    raise RoundAborted("match", f"{members} of at least {self._rounds.min_group} peers", alone=True)
+                if waited >= self._rounds.straggler_wait_s + SOLO_PATIENCE_S:
+                    raise RoundAborted("match", f"only {members} peers came within {waited:.0f} s", alone=True)
+                await _wait(self._changed, RECHECK_S)
+        finally:
+            for task in probes.values():
+                task.cancel()
+
+    def _window_start(self, started: float) -> float:
+        """The straggler window opens with the first who waits, be it this leader or a member."""
+        return min([started, *(seat.since for seat in self._present(self._me.position().lineage_id).values())])
+
+    def _present(self, parent: str) -> dict[str, Seat]:
+        """Seats for the round that follows `parent`; others wait until this leader gets there."""
+        return {peer_id: seat for peer_id, seat in self._seats.items() if seat.join.parent == parent}
+
+    def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
+        """Invite whoever is expected and has not joined; -> those still on their way."""
+        expected = [peer_id for peer_id in self._candidates() if peer_id not in self._seats]
+        left = self._rounds.straggler_wait_s - (self._clock() - self._window_start(started))
+        for peer_id in expected:
+            if peer_id not in probes:
+                probes[peer_id] = asyncio.ensure_future(self._invite(peer_id, max(0.0, left)))
+        return [peer_id for peer_id in expected if not probes[peer_id].done()]
+
+    async def _invite(self, peer_id: str, wait_s: float) -> None:
+        """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
+        position = self._me.position()
+        try:
+            stream = await self._node.open(peer_id, self._invite_name, "round", PROBE_TIMEOUT_S)
+        except StreamClosedError:
+            self._gone[peer_id] = self._clock() + GONE_FOR_S
+            self._changed.set()
+            return
+        try:
+            await stream.send_message(
+                Kind.INVITE,
+                InviteMessage(
+                    run_id=self._run_id, round=position.round, parent=position.lineage_id, wait_s=wait_s
+                ),
+            )
+            status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), PROBE_TIMEOUT_S)
+            if status.coming:
+                await stream.closed()
+        except (StreamClosedError, asyncio.TimeoutError):
+            self._gone[peer_id] = self._clock() + GONE_FOR_S
+        except ProtocolError as error:
+            log.warning("invitation to %s: %s", peer_id, error)
+        finally:
+            stream.close()
+            self._changed.set()
+
+    async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
+        """Fix the roster, earliest first up to the group limit, and tell it to the members."""
+        chosen = sorted(self._present(join.parent).items(), key=lambda item: item[1].since)[: self._rounds.max_group - 1]
+        joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
+        joins[self._node.peer_id] = (sealed, join)
+        order = sorted(joins, key=lambda peer_id: roster_key(join.parent, peer_id))
+        message = RosterMessage(joins=tuple(joins[peer_id][0].hex() for peer_id in order))
+        for peer_id, seat in chosen:
+            del self._seats[peer_id]
+            try:
+                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), PROBE_TIMEOUT_S)
+            except (StreamClosedError, asyncio.TimeoutError):
+                log.info("member %s left while the roster was sent", peer_id)  # the exchange will see it
+            seat.told = True
+            seat.taken.set()
+        return self._group([(peer_id, joins[peer_id][1]) for peer_id in order])
+
+    async def _disband(self, leader: str) -> None:
+        for peer_id, seat in list(self._seats.items()):
+            del self._seats[peer_id]
+            seat.told = True
+            await self._reject(seat.stream, "follow", leader)
+            seat.taken.set()
+
+    async def _on_join(self, stream: Stream) -> None:
+        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
+        join = self._open_join(sealed, stream.remote)
+        reason, leader = self._judge(join)
+        if reason is not None:
+            await self._reject(stream, reason, leader)
+            return
+        seat = Seat(sealed, join, stream, since=self._clock())
+        self._seats[stream.remote] = seat
+        self._changed.set()
+        at_our_round = join.parent == self._me.position().lineage_id
+        if at_our_round and self._me.due_in_s() > self._rounds.straggler_wait_s:
+            self._me.hurry()
+        ended = asyncio.ensure_future(stream.closed())
+        taken = asyncio.ensure_future(seat.taken.wait())
+        window_s = self._rounds.straggler_wait_s
+        hurry = asyncio.get_running_loop().call_later(window_s, self._hurry_for, stream.remote, seat)
+        try:
+            await asyncio.wait({ended, taken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+            ended.cancel()
+            taken.cancel()
+            if self._seats.get(stream.remote) is seat:
+                del self._seats[stream.remote]
+                self._changed.set()
+        if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
+            await self._reject(stream, "behind", None)
+
+    def _hurry_for(self, peer_id: str, seat: Seat) -> None:
+        """A member has waited a whole window and this leader is still not due: contribute what there is."""
+        if self._seats.get(peer_id) is seat and seat.join.parent == self._me.position().lineage_id:
+            self._me.hurry()
+
+    def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:
+        position = self._me.position()
+        if join.parent != position.lineage_id and join.round <= position.round:
+            return "behind", None  # or on another lineage; a join for a later round waits until we get there
+        if not self._me.training():
+            return "excluded", None
+        leader = self._leader()
+        return ("follow", leader) if leader != self._node.peer_id else (None, None)
+
+    async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
+        position = self._me.position()
+        message = RejectMessage.model_validate(
+            {"reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id}
+        )
+        try:
+            await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
+        except (StreamClosedError, asyncio.TimeoutError):
+            log.debug("could not tell %s: %s", stream.remote, reason)
+
+    # -- following ----------------------------------------------------------------------------------------------
+
+    async def _follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
+        """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
+        patience_s = self._rounds.straggler_wait_s + 2 * SOLO_PATIENCE_S
+        try:
+            stream = await self._node.open(leader, self._join_name, "round", PROBE_TIMEOUT_S)
+        except StreamClosedError:
+            self._gone[leader] = self._clock() + GONE_FOR_S
+            return None
+        try:
+            await stream.send(Kind.JOIN, sealed)
+            limits = {Kind.ROSTER: MAX_MESSAGE_BYTES, Kind.REJECT: MAX_MESSAGE_BYTES}
+            kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
+        except (StreamClosedError, asyncio.TimeoutError) as error:
+            log.info("leader %s is gone while a group formed: %s", leader, error or "no answer")
+            self._gone[leader] = self._clock() + GONE_FOR_S
+            return None
+        except ProtocolError as error:
+            raise RoundAborted("match", str(error), culprit=leader) from None
+        finally:
+            stream.close()
+        if kind is Kind.ROSTER:
+            return self._accept_roster(body, sealed, join, leader)
+        await self._heed(parse_json(RejectMessage, body), leader)
+        return None
+
+    async def _heed(self, reject: RejectMessage, leader: str) -> None:
+        if reject.reason == "behind":
+            raise RoundAborted("match", f"{leader} is at round {reject.round}", behind=True)
+        if reject.reason == "excluded":
+            self._gone[leader] = self._clock() + GONE_FOR_S
+        await self._directory.refresh()
+        await _wait(self._changed, RECHECK_S)
+
+    def _accept_roster(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
+        try:
+            roster = parse_json(RosterMessage, body)
+            joins: list[tuple[str, JoinMessage]] = []
+            for text in roster.joins:
+                signer, payload = open_sealed(JOIN_DOMAIN, bytes.fromhex(text))
+                joins.append((signer, parse_json(JoinMessage, payload)))
+            self._check_roster(joins, join, sealed.hex() in roster.joins, leader)
+        except (ProtocolError, ValueError) as error:
+            raise RoundAborted("match", f"bad roster: {error}", culprit=leader) from None
+        return self._group(joins)
+
+    def _check_roster(
+        self, joins: list[tuple[str, JoinMessage]], mine: JoinMessage, holds_mine: bool, leader: str
+    ) -> None:
+        peer_ids = [peer_id for peer_id, _ in joins]
+        if not holds_mine or leader not in peer_ids:
+            raise ProtocolError("it lacks this peer's own join or the leader's")
+        if not self._rounds.min_group <= len(joins) <= self._rounds.max_group:
+            raise ProtocolError(f"{len(joins)} members; the run allows {self._rounds.max_group}")
+        if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
+            raise ProtocolError("members twice or out of order")
+        for peer_id, join in joins:
+            if (join.run_id, join.fragment, join.round, join.parent) != (
+                mine.run_id,
+                mine.fragment,
+                mine.round,
+                mine.parent,
+            ):
+                raise ProtocolError(f"the join of {peer_id} is for another round")
+
+    def _open_join(self, sealed: bytes, remote: str) -> JoinMessage:
+        signer, payload = open_sealed(JOIN_DOMAIN, sealed)
+        join = parse_json(JoinMessage, payload)
+        if signer != remote or join.run_id != self._run_id:
+            raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
+        return join
+
+    def _group(self, joins: list[tuple[str, JoinMessage]]) -> Group:
+        peer_ids = [peer_id for peer_id, _ in joins]
+        members = tuple(
+            Member(peer_id=peer_id, tokens=min(join.tokens, self._nominal_tokens)) for peer_id, join in joins
+        )
+        index = peer_ids.index(self._node.peer_id)
+        identifier = group_id([join for _, join in joins], peer_ids)
+        return Group(identifier, joins[index][1], members, index)
+
+    # -- being invited ------------------------------------------------------------------------------------------
+
+    async def _on_invite(self, stream: Stream) -> None:
+        invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
+        position = self._me.position()
+        coming = (
+            self._me.training() and invite.run_id == self._run_id and invite.parent == position.lineage_id
+        )
+        if coming and self._me.due_in_s() > invite.wait_s:
+            self._me.hurry()
+        await stream.send_message(
+            Kind.STATUS, StatusMessage(coming=coming, round=position.round, lineage_id=position.lineage_id)
+        )
+        if coming:
+            await stream.closed()
+
+
+def roster_key(parent: str, peer_id: str) -> bytes:
+    """Order of a roster: changes every round, so that no peer always reduces the same part."""
+    return hashlib.sha256(f"{parent} {peer_id}".encode()).digest()
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return

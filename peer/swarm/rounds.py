@@ -1,0 +1,363 @@
+"""The rounds of one peer: waits for contributions, runs rounds, catches up, keeps the shared state consistent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from peer.errors import ProtocolError
+from peer.link.memory import Head, SharedState
+from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
+from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
+from peer.outer.state import OuterState, Update
+from peer.protocol.lineage import Certificate, Link
+from peer.protocol.manifest import RunManifest
+from peer.swarm.catchup import CaughtUp, Fetcher, Standing, ahead
+from peer.swarm.directory import Directory
+from peer.swarm.exchange import Exchange
+from peer.swarm.history import History, SnapshotFile, load_snapshot
+from peer.swarm.matchmaking import Matchmaker, Position, Self
+from peer.swarm.node import Node
+from peer.swarm.streams import StreamClosedError
+
+log = logging.getLogger(__name__)
+RECHECK_S = 0.5
+ALONE_RECHECK_S = 15.0
+BEHIND_TRIES = 10
+MAX_BACKOFF_S = 5.0
+
+
+class Rounds:
+    """One peer's rounds; implements the `SwarmPort` of `peer.outer.round`.
+
+    Args:
+        node, directory: the network and who is on it.
+        manifest: the run.
+        memory, state, history: what this peer holds.
+        organiser: peer id that serves the genesis state.
+        nominal_tokens: tokens of a regular contribution.
+        tell: sends a message to the trainer.
+        rng: jitter only.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        directory: Directory,
+        manifest: RunManifest,
+        memory: SharedState,
+        state: OuterState,
+        history: History,
+        organiser: str,
+        nominal_tokens: int,
+        tell: Callable[[ToTrainer], None],
+        rng: random.Random,
+    ) -> None:
+        self._node, self._directory, self._manifest = node, directory, manifest
+        self._memory, self.state, self.history = memory, state, history
+        self._organiser, self._tell, self._rng = organiser, tell, rng
+        me = Self(position=self.position, due_in_s=self._due_in_s, hurry=self._hurry, training=self._taking_part)
+        self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
+        self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s)
+        self._fetcher = Fetcher(node, manifest.run_id, history.folder)
+        self._lock = asyncio.Lock()
+        self._merged = asyncio.Event()
+        self._merged.set()
+        self._work = asyncio.Event()
+        self._due: Due | None = None
+        self._in_round = False
+        self._wanted = False
+        self._last_sequence = 0
+        self._distrusted: set[str] = set()
+        self._snapshot_file: SnapshotFile | None = None
+        self._aborts_in_row = 0
+        self.valid = False
+        self.joined = False
+        self.leaving = False
+        self.group_size = 0
+        self.progress: Progress | None = None
+        self._progress_at = 0.0
+
+    # -- what others see ---------------------------------------------------------------------------------------------
+
+    def position(self) -> Position:
+        return Position(self.state.round, self.state.lineage_id)
+
+    @property
+    def finished(self) -> bool:
+        total = self._manifest.rounds.total
+        return total is not None and self.state.round >= total
+
+    def _taking_part(self) -> bool:
+        return self.joined and self.valid and not self.finished and not self.leaving
+
+    def _due_in_s(self) -> float:
+        if self._due is not None or self._in_round:
+            return 0.0
+        if self.progress is None:
+            return float("inf")
+        return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
+
+    async def snapshot(self) -> SnapshotFile | None:
+        """The current state as a file, for joiners; None while this peer has no valid state."""
+        async with self._lock:
+            if not self.valid:
+                return None
+            current = self._snapshot_file
+            if current is None or current.meta.lineage_id != self.state.lineage_id:
+                path = self.history.folder / "snapshot.bin"
+                current = await asyncio.to_thread(SnapshotFile.write, path, self.state)
+                self._snapshot_file = current
+            return current
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Hold the outer state still: no update is applied inside."""
+        async with self._lock:
+            yield
+
+    # -- from the trainer --------------------------------------------------------------------------------------------
+
+    def on_progress(self, progress: Progress) -> None:
+        self.progress, self._progress_at = progress, _now()
+
+    def on_snapshot(self, message: Snapshot) -> None:
+        """A contribution is ready, unless it was taken before the trainer saw the newest anchor."""
+        self._last_sequence = max(self._last_sequence, message.sequence)
+        if not self._merged.is_set():
+            return
+        self._wanted = False
+        self._due = Due(message.sequence, message.tokens, self._memory.snapshot)
+        self._work.set()
+
+    def on_merged(self) -> None:
+        self._merged.set()
+        self._work.set()
+
+    def _hurry(self) -> None:
+        """Ask the trainer for what it has, unless a contribution is ready or asked for already."""
+        if self._due is None and not self._in_round and not self._wanted and self._merged.is_set():
+            self._want_snapshot()
+
+    def _want_snapshot(self) -> None:
+        self._wanted = True
+        self._tell(WantSnapshot(after=self._last_sequence))
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self._matchmaker.start()
+        await self._exchange.start()
+
+    async def join(self, resumed: Head | None) -> None:
+        """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
+        contributed = resumed.contributed if resumed is not None else None
+        while True:
+            await self._directory.refresh()
+            if await self.catch_up():
+                contributed = None
+            elif self.valid:
+                break
+            else:
+                await self._fetch_genesis()
+        self.joined = True
+        self._announce_anchor(contributed)
+        self._directory.announce_soon()
+
+    async def _fetch_genesis(self) -> None:
+        donors = [self._organiser, *self._directory.peers]
+        for donor in donors:
+            try:
+                await self._fetcher.genesis(donor, self._standing(), self._adopt)
+            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+                log.warning("no genesis state from %s: %s", donor, error)
+            else:
+                log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
+                return
+        await asyncio.sleep(RECHECK_S * 4)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Rounds until the run ends or the peer leaves."""
+        while not self.leaving and not self.finished:
+            await self._wait_for_work()
+            if self._merged.is_set() and await self.catch_up():
+                self._due = None
+                self._announce_anchor(None)
+            elif self._due is not None:
+                await self._one_round(self._due)
+
+    async def _wait_for_work(self) -> None:
+        self._work.clear()
+        while self._due is None and not ahead(self._directory.peers, self._standing(), self._distrusted):
+            try:
+                await asyncio.wait_for(self._work.wait(), RECHECK_S)
+            except asyncio.TimeoutError:
+                continue
+            self._work.clear()
+
+    async def _one_round(self, due: Due) -> None:
+        sent, received = self._traffic()
+        self._in_round = True
+        try:
+            record = await run_round(due, self.state, self)
+        finally:
+            self._in_round = False
+            self._due = None
+        now_sent, now_received = self._traffic()
+        record = record.model_copy(update={"bytes_sent": now_sent - sent, "bytes_received": now_received - received})
+        self._tell(Round(record=record))
+        if record.status == "committed":
+            self._aborts_in_row = 0
+            self.group_size = len(record.members)
+            self._directory.announce_soon()
+        else:
+            await self._after_abort(record)
+
+    async def _after_abort(self, record: RoundRecord) -> None:
+        """Nothing changed and nothing is lost; find out when to try again, then ask for a fresh contribution."""
+        if record.alone:
+            await self._until_somebody_comes()
+        elif record.behind:
+            if await self._until_caught_up():
+                return
+        else:
+            log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
+            self._aborts_in_row += 1
+            longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._aborts_in_row)
+            await asyncio.sleep(self._rng.uniform(0.0, longest))
+        if not ahead(self._directory.peers, self._standing(), self._distrusted):
+            self._want_snapshot()
+
+    async def _until_somebody_comes(self) -> None:
+        deadline = _now() + ALONE_RECHECK_S
+        while _now() < deadline and not self._matchmaker.anybody_waiting:
+            peers = self._directory.peers.values()
+            if any(peer.lineage_id == self.state.lineage_id and peer.state == "training" for peer in peers):
+                return
+            if ahead(self._directory.peers, self._standing(), self._distrusted):
+                return
+            await asyncio.sleep(RECHECK_S)
+
+    async def _until_caught_up(self) -> bool:
+        for _ in range(BEHIND_TRIES):
+            await self._directory.refresh()
+            if await self.catch_up():
+                self._announce_anchor(None)
+                return True
+            await asyncio.sleep(RECHECK_S)
+        return False
+
+    # -- catching up -------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> Standing:
+        return Standing(state=self.state, history=self.history, valid=self.valid)
+
+    async def catch_up(self) -> bool:
+        """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
+        before = self.position()
+        for donor in ahead(self._directory.peers, self._standing(), self._distrusted):
+            try:
+                how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self._adopt)
+            except ProtocolError as error:
+                log.warning("%s cannot be a donor: %s", donor, error)
+                self._distrusted.add(donor)
+                asyncio.get_running_loop().call_later(60.0, self._distrusted.discard, donor)
+            except (StreamClosedError, asyncio.TimeoutError) as error:
+                log.info("donor %s went away: %s", donor, error)
+            else:
+                self._report_catch_up(how, before)
+                return True
+        if self.position() == before:
+            return False
+        replayed = self.state.round - before.round  # a donor left half-way
+        self._report_catch_up(CaughtUp(donor="a donor that left", replayed=replayed, snapshot_round=None), before)
+        return True
+
+    def _report_catch_up(self, how: CaughtUp, before: Position) -> None:
+        self._matchmaker.moved()
+        reason = (
+            f"replayed {how.replayed} rounds from {how.donor}"
+            if how.snapshot_round is None
+            else f"took the snapshot of round {how.snapshot_round} from {how.donor}; "
+            f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
+        )
+        log.info("caught up to round %d: %s", self.state.round, reason)
+        self._tell(
+            Round(
+                record=RoundRecord(
+                    status="caught_up", round=self.state.round, lineage_id=self.state.lineage_id, reason=reason
+                )
+            )
+        )
+
+    async def _replay(self, update: Update, certificate: Certificate) -> None:
+        await self._apply(update, certificate, None)
+
+    async def _adopt(self, path: Path, chain: list[Certificate]) -> None:
+        """Take a verified snapshot file as the state."""
+        async with self._lock:
+            self._memory.head = None
+            self.valid = False
+            await asyncio.to_thread(load_snapshot, path, self.state)
+            self.state.round = len(chain)
+            self.state.lineage_id = chain[-1].link.id if chain else self.history.genesis
+            await asyncio.to_thread(self.history.replace, chain)
+            self._write_head(self.state.digest(), None)
+        path.unlink()
+
+    async def _apply(self, update: Update, certificate: Certificate, contributed: int | None) -> None:
+        link = certificate.link
+        async with self._lock:
+            await asyncio.to_thread(self.history.append, certificate, update.payload)
+            self._memory.head = None
+            self.valid = False
+            await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
+            self._write_head(link.state_digest, contributed)
+
+    def _write_head(self, digest: str, contributed: int | None) -> None:
+        self._memory.head = Head(
+            round=self.state.round,
+            lineage_id=self.state.lineage_id,
+            lineage_weight=self.history.weight,
+            state_digest=digest,
+            contributed=contributed,
+        )
+        self.valid = True
+
+    def _announce_anchor(self, contributed: int | None) -> None:
+        self._merged.clear()
+        self._tell(Anchor(round=self.state.round, lineage_id=self.state.lineage_id, contributed=contributed))
+
+    # -- the phases of a round ---------------------------------------------------------------------------------------
+
+    async def match(self, due: Due) -> Group:
+        return await self._matchmaker.match(due)
+
+    async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
+        return await self._exchange.exchange(group, due, state)
+
+    async def commit(self, group: Group, link: Link) -> Certificate:
+        return await self._exchange.commit(group, link)
+
+    async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None:
+        await self._merged.wait()
+        await self._apply(update, certificate, due.sequence)
+        self._matchmaker.committed(group, self.state.lineage_id)
+        self._announce_anchor(due.sequence)
+
+    async def release(self, group: Group, abort: RoundAborted | None) -> None:
+        await self._exchange.release(group, abort)
+
+    def _traffic(self) -> tuple[int, int]:
+        traffic = self._node.traffic["round"]
+        return traffic.sent, traffic.received
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

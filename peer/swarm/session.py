@@ -1,0 +1,280 @@
+"""One life of an agent, from the first message of its trainer to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from peer.errors import UserError
+from peer.link.memory import Head, SharedState
+from peer.link.messages import (
+    MAX_LINE_BYTES,
+    Mapped,
+    Merged,
+    Message,
+    Progress,
+    Published,
+    Save,
+    Saved,
+    Snapshot,
+    Start,
+    Stop,
+    Stopped,
+    Swarm,
+    ToTrainer,
+    decode,
+    encode,
+)
+from peer.outer.compress.registry import compressor
+from peer.outer.recipes import resolve
+from peer.outer.state import OuterState
+from peer.protocol.manifest import RunManifest
+from peer.protocol.records import PeerRecord
+from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
+from peer.swarm.history import History, HistoryServer
+from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.rounds import Rounds
+
+log = logging.getLogger(__name__)
+MANIFEST_TIMEOUT_S = 10.0
+SWARM_PERIOD_S = 1.0
+CLOSE_TIMEOUT_S = 2.0
+DAEMON_GONE = 3
+
+
+class Channel:
+    """The agent's end of the socket pair."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def over(cls, channel: socket.socket) -> Channel:
+        return cls(*await asyncio.open_unix_connection(sock=channel, limit=MAX_LINE_BYTES))
+
+    def tell(self, message: ToTrainer) -> None:
+        self._writer.write(encode(message))
+
+    async def flush(self) -> None:
+        await self._writer.drain()
+
+    async def receive(self) -> Message | None:
+        """The next message; None when the trainer is gone."""
+        line = await self._reader.readline()
+        return decode(line) if line.endswith(b"\n") else None
+
+    async def expect(self, wanted: type[Any]) -> Any:
+        """Messages until one of the wanted kind; raises EOFError when the trainer is gone."""
+        while True:
+            message = await self.receive()
+            if message is None:
+                raise EOFError("the trainer is gone")
+            if isinstance(message, wanted):
+                return message
+
+
+class AgentSession:
+    """Ties node, directory, history and rounds to the trainer's messages.
+
+    Args:
+        channel: to the trainer.
+        memory_descriptor: the shared state's memfd.
+        rng: jitter.
+    """
+
+    def __init__(self, channel: Channel, memory_descriptor: int, rng: random.Random) -> None:
+        self._channel, self._descriptor, self._rng = channel, memory_descriptor, rng
+        self._nickname = self._run_id = ""
+        self._stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """Serve until the trainer stops the agent, or disappears; -> exit code."""
+        start: Start = await self._channel.expect(Start)
+        node = await start_node(_node_config(start))
+        daemon = asyncio.ensure_future(node.closed())
+        serving = asyncio.ensure_future(self._serve(node, start))
+        done, _ = await asyncio.wait({daemon, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving not in done:
+            log.error("the libp2p daemon ended with code %d; so does this agent", daemon.result())
+            return DAEMON_GONE
+        daemon.cancel()
+        try:
+            return serving.result()
+        finally:
+            await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
+
+    async def _serve(self, node: Node, start: Start) -> int:
+        organisers = {address.rsplit("/", 1)[-1] for address in start.initial_peers}
+        organiser, manifest, sealed = await find_manifest(node, organisers, start.run_id, MANIFEST_TIMEOUT_S)
+        if manifest.genesis is None:
+            raise UserError(
+                f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
+            )
+        node.spawn(publish_manifest_forever(node, sealed, organiser, self._rng))
+        self._nickname = start.nickname
+        self._channel.tell(
+            Published(
+                manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id, maddrs=node.maddrs
+            )
+        )
+        mapped: Mapped = await self._channel.expect(Mapped)
+        directory = Directory(node, manifest.run_id)
+        rounds, resumed = self._build(node, directory, manifest, organiser, mapped, Path(start.directory))
+        await rounds.start()
+        await HistoryServer(node, manifest.run_id, rounds.history, rounds.snapshot).start()
+        directory.follow()
+        self._run_id = manifest.run_id
+        directory.announce(lambda: self._describe(directory, rounds, node))
+        listening = asyncio.ensure_future(self._listen(rounds))
+        working = asyncio.ensure_future(self._work(node, directory, rounds, resumed))
+        done, _ = await asyncio.wait({listening, working}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (listening, working):
+            task.cancel()
+        for task in done:
+            task.result()
+        return 0
+
+    def _build(
+        self, node: Node, directory: Directory, manifest: RunManifest, organiser: str, mapped: Mapped, folder: Path
+    ) -> tuple[Rounds, Head | None]:
+        assert manifest.genesis is not None
+        recipe = resolve(manifest.recipe)
+        memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
+        state = OuterState(
+            memory.anchor, memory.buffers, recipe.outer, compressor(recipe.compressor), 0, manifest.genesis
+        )
+        history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
+        per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
+        rounds = Rounds(
+            node,
+            directory,
+            manifest,
+            memory,
+            state,
+            history,
+            organiser,
+            recipe.steps_per_round * per_step,
+            self._channel.tell,
+            self._rng,
+        )
+        head = memory.head
+        digest = state.digest()
+        chain_path = Path(mapped.chain_path) if mapped.chain_path else history.chain_path
+        if head is not None and digest == head.state_digest and history.load(chain_path, head.lineage_id):
+            state.round, state.lineage_id = head.round, head.lineage_id
+            rounds.valid = True
+            return rounds, head
+        history.replace([])
+        rounds.valid = digest == manifest.genesis
+        if head is not None:
+            log.warning("the state of round %d does not verify; taking another from the swarm", head.round)
+        memory.head = None
+        return rounds, None
+
+    async def _work(self, node: Node, directory: Directory, rounds: Rounds, resumed: Head | None) -> None:
+        await rounds.join(resumed)
+        watching = node.spawn(self._show_swarm(directory, rounds, node))
+        running = asyncio.ensure_future(rounds.run())
+        stop = await self._stop
+        rounds.leaving = True
+        directory.announce_soon()
+        running.cancel()
+        await asyncio.wait({running}, timeout=CLOSE_TIMEOUT_S)
+        await self._linger(directory, rounds, stop.linger_s)
+        watching.cancel()
+        traffic = node.traffic.values()
+        self._channel.tell(
+            Stopped(
+                round=rounds.state.round,
+                lineage_id=rounds.state.lineage_id,
+                state_digest=await asyncio.to_thread(rounds.state.digest) if rounds.valid else None,
+                bytes_sent=sum(one.sent for one in traffic),
+                bytes_received=sum(one.received for one in traffic),
+            )
+        )
+        await self._channel.flush()
+
+    async def _linger(self, directory: Directory, rounds: Rounds, linger_s: float) -> None:
+        """Serve those who still lack what this peer has, but not for long."""
+        deadline = asyncio.get_running_loop().time() + linger_s
+        while asyncio.get_running_loop().time() < deadline:
+            await directory.refresh()
+            lagging = [p for p, record in directory.peers.items() if record.lineage_weight < rounds.history.weight]
+            if not lagging:
+                return
+            await asyncio.sleep(0.25)
+
+    async def _listen(self, rounds: Rounds) -> None:
+        """The trainer's messages, until it is gone."""
+        while (message := await self._channel.receive()) is not None:
+            if isinstance(message, Progress):
+                rounds.on_progress(message)
+            elif isinstance(message, Snapshot):
+                rounds.on_snapshot(message)
+            elif isinstance(message, Merged):
+                rounds.on_merged()
+            elif isinstance(message, Save):
+                self._channel.tell(await save_outer_state(rounds, Path(message.path)))
+            elif isinstance(message, Stop) and not self._stop.done():
+                self._stop.set_result(message)
+
+    async def _show_swarm(self, directory: Directory, rounds: Rounds, node: Node) -> None:
+        while True:
+            own = self._describe(directory, rounds, node)
+            self._channel.tell(Swarm(peers={node.peer_id: own, **directory.peers}))
+            await asyncio.sleep(SWARM_PERIOD_S)
+
+    def _describe(self, directory: Directory, rounds: Rounds, node: Node) -> PeerRecord:
+        progress, traffic = rounds.progress, node.traffic["round"]
+        ended = rounds.finished or rounds.leaving
+        return PeerRecord(
+            run_id=self._run_id,
+            nickname=self._nickname,
+            state="finished" if ended else "training" if rounds.joined else "joining",
+            round=rounds.state.round,
+            lineage_id=rounds.state.lineage_id,
+            lineage_weight=rounds.history.weight,
+            step=progress.step if progress else 0,
+            tokens=progress.tokens if progress else 0,
+            tokens_per_s=progress.tokens_per_s if progress else 0.0,
+            loss=progress.loss if progress else None,
+            group_size=rounds.group_size,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            seconds_waiting=progress.seconds_waiting if progress else 0.0,
+            expires_at=directory.expiry(),
+        )
+
+
+async def save_outer_state(rounds: Rounds, path: Path) -> Saved:
+    """Write the outer state and the chain that leads to it into `path` (a checkpoint being made)."""
+    state = rounds.state
+
+    def write() -> None:
+        tensors = {"anchor": state.anchor, **{f"buffer{i}": buffer for i, buffer in enumerate(state.buffers)}}
+        save_file(tensors, path / "outer.safetensors")
+        (path / "chain.jsonl").write_bytes(rounds.history.chain_path.read_bytes())
+
+    problem = None
+    async with rounds.still():
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            problem = f"cannot write {path}: {error.strerror}"
+        return Saved(path=str(path), round=state.round, lineage_id=state.lineage_id, problem=problem)
+
+
+def _node_config(start: Start) -> NodeConfig:
+    return NodeConfig(
+        identity_path=Path(start.identity_path),
+        host_maddrs=start.host_maddrs,
+        announce_maddrs=start.announce_maddrs,
+        initial_peers=start.initial_peers,
+        nat_port_map=start.nat_port_map,
+    )

@@ -1,0 +1,104 @@
+"""Frames over one libp2p stream, with limits, deadlines and byte counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from peer.errors import AtollError, ProtocolError
+from peer.protocol.manifest import Spec
+from peer.protocol.records import dump_json, parse_json
+from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
+
+SLICE_BYTES = 256 * 1024
+SpecT = TypeVar("SpecT", bound=Spec)
+
+
+class StreamClosedError(AtollError):
+    """The other end closed the stream, died, or cannot be reached."""
+
+    def __init__(self, remote: str, detail: str) -> None:
+        super().__init__(f"{remote}: {detail}")
+        self.remote = remote
+
+
+@dataclass
+class Traffic:
+    """Bytes over streams of one purpose, frame headers included."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Stream:
+    """One bidirectional stream to an authenticated peer.
+
+    Args:
+        remote: the other end's peer id; libp2p has verified it in its handshake.
+        traffic: counters that this stream adds to.
+    """
+
+    def __init__(
+        self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, traffic: Traffic
+    ) -> None:
+        self.remote, self.traffic = remote, traffic
+        self._reader, self._writer = reader, writer
+
+    async def send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
+        """Send one frame, large bodies slice by slice; raises StreamClosedError."""
+        view = memoryview(body)
+        try:
+            self._writer.write(pack_header(kind, len(view)))
+            for start in range(0, len(view), SLICE_BYTES):
+                self._writer.write(view[start : start + SLICE_BYTES])
+                await self._writer.drain()
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:
+            raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None
+        self.traffic.sent += HEADER_BYTES + len(view)
+
+    async def send_message(self, kind: Kind, message: Spec) -> None:
+        await self.send(kind, dump_json(message))
+
+    async def receive(self, limits: Mapping[Kind, int], exact: bool = False) -> tuple[Kind, bytes]:
+        """Receive one frame of an allowed kind.
+
+        Args:
+            limits: allowed kinds with the largest body of each in bytes.
+            exact: bodies must have exactly that length.
+
+        Raises:
+            ProtocolError: another kind or length, before the body is read.
+            StreamClosedError: the stream ended.
+        """
+        try:
+            kind, length = unpack_header(await self._reader.readexactly(HEADER_BYTES))
+            limit = limits.get(kind)
+            if limit is None:
+                expected = " or ".join(allowed.name for allowed in limits)
+                raise ProtocolError(f"{self.remote} sent {kind.name}; expected {expected}")
+            if length > limit or (exact and length != limit):
+                raise ProtocolError(f"{self.remote} announces {length} bytes of {kind.name}; the limit is {limit}")
+            body = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise StreamClosedError(self.remote, f"stream ended: {error}") from None
+        self.traffic.received += HEADER_BYTES + length
+        return kind, body
+
+    async def receive_message(self, kind: Kind, schema: type[SpecT]) -> SpecT:
+        """Receive one small message of one kind and parse it strictly."""
+        _, body = await self.receive({kind: MAX_MESSAGE_BYTES})
+        return parse_json(schema, body)
+
+    async def closed(self) -> None:
+        """Return when the other end has closed its side; raises ProtocolError if it sends anything instead."""
+        with contextlib.suppress(OSError):
+            if await self._reader.read(1):
+                raise ProtocolError(f"{self.remote} sent data out of turn")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.close()

@@ -1,0 +1,106 @@
+"""Where to compute: device, threads, precision and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from peer.errors import UserError
+
+# fp32 weights, gradients and two Adam moments on the device; anchor, momentum and a snapshot in the agent's RAM.
+DEVICE_BYTES_PER_PARAMETER = 16
+AGENT_BYTES_PER_PARAMETER = 12
+
+_GIB = 2**30
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` (cuda, then mps, then cpu), or a device by torch's name such as `cuda:1`.
+
+    Raises:
+        UserError: not a device's name, or a device that this machine or this torch does not have.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    hint = "use auto, cpu, cuda, cuda:<number> or mps"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name!r} is not a device", hint) from None
+    present = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = present.get(device.type, 0)
+    if (device.index or 0) >= count:
+        raise UserError(f"device={name!r} is not available: this torch sees {count} {device.type} devices", hint)
+    return device
+
+
+def set_threads(count: int) -> None:
+    """Let torch use `count` threads within one operation.
+
+    Raises:
+        UserError: fewer than one, or more than this machine has cores.
+    """
+    cores = os.cpu_count() or 1
+    if not 1 <= count <= cores:
+        raise UserError(f"torch_threads={count}: must be between 1 and the {cores} cores of this machine")
+    torch.set_num_threads(count)
+
+
+def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:
+    """bfloat16 matrix products on a CUDA device; weights, gradients and the loss stay fp32.
+
+    Raises:
+        UserError: bf16 asked for on another kind of device.
+    """
+    if not bf16:
+        return nullcontext()
+    if device.type != "cuda":
+        raise UserError(f"bf16=True needs a CUDA device; this peer trains on {device}", "leave bf16 off")
+    return torch.autocast("cuda", dtype=torch.bfloat16)
+
+
+def available_memory(device: torch.device) -> int:
+    """Free bytes on a CUDA device, else available RAM (an mps device shares it)."""
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return free_bytes
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_fits(
+    parameters: int, device: torch.device, available_bytes: Callable[[torch.device], int] = available_memory
+) -> None:
+    """Refuse a model that cannot fit, before any of it is allocated; activations come on top.
+
+    Args:
+        parameters: number of parameters.
+        device: where the trainer computes.
+        available_bytes: free bytes of a device.
+
+    Raises:
+        UserError: GiB needed and GiB free, on the device or in RAM.
+    """
+    ram = torch.device("cpu")
+    if device.type == "cuda":
+        needs = [(device, DEVICE_BYTES_PER_PARAMETER), (ram, AGENT_BYTES_PER_PARAMETER)]
+    else:
+        needs = [(ram, DEVICE_BYTES_PER_PARAMETER + AGENT_BYTES_PER_PARAMETER)]
+    for place, bytes_per_parameter in needs:
+        needed, free = parameters * bytes_per_parameter, available_bytes(place)
+        if needed > free:
+            raise UserError(
+                f"a model of {parameters / 1e6:.1f}M parameters needs {needed / _GIB:.2f} GiB; "
+                f"{free / _GIB:.2f} GiB free on {place}",
+                "free memory, use a larger machine, or join a run with a smaller model",
+            )

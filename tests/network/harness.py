@@ -1,0 +1,295 @@
+"""Real swarms for tests: real bootstrap, agents, DHT and sockets. Only the inner training is replaced by arithmetic.
+
+A `Member` is the production `SwarmSync` over a production agent process; its "model" is a vector that moves by a known
+amount at every step, so that a test can compute what the swarm must arrive at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from peer.link.memory import SharedState
+from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
+from peer.link.supervisor import AgentGoneError, AgentProcess
+from peer.link.sync import Limits, SwarmSync
+from peer.outer.recipes import resolve
+from peer.outer.round import RoundRecord
+from peer.outer.schedule import EverySteps
+from peer.protocol.manifest import RunManifest
+
+MANIFEST = """
+name: test
+seed: 3
+model:
+  architecture: llama
+  config: {{vocab_size: 264, hidden_size: {hidden}, intermediate_size: {hidden}, num_hidden_layers: 1,
+           num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 64, tie_word_embeddings: true,
+           bos_token_id: null, eos_token_id: 1, pad_token_id: 0}}
+data: {{sequence_length: 8}}
+inner: {{batch_sequences: 4}}
+recipe: {{name: diloco, steps_per_round: {steps}, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6}}
+rounds: {{straggler_wait_s: {wait}, timeout_s: 20{total}}}
+"""
+TOKENS_PER_STEP = 32
+
+
+@dataclass(frozen=True)
+class FakeStep:
+    tokens: int = TOKENS_PER_STEP
+    loss: float = 1.0
+
+
+class VectorReplica:
+    """The "model": one vector."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
+
+    def read(self, out: Tensor) -> None:
+        out.copy_(self.flat)
+
+    def write(self, flat: Tensor) -> None:
+        self.flat.copy_(flat)
+
+
+class BootstrapProcess:
+    """`atoll-bootstrap` as a child; `address` is what a peer joins with."""
+
+    def __init__(self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "run.yaml"
+        path.write_text(manifest_text)
+        self.folder = folder
+        self._command = [
+            sys.executable, "-m", "bootstrap.cli", str(path), "--json", "--state-dir", str(folder),
+            "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
+        ]  # fmt: skip
+        if initial_peers:
+            self._command += ["--initial-peers", *initial_peers]
+        self.log = (folder / "bootstrap.log").open("ab")
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self.log)
+        started = json.loads(self._first_line())
+        self.address: str = started["addresses"][0]
+        self.run_id: str = started["run_id"]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.split("/")[4])
+
+    def _first_line(self) -> bytes:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self.folder / "bootstrap.log").read_text()
+        return line
+
+    def genesis(self) -> Tensor:
+        """The initial state, anchor first."""
+        return torch.frombuffer(bytearray((self.folder / "genesis.bin").read_bytes()), dtype=torch.float32)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(5)
+        finally:
+            self.process.kill()
+            self.log.close()
+
+
+@dataclass
+class Member:
+    """One peer of a test swarm."""
+
+    name: str
+    folder: Path
+    agent: AgentProcess
+    start: Start
+    push: Tensor
+    sync: SwarmSync | None = None
+    replica: VectorReplica | None = None
+    peer_id: str = ""
+    records: list[RoundRecord] = field(default_factory=list)
+    swarm: Swarm | None = None
+    stopped: Stopped | None = None
+    frozen: bool = False
+
+    @property
+    def committed(self) -> list[RoundRecord]:
+        return [record for record in self.records if record.status == "committed"]
+
+    @property
+    def head_digest(self) -> str | None:
+        assert self.sync is not None
+        head = self.sync.memory.head
+        return head.state_digest if head is not None else None
+
+    @property
+    def lineage_id(self) -> str | None:
+        assert self.sync is not None
+        head = self.sync.memory.head
+        return head.lineage_id if head is not None else None
+
+    @property
+    def round(self) -> int:
+        assert self.sync is not None
+        return self.sync.round
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, Round):
+            self.records.append(message.record)
+        elif isinstance(message, Swarm):
+            self.swarm = message
+        elif isinstance(message, Stopped):
+            self.stopped = message
+
+    def step(self) -> None:
+        """One inner "step": the vector moves by `push`."""
+        assert self.sync is not None
+        assert self.replica is not None
+        self.replica.flat += self.push
+        self.sync.after_step(FakeStep())
+
+    def log_text(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    def kill(self) -> None:
+        """SIGKILL the agent alone, as a crash; the test plays the trainer, so nothing else is left of this member."""
+        assert self.agent.pid is not None
+        os.kill(self.agent.pid, signal.SIGKILL)
+        self.frozen = True
+
+    def stop(self, linger_s: float = 0.0) -> Stopped:
+        self.agent.send(Stop(linger_s=linger_s))
+        message = self.agent.expect(Stopped, 15.0 + linger_s)
+        assert isinstance(message, Stopped)
+        self.agent.end(5.0)
+        return message
+
+
+class TestSwarm:
+    """Starts, drives and cleans up bootstraps and members."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path, *, hidden: int = 16, steps: int = 5, wait: float = 5.0, total: int | None = None):
+        self.folder = folder
+        rounds = f", total: {total}" if total else ""
+        self.manifest_text = MANIFEST.format(hidden=hidden, steps=steps, wait=wait, total=rounds)
+        self.bootstraps: list[BootstrapProcess] = []
+        self.members: list[Member] = []
+
+    def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
+        self.bootstraps.append(BootstrapProcess(self.folder / name, self.manifest_text, initial_peers, port))
+        return self.bootstraps[-1]
+
+    def add(self, *names: str, address: str | None = None, genesis: Tensor | None = None) -> list[Member]:
+        """Start members together and bring each to its first anchor."""
+        bootstrap = self.bootstraps[-1]
+        address = address or bootstrap.address
+        members = [self._launch(name, address, len(self.members) + index) for index, name in enumerate(names)]
+        self.members += members
+        for member in members:
+            self._connect(member, bootstrap.genesis() if genesis is None else genesis)
+        for member in members:
+            assert member.sync is not None
+            anchor = member.agent.expect(Anchor, 60.0)
+            assert isinstance(anchor, Anchor)
+            member.sync.adopt(anchor, keep_local=False)
+        return members
+
+    def _launch(self, name: str, address: str, number: int) -> Member:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        agent = AgentProcess(folder / "agent.log")
+        start = Start(
+            initial_peers=(address,),
+            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            identity_path=str(folder / "identity.key"),
+            nickname=name,
+            directory=str(folder),
+        )
+        agent.start()
+        agent.send(start)
+        return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
+
+    def _connect(self, member: Member, genesis: Tensor) -> None:
+        published = member.agent.expect(Published, 60.0)
+        assert isinstance(published, Published)
+        manifest = RunManifest.model_validate(published.manifest)
+        member.peer_id = published.peer_id
+        recipe = resolve(manifest.recipe)
+        buffers = recipe.outer.num_buffers
+        numel = genesis.numel() // (1 + buffers)
+        memory = SharedState(member.agent.memory_descriptor, numel, buffers)
+        memory.anchor.copy_(genesis[:numel])
+        mapped = Mapped(numel=numel, num_buffers=buffers)
+        member.replica = VectorReplica(torch.empty(numel))
+        member.sync = SwarmSync(
+            agent=member.agent,
+            start=member.start,
+            mapped=mapped,
+            memory=memory,
+            replica=member.replica,
+            schedule=EverySteps(steps_per_round=recipe.steps_per_round),
+            limits=Limits(total_rounds=manifest.rounds.total, max_rounds=None),
+            on_message=member.on_message,
+        )
+        member.agent.send(mapped)
+
+    def drive(self, until: Callable[[], bool], timeout_s: float = 60.0, pace_s: float = 0.01) -> None:
+        """Let every member that is not frozen make steps, in turn, until the condition holds."""
+        deadline = time.monotonic() + timeout_s
+        while not until():
+            assert time.monotonic() < deadline, self.explain()
+            active = [m for m in self.members if not m.frozen and m.sync is not None and not m.sync.finished]
+            for member in active:
+                member.step()
+            with selectors.DefaultSelector() as selector:
+                for member in self.members:
+                    if not member.frozen and member.agent._channel is not None:
+                        selector.register(member.agent._channel, selectors.EVENT_READ)
+                selector.select(pace_s)
+            for member in self.members:
+                if not member.frozen and member not in active:
+                    self._poll(member)
+
+    @staticmethod
+    def _poll(member: Member) -> None:
+        assert member.sync is not None
+        try:
+            member.sync.poll()
+        except AgentGoneError:
+            member.frozen = True
+
+    def explain(self) -> str:
+        """What everybody did, for the message of a failed test."""
+        lines = ["timed out"]
+        for member in self.members:
+            lines.append(f"{member.name} {member.peer_id[-8:]} round {member.round} lineage {str(member.lineage_id)[:8]}")
+            lines += [
+                f"   {r.status} {r.round} {r.phase or ''} {r.reason or ''} {len(r.members)}" for r in member.records[-8:]
+            ]
+            lines.append("   " + "\n   ".join(member.log_text().splitlines()[-12:]))
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        for member in self.members:
+            member.agent.close()
+        for bootstrap in self.bootstraps:
+            bootstrap.close()

@@ -1,0 +1,76 @@
+"""Mutated payloads: decoding gives finite values of the right length, or PayloadError, and nothing else."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+import torch
+
+from peer.outer.compress.base import Compressor, PayloadError
+from peer.outer.compress.registry import COMPRESSORS
+from peer.outer.state import Update
+
+
+def mutate(payload: bytes, rng: random.Random) -> bytes:
+    mutated = bytearray(payload)
+    kind = rng.randrange(5)
+    if kind == 0:
+        del mutated[rng.randrange(len(mutated)) :]
+    elif kind == 1:
+        mutated += rng.randbytes(rng.randint(1, 300))
+    elif kind == 2:
+        for _ in range(rng.randint(1, 8)):
+            mutated[rng.randrange(len(mutated))] ^= 1 << rng.randrange(8)
+    elif kind == 3:
+        at = rng.randrange(len(mutated) - 4)
+        mutated[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x00\x00\x80\x7f", b"\x00\x00\x00\x80", b"\x80" * 4])
+    else:
+        mutated[:] = rng.randbytes(len(mutated))
+    return bytes(mutated)
+
+
+@pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
+def test_500_mutated_payloads(codec: Compressor) -> None:
+    n, rng = 700, random.Random(1)
+    good = codec.encode(torch.randn(n, generator=torch.Generator().manual_seed(0)))
+    refused = 0
+    for _ in range(500):
+        payload = mutate(good, rng)
+        try:
+            decoded = codec.decode(payload, n)
+        except PayloadError:
+            refused += 1
+            continue
+        assert decoded.shape == (n,)
+        assert torch.isfinite(decoded).all()
+    assert 200 < refused < 500
+
+
+@pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
+def test_500_mutated_updates(codec: Compressor) -> None:
+    rng = random.Random(2)
+    good = b"".join(codec.encode(torch.ones(n)) for n in (256, 256, 388))
+    assert Update.split(good, 900, 3, codec).payload == good
+    refused = 0
+    for _ in range(500):
+        try:
+            update = Update.split(mutate(good, rng), 900, 3, codec)
+        except PayloadError:
+            refused += 1
+            continue
+        assert torch.isfinite(update.decode_range(0, 900)).all()
+    assert 200 < refused < 500
+
+
+@pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
+def test_a_payload_far_too_long_takes_no_memory(codec: Compressor) -> None:
+    payload = bytes(50_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadError):
+            codec.decode(payload, 10)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,173 @@
+"""The outer state: digests, contributions, preview and apply."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+
+import pytest
+import torch
+
+from peer.errors import ProtocolError
+from peer.outer import state as state_module
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload
+from peer.outer.compress.identity import Fp32
+from peer.outer.compress.int8 import BlockInt8
+from peer.outer.fragments import partition
+from peer.outer.optimizer import Nesterov, OuterOptimizer, Sgd
+from peer.outer.state import CHUNK, OuterState, Update, state_digest
+
+NESTEROV = Nesterov(lr=0.7, momentum=0.9)
+LARGE = 2 * CHUNK + 77
+
+
+def make_state(numel: int, codec: Compressor, optimizer: OuterOptimizer = NESTEROV) -> OuterState:
+    generator = torch.Generator().manual_seed(5)
+    buffers = [torch.randn(numel, generator=generator) for _ in range(optimizer.num_buffers)]
+    return OuterState(torch.randn(numel, generator=generator), buffers, optimizer, codec)
+
+
+def make_update(numel: int, num_parts: int, codec: Compressor, seed: int = 0) -> Update:
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+    parts = tuple(codec.encode(x[start:stop]) for start, stop in partition(numel, num_parts, codec.block))
+    return Update(parts, numel, codec)
+
+
+class Spy(BlockInt8):
+    """Notes the largest range that was decoded at a time."""
+
+    largest = 0
+
+    def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> torch.Tensor:
+        type(self).largest = max(self.largest, stop - start)
+        return super().decode_range(payload, n, start, stop)
+
+
+def test_digest_is_as_specified() -> None:
+    state = make_state(3, Fp32())
+    anchor, buffer = (
+        hashlib.sha256(struct.pack("<3f", *t.tolist())).digest() for t in (state.anchor, state.buffers[0])
+    )
+    expected = hashlib.sha256(b"atoll-state-1" + struct.pack("<QB", 3, 1) + anchor + buffer).hexdigest()
+    assert state.chunk_digests() == [anchor, buffer]
+    assert state.digest() == expected == state_digest([anchor, buffer], 3, 1)
+
+
+def test_chunks_are_the_anchors_then_the_buffers() -> None:
+    state = make_state(LARGE, Fp32())
+    digests = state.chunk_digests()
+    assert len(digests) == 6
+    assert digests[2] == hashlib.sha256(state.anchor[2 * CHUNK :].numpy().tobytes()).digest()
+    assert digests[3] == hashlib.sha256(state.buffers[0][:CHUNK].numpy().tobytes()).digest()
+
+
+def test_any_single_bit_changes_the_digest() -> None:
+    state = make_state(1000, Fp32())
+    before = state.digest()
+    for tensor in (state.anchor, state.buffers[0]):
+        tensor.view(torch.int32)[999] ^= 1
+        assert state.digest() != before
+        tensor.view(torch.int32)[999] ^= 1
+    assert state.digest() == before
+
+
+@pytest.mark.parametrize("digests", [[], [bytes(32)], [bytes(32)] * 3, [bytes(32), bytes(31)]])
+def test_a_list_of_chunk_digests_that_does_not_fit_is_refused(digests: list[bytes]) -> None:
+    with pytest.raises(ProtocolError, match="must be 2 of 32 bytes"):
+        state_digest(digests, 1000, 1)
+
+
+def test_contribution_is_the_pseudo_gradient_in_parts() -> None:
+    state = make_state(1000, Fp32())
+    local = state.anchor + 0.25
+    payloads = state.encode_contribution(local, partition(1000, 3, 1))
+    received = torch.cat([Fp32().decode(p, b - a) for p, (a, b) in zip(payloads, partition(1000, 3, 1), strict=True)])
+    assert torch.equal(received, state.anchor - local)
+    assert torch.equal(state.pseudo_gradient(local, 10, 20), received[10:20])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("codec", [Fp32(), BlockInt8()], ids=["fp32", "int8"])
+def test_a_diverged_trainer_contributes_nothing(codec: Compressor, bad: float) -> None:
+    state = make_state(1000, codec)
+    local = state.anchor.clone()
+    local[600] = bad
+    with pytest.raises(NonFiniteError, match=r"local parameters \[512, 1000\) hold NaN or infinity"):
+        state.encode_contribution(local, ((0, 512), (512, 1000)))
+
+
+@pytest.mark.parametrize("codec", [Fp32(), BlockInt8()], ids=["fp32", "int8"])
+@pytest.mark.parametrize("optimizer", [NESTEROV, Sgd(lr=1.0)], ids=["nesterov", "sgd"])
+def test_preview_foretells_apply_and_changes_nothing(codec: Compressor, optimizer: OuterOptimizer) -> None:
+    state, update = make_state(LARGE, codec, optimizer), make_update(LARGE, 3, codec)
+    state.round, state.lineage_id = 4, "parent"
+    before, addresses = state.digest(), [t.data_ptr() for t in (state.anchor, *state.buffers)]
+    expected = state.preview(update)
+    assert (state.digest(), state.round, state.lineage_id) == (before, 4, "parent")
+    assert expected != before
+    state.apply(update, 5, "child")
+    assert (state.digest(), state.round, state.lineage_id) == (expected, 5, "child")
+    assert [t.data_ptr() for t in (state.anchor, *state.buffers)] == addresses
+
+
+def test_apply_is_the_optimizer_on_the_decoded_update() -> None:
+    state, update = make_state(1000, BlockInt8()), make_update(1000, 3, BlockInt8())
+    anchor, buffer = state.anchor.clone(), state.buffers[0].clone()
+    NESTEROV.step_(anchor, [buffer], update.decode_range(0, 1000))
+    state.apply(update, 1, "child")
+    assert torch.equal(state.anchor, anchor)
+    assert torch.equal(state.buffers[0], buffer)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_neither_chunk_boundaries_nor_threads_matter(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    torch.set_num_threads(threads)
+    whole, chunked = make_state(100_003, BlockInt8()), make_state(100_003, BlockInt8())
+    update = make_update(100_003, 3, BlockInt8())
+    whole.apply(update, 1, "")
+    expected = whole.digest()
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module, "CHUNK", 512)
+        foretold = chunked.preview(update)
+        chunked.apply(update, 1, "")
+        assert chunked.digest() == foretold
+    assert chunked.digest() == expected
+
+
+def test_preview_and_apply_decode_a_chunk_at_a_time() -> None:
+    state, update = make_state(LARGE, Spy()), make_update(LARGE, 2, Spy())
+    Spy.largest = 0
+    state.preview(update)
+    state.apply(update, 1, "")
+    assert Spy.largest == CHUNK
+
+
+def test_an_update_beyond_fp32_is_foretold() -> None:
+    state = make_state(1000, Fp32())
+    before = state.digest()
+    huge = Update((Fp32().encode(torch.full((1000,), 3e38)),), 1000, Fp32())
+    with pytest.raises(NonFiniteError, match=r"makes values \[0, 1000\) of the state infinite"):
+        state.preview(huge)
+    assert state.digest() == before
+
+
+def test_an_update_of_another_size_is_refused() -> None:
+    state, update = make_state(1000, Fp32()), make_update(999, 1, Fp32())
+    with pytest.raises(AssertionError, match="update of 999 values on a state of 1000"):
+        state.preview(update)
+    with pytest.raises(AssertionError, match="update of 999 values on a state of 1000"):
+        state.apply(update, 1, "")
+
+
+def test_tensors_that_cannot_hold_a_state_are_refused() -> None:
+    with pytest.raises(AssertionError, match="0 buffers; need 1"):
+        OuterState(torch.zeros(4), [], NESTEROV, Fp32())
+    with pytest.raises(AssertionError, match=r"shape \(3,\); need \(4,\)"):
+        OuterState(torch.zeros(4), [torch.zeros(3)], NESTEROV, Fp32())
+    with pytest.raises(AssertionError, match=r"torch\.float64"):
+        OuterState(torch.zeros(4, dtype=torch.float64), [torch.zeros(4)], NESTEROV, Fp32())
+    with pytest.raises(AssertionError, match="contiguous"):
+        OuterState(torch.zeros(8)[::2], [torch.zeros(4)], NESTEROV, Fp32())
+    with pytest.raises(AssertionError, match="whole blocks of 3"):
+        OuterState(torch.zeros(4), [torch.zeros(4)], NESTEROV, BlockInt8(block=3))

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from peer.errors import UserError
+from peer.protocol.manifest import MAX_MANIFEST_BYTES, PROTOCOL_VERSION, RunManifest, check_protocol, parse_manifest
+
+RUNS = Path(__file__).parents[2] / "configs/runs"
+SMALL = {"name": "a", "model": {"architecture": "llama", "config": {"hidden_size": 8}}}
+HEAD = "name: a\nmodel: {architecture: llama}\n"
+
+
+def small(**changes):
+    return parse_manifest(json.dumps({**SMALL, **changes}), "test")
+
+
+@pytest.mark.parametrize("file", sorted(RUNS.glob("*.yaml")), ids=lambda file: file.name)
+def test_every_shipped_manifest_is_valid_and_survives_its_canonical_form(file):
+    manifest = parse_manifest(file.read_text(), file.name)
+    again = parse_manifest(manifest.canonical(), "canonical")
+    assert again == manifest
+    assert again.canonical() == manifest.canonical()
+    assert again.run_id == manifest.run_id
+
+
+def test_the_run_id_is_the_same_on_every_machine_and_version():
+    assert small().canonical() == (
+        b'{"data":{"name":null,"sequence_length":128,"source":"python-stdlib","split":"train","subset":null,'
+        b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,"betas":[0.9,0.95],'
+        b'"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,"min_learning_rate_ratio":0.1,"warmup_steps":50,'
+        b'"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},"pretrained":null,'
+        b'"revision":"main"},"name":"a","protocol":1,"recipe":{"compressor":null,"name":"diloco","outer_learning_rate":null,'
+        b'"outer_momentum":null,"steps_per_round":null},"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,'
+        b'"timeout_s":120.0,"total":null},"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"}}'
+    )
+
+
+def test_the_order_of_keys_does_not_matter_and_every_value_does():
+    assert parse_manifest("model: {config: {hidden_size: 8}, architecture: llama}\nname: a", "x") == small()
+    variants = [
+        small(), small(name="b"), small(seed=1), small(genesis="0" * 64), small(rounds={"total": 5}),
+        small(inner={"learning_rate": 0.002}), small(recipe={"compressor": "int8"}),
+        small(model={"architecture": "llama", "config": {"hidden_size": 8, "tie_word_embeddings": True}}),
+    ]
+    assert len({manifest.run_id for manifest in variants}) == len(variants)
+
+
+def test_a_manifest_is_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        small().seed = 1
+
+
+def test_unknown_and_bad_keys_are_all_named_with_their_remedy():
+    with pytest.raises(UserError) as caught:
+        small(sed=1, inner={"learning_rat": 1, "eps": 2.0}, rounds={"min_group": 1})
+    assert caught.value.what == "manifest test is not valid"
+    assert sorted(caught.value.hint.splitlines()) == [
+        "inner.eps=2.0: Input should be less than or equal to 0.01",
+        "rounds.min_group=1: Input should be greater than or equal to 2",
+        "unknown key 'inner.learning_rat': did you mean 'learning_rate'?",
+        "unknown key 'sed': did you mean 'seed'?",
+    ]
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"model": {}}, "give exactly one of 'architecture' (with 'config') and 'pretrained'"),
+    ({"model": {"architecture": "llama", "pretrained": "a/b"}}, "give exactly one of"),
+    ({"tokenizer": {"kind": "hub"}}, "'name' goes with kind 'hub', and only with it"),
+    ({"data": {"name": "a/b"}}, "'name' goes with source 'hub', and only with it"),
+    ({"inner": {"betas": [0.9, 1.0]}}, "betas=(0.9, 1.0): each must be in [0, 1)"),
+    ({"rounds": {"min_group": 8, "max_group": 4}}, "min_group=8 is above max_group=4"),
+])
+def test_values_that_do_not_fit_together_are_told(changes, message):
+    with pytest.raises(UserError) as caught:
+        small(**changes)
+    assert message in caught.value.hint
+
+
+@pytest.mark.parametrize(("version", "remedy"), [
+    (PROTOCOL_VERSION + 1, "upgrade atoll on this machine"), (0, "ask the organiser"), ("1", "ask the organiser"),
+    (True, "ask the organiser"), ([1], "ask the organiser"), (None, "ask the organiser"),
+])
+def test_another_protocol_version_is_refused_before_anything_else(version, remedy):
+    with pytest.raises(UserError, match=f"this atoll speaks {PROTOCOL_VERSION}") as caught:
+        parse_manifest(json.dumps({"protocol": version, "unknown": 1}), "test")
+    assert remedy in caught.value.hint
+    check_protocol(PROTOCOL_VERSION, "test")
+
+
+def bomb(link):
+    """A chain of 40 aliases, each nine times its predecessor: 9^40 values in less than 2 KiB."""
+    return "k0: &k0 {a: 1}\n" + "".join(link(i, ",".join([f"*k{i - 1}"] * 9)) for i in range(1, 41)) + HEAD
+
+
+HOSTILE: dict[str, str | bytes] = {
+    "empty": "",
+    "a list": "- a",
+    "a number": "17",
+    "not YAML": "a: [",
+    "a tab": "a:\n\t- b",
+    "a zero byte": "name: a\0b",
+    "not UTF-8": b"\xff\xfe\x00\xd8",
+    "half a surrogate": HEAD.replace("a\n", '"\ud800"\n', 1),
+    "too large": "#" * (MAX_MANIFEST_BYTES + 1),
+    "too large in bytes, not in characters": "# " + "\u5c9b" * (MAX_MANIFEST_BYTES // 3) + "\n" + HEAD,
+    "deep lists": "[" * 8000,
+    "deep mappings": "{a: " * 4000,
+    "deep blocks": "".join(" " * i + "a:\n" for i in range(170)),
+    "a number of 5000 digits": HEAD + "seed: " + "1" * 5000,
+    "hexadecimal without digits": HEAD + "seed: 0x_",
+    "a date that never was": "name: 2001-99-99",
+    "an hour that never was": HEAD + "seed: 2001-01-01T00:00:00+99:99",
+    "python object": "!!python/object/apply:os.system ['true']",
+    "python name": HEAD + "seed: !!python/name:os.system",
+    "an unknown tag": HEAD + "seed: !x 1",
+    "a set": "name: a\nmodel: !!set {architecture}",
+    "a key that is a list": "? [a]\n: b",
+    "a key that is a number": HEAD + "1: 2",
+    "a key that is nothing": HEAD + "~: 2",
+    "a merge of nothing": HEAD + "<<: 3",
+    "a value that holds itself": "name: a\nmodel: &m {architecture: llama, config: {x: *m}}",
+    "an alias bomb of lists": bomb(lambda i, many: f"k{i}: &k{i} [{many}]\n"),
+    "an alias bomb of merges": bomb(lambda i, many: f"k{i}: &k{i} {{<<: [{many}]}}\n"),
+    "two documents": HEAD + "---\n" + HEAD,
+    "thousands of unknown keys": HEAD + "".join(f"k{i}: 1\n" for i in range(1800)),
+    "an unknown key of 10 kB": HEAD + f"? {'k' * 10_000}\n: 1",
+    "an unknown key that moves the cursor": HEAD + '"\\e[2J\\e[H": 1',
+    "a config key that moves the cursor": 'name: a\nmodel: {architecture: llama, config: {"\\e[2J": .inf}}',
+    "a value that moves the cursor": 'name: "\\e]0;owned\\a"\nmodel: {architecture: llama}',
+    "a name with markup": "name: <script>alert(1)</script>\nmodel: {architecture: llama}",
+    "a name above its folder": 'name: ".."\nmodel: {architecture: llama}',
+    "a name that is a path": "name: a/b\nmodel: {architecture: llama}",
+    "a name that is a flag": 'name: "--help"\nmodel: {architecture: llama}',
+    "a name with a line end": 'name: "a\\n"\nmodel: {architecture: llama}',
+    "a name of 65 characters": f"name: {'a' * 65}\nmodel: {{architecture: llama}}",
+    "a model above its folder": "name: a\nmodel: {pretrained: ../..}",
+    "a model at an absolute path": "name: a\nmodel: {pretrained: /etc/passwd}",
+    "a model three folders deep": "name: a\nmodel: {pretrained: a/b/c}",
+    "a model that is a URL": "name: a\nmodel: {pretrained: 'http://a/b'}",
+    "a revision above its folder": "name: a\nmodel: {pretrained: a/b, revision: ../../x}",
+    "a subset with a line end": HEAD + 'data: {source: hub, name: a/b, subset: "x\\ny"}',
+    "nested config": "name: a\nmodel: {architecture: llama, config: {x: {y: 1}}}",
+    "infinity in the config": "name: a\nmodel: {architecture: llama, config: {x: .inf}}",
+    "not a number in the config": "name: a\nmodel: {architecture: llama, config: {x: .nan}}",
+    "a config number of 6000 digits": f"name: a\nmodel: {{architecture: llama, config: {{x: 0x{'f' * 5000}}}}}",
+    "a seed of 6000 digits": HEAD + f"seed: 0x{'f' * 5000}",
+    "infinite learning rate": HEAD + "inner: {learning_rate: .inf}",
+    "negative weight decay": HEAD + "inner: {weight_decay: -1}",
+    "unlimited gradient norm": HEAD + "inner: {max_grad_norm: .inf}",
+    "three betas": HEAD + "inner: {betas: [.1, .2, .3]}",
+    "a group of a million": HEAD + "rounds: {max_group: 1000000}",
+    "a round that never ends": HEAD + "rounds: {timeout_s: 1e308}",
+    "an endless sequence": HEAD + "data: {sequence_length: 1e9}",
+    "a genesis in capitals": HEAD + f"genesis: {'A' * 64}",
+    "a negative seed": HEAD + "seed: -1",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_manifest_is_refused_in_a_short_printable_message(name):
+    with pytest.raises(UserError) as caught:
+        parse_manifest(HOSTILE[name], "from the network")
+    message = caught.value.render()
+    assert len(message) < 8000
+    assert message.replace("\n", "").isprintable()
+
+
+@given(st.dictionaries(st.text(max_size=8), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=8,
+)))
+def test_any_document_is_either_a_manifest_or_a_user_error(document):
+    try:
+        parse_manifest(yaml.safe_dump({**SMALL, **document}), "test")
+    except UserError:
+        return
+    assert set(document) <= set(RunManifest.model_fields)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_after_a_good_beginning_are_either_a_manifest_or_a_user_error(tail):
+    with contextlib.suppress(UserError):
+        assert parse_manifest(HEAD.encode() + tail, "test").name == "a"

@@ -1,0 +1,59 @@
+"""The container files cannot be built in tests; that what they name exists can be checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import bootstrap.cli
+import peer.cli
+from peer.protocol.address import PEER_EXAMPLE
+from peer.settings import load_settings
+
+ROOT = Path(__file__).parents[1]
+SERVICES = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+PARSERS = {"atoll": peer.cli.build_parser, "atoll-bootstrap": bootstrap.cli.build_parser}
+
+
+def interpolate(text: str) -> str:
+    """`${NAME:-default}` as compose reads it with nothing set; an empty default stands for a peer address."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", lambda match: match[1] or PEER_EXAMPLE, text)
+
+
+def parser_of(service: dict) -> ArgumentParser:
+    dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE)
+    (program,) = json.loads(entry)
+    return PARSERS[program]()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_command_is_one_that_the_program_accepts(name):
+    command = [interpolate(part) for part in SERVICES[name]["command"]]
+    arguments = vars(parser_of(SERVICES[name]).parse_args(command))
+    assert "/data" in map(str, arguments.values())
+    load_settings({}, None, SERVICES[name].get("environment", {}))
+
+
+def test_the_manifest_that_the_bootstrap_serves_is_in_the_image():
+    manifest = SERVICES["bootstrap"]["command"][0]
+    assert manifest.startswith("configs/")
+    assert (ROOT / manifest).is_file()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.name)
+def test_every_copied_path_exists_and_reaches_the_build(file):
+    copied = [part for line in re.findall(r"^COPY (.*) \S+$", file.read_text(), re.MULTILINE) for part in line.split()]
+    assert {"setup.cfg", "constraints.txt", "peer", "bootstrap", "configs"} <= set(copied)
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert [path for path in copied if not (ROOT / path).exists() or path not in let_through] == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.name)
+def test_no_image_runs_as_root(file):
+    assert re.findall(r"^USER (\w+)$", file.read_text(), re.MULTILINE) == ["atoll"]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from peer.errors import UserError
+from peer.train import device as room
+from peer.train.device import autocast, available_memory, check_fits, pick_device, set_threads
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+GIB = 2**30
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, cuda: int, mps: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(("cuda", "mps", "expected"), [(2, True, "cuda"), (0, True, "mps"), (0, False, "cpu")])
+def test_auto_prefers_the_fastest(monkeypatch, cuda, mps, expected):
+    pretend(monkeypatch, cuda, mps)
+    assert pick_device("auto").type == expected
+
+
+def test_absent_and_misspelt_devices_are_refused(monkeypatch):
+    pretend(monkeypatch, cuda=1, mps=False)
+    assert pick_device("cuda:0") == CUDA
+    assert pick_device("cpu") == CPU
+    for name, message in [
+        ("cuda:1", "'cuda:1' is not available: this torch sees 1 cuda devices"),
+        ("mps", "sees 0 mps devices"), ("meta", "sees 0 meta devices"), ("gpu", "'gpu' is not a device"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            pick_device(name)
+
+
+def test_threads_are_bounded_by_the_cores(monkeypatch):
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    set_threads(4)
+    assert counts == [4]
+    for count in (0, 5):
+        with pytest.raises(UserError, match=f"torch_threads={count}: must be between 1 and the 4 cores"):
+            set_threads(count)
+
+
+def test_bf16_is_for_cuda_only():
+    with autocast(CPU, bf16=False):
+        assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.float32
+    with pytest.raises(UserError, match="bf16=True needs a CUDA device; this peer trains on cpu"):
+        autocast(CPU, bf16=True)
+
+
+def test_available_memory_is_read_from_the_right_place(monkeypatch, tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 99 kB\nMemAvailable:   2048 kB\n")
+    monkeypatch.setattr(room, "Path", lambda _: meminfo)
+    assert available_memory(CPU) == 2 * 2**20
+    meminfo.unlink()
+    pages = {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(room, "os", SimpleNamespace(sysconf=pages.__getitem__))
+    assert available_memory(CPU) == 40960
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 9))
+    assert available_memory(CUDA) == 5
+
+
+def test_a_model_must_fit_with_its_moments_and_its_agent():
+    million = 1_000_000
+    check_fits(million, CPU, lambda _: 28 * million)
+    with pytest.raises(UserError, match=r"1\.0M parameters needs 0\.03 GiB; 0\.03 GiB free on cpu"):
+        check_fits(million, CPU, lambda _: 28 * million - 1)
+    check_fits(million, CUDA, {CUDA: 16 * million, CPU: 12 * million}.__getitem__)
+    with pytest.raises(UserError, match="free on cuda:0"):
+        check_fits(million, CUDA, {CUDA: 16 * million - 1, CPU: GIB}.__getitem__)
+    with pytest.raises(UserError, match="free on cpu"):
+        check_fits(million, CUDA, {CUDA: GIB, CPU: 12 * million - 1}.__getitem__)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import logging
+import math
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from peer.errors import UserError
+from peer.protocol.manifest import InnerSpec
+from peer.train.optim import build_optimizer
+from peer.train.step import Trainer, language_loss
+from tests.train.tiny import random_batches, tiny_model
+
+INNER = InnerSpec(max_grad_norm=0.05)
+CPU = torch.device("cpu")
+
+
+def make_trainer(lr: float = 1e-2, **options: object) -> Trainer:
+    model = tiny_model()
+    return Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: lr, **options)
+
+
+def test_the_loss_is_next_token_cross_entropy():
+    model, batch = tiny_model(), random_batches(1)[0]
+    logits = model(input_ids=batch).logits
+    rows = [F.cross_entropy(logits[row, t], batch[row, t + 1]) for row in range(2) for t in range(8)]
+    assert language_loss(model, batch).item() == pytest.approx(torch.stack(rows).mean().item(), abs=1e-6)
+
+
+def test_what_a_step_reports():
+    ticks = count(0.0, 2.5)
+    result = make_trainer(lr=3e-3, clock=lambda: next(ticks)).step(random_batches(1)[0])
+    assert result.loss == pytest.approx(math.log(264), abs=0.05)
+    assert result.tokens == 16
+    assert (result.learning_rate, result.seconds, result.skipped) == (3e-3, 2.5, False)
+    assert result.grad_norm > 0.05
+
+
+def test_it_learns_a_repeated_batch():
+    trainer, batch = make_trainer(), random_batches(1)[0]
+    losses = [trainer.step(batch).loss for _ in range(40)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_gradients_are_clipped_before_the_optimizer_sees_them():
+    trainer = make_trainer()
+    seen: list[float] = []
+    trainer.optimizer.register_step_pre_hook(lambda *_: seen.append(_norm(trainer)))
+    trainer.step(random_batches(1)[0])
+    assert seen == [pytest.approx(0.05, rel=1e-4)]
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def _norm(trainer: Trainer) -> float:
+    return math.sqrt(sum(float(p.grad.pow(2).sum()) for p in trainer.model.parameters()))
+
+
+def _spoil_logits(_module, _inputs, output) -> None:
+    output.logits = output.logits * math.inf
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_moves_nothing_and_is_counted(poison, caplog):
+    trainer, batch = make_trainer(), random_batches(1)[0]
+    trainer.step(batch)
+    weight = trainer.model.get_output_embeddings().weight
+    if poison == "loss":
+        handle = trainer.model.register_forward_hook(_spoil_logits)
+    else:
+        handle = weight.register_hook(lambda grad: grad * math.nan)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    moments = [value.clone() for state in trainer.optimizer.state.values() for value in state.values()]
+    with caplog.at_level(logging.WARNING):
+        result = trainer.step(batch)
+    assert result.skipped
+    assert result.tokens == 0
+    assert trainer.skipped_steps == 1
+    assert "step skipped" in caplog.text
+    assert math.isfinite(result.loss) is (poison == "gradient")
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    after = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
+    handle.remove()
+    assert not trainer.step(batch).skipped
+    assert trainer.skipped_steps == 1
+
+
+def test_bf16_needs_cuda():
+    with pytest.raises(UserError, match="bf16=True needs a CUDA device"):
+        make_trainer(bf16=True)

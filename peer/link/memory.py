@@ -27,7 +27,6 @@ class Head(Spec):
 
     round: int
     lineage_id: Digest
-    lineage_weight: int
     state_digest: Digest
     contributed: int | None = None
 

@@ -139,8 +139,10 @@ class Stopped(Spec):
     round: int
     lineage_id: Digest | None
     state_digest: Digest | None
-    bytes_sent: int
-    bytes_received: int
+    round_bytes_sent: int
+    round_bytes_received: int
+    state_bytes_sent: int
+    state_bytes_received: int
 
 
 class Fatal(Spec):

@@ -11,14 +11,19 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from peer.errors import UserError
 from peer.link.memory import create_descriptor
 from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
+from peer.protocol.manifest import Spec
 
+AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent")
 SEND_TIMEOUT_S = 5.0
 MAX_RESTART_DELAY_S = 30.0
+MessageT = TypeVar("MessageT", bound=Spec)
 
 
 class AgentGoneError(Exception):
@@ -31,10 +36,14 @@ class AgentProcess:
 
     Args:
         log_path: the agent's stdout and stderr are appended here.
+        command: starts the agent; `--channel`, `--memory` and `--parent` with their numbers are appended.
+        clock: monotonic seconds, for the back-off between starts.
     """
 
-    def __init__(self, log_path: Path) -> None:
-        self.log_path = log_path
+    def __init__(
+        self, log_path: Path, command: Sequence[str] = AGENT_COMMAND, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.log_path, self._command, self._clock = log_path, tuple(command), clock
         self.memory_descriptor = create_descriptor()
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,8 +66,7 @@ class AgentProcess:
         self._discard()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        command = [sys.executable, "-m", "peer.swarm.agent"]
-        command += ["--channel", str(theirs.fileno()), "--memory", str(self.memory_descriptor)]
+        command = [*self._command, "--channel", str(theirs.fileno()), "--memory", str(self.memory_descriptor)]
         command += ["--parent", str(os.getpid())]
         with self.log_path.open("ab") as log, theirs:
             self._process = subprocess.Popen(
@@ -70,14 +78,14 @@ class AgentProcess:
                 pass_fds=(theirs.fileno(), self.memory_descriptor),
             )
         self._channel = ours
-        self._started_at = time.monotonic()
+        self._started_at = self._clock()
         self.starts += 1
 
     @property
     def may_restart(self) -> bool:
         """True once the back-off since the last start is over: 1, 2, 4, ... 30 s."""
         delay = min(MAX_RESTART_DELAY_S, 2.0 ** (self.starts - 1))
-        return time.monotonic() - self._started_at >= delay
+        return self._clock() - self._started_at >= delay
 
     def send(self, message: ToAgent) -> None:
         """Send one message; raises AgentGoneError when the agent is dead or does not read for 5 s."""
@@ -106,7 +114,7 @@ class AgentProcess:
             self._ready(selectors.EVENT_READ, deadline - time.monotonic())
         return self._inbox.popleft()
 
-    def expect(self, wanted: type[Message], timeout_s: float) -> Message:
+    def expect(self, wanted: type[MessageT], timeout_s: float) -> MessageT:
         """Wait for one kind of message, dropping others.
 
         Raises:

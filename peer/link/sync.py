@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -100,18 +101,48 @@ class SwarmSync:
         self._tokens_in_base = 0
         self._tokens_at_snapshot = 0
         self._steps_at_snapshot = 0
+        self._tokens_before = 0
+        self._resumed = False
         self._last_progress = float("-inf")
         self._started = clock()
         self._loss: float | None = None
 
-    def adopt(self, anchor: Anchor, keep_local: bool) -> None:
-        """Take the first anchor of this process: as the local parameters, or (on resume) under the resumed ones."""
-        if not keep_local:
-            self.replica.write(self.memory.anchor)
+    def begin(self, anchor: Anchor) -> None:
+        """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
+        self._started = self._clock()
+        if self._resumed:
+            self._merge(anchor)
+            return
+        self.replica.write(self.memory.anchor)
         self._base.copy_(self.memory.anchor)
         self.round = anchor.round
-        self._started = self._clock()
         self.agent.send(Merged(round=anchor.round))
+
+    def resume(self, progress: dict[str, int]) -> None:
+        """Continue from `progress()` of an earlier process. The shared anchor must be the resumed one, the replica the
+        resumed parameters, and no agent may have changed the anchor yet.
+        """
+        self._base.copy_(self.memory.anchor)
+        self.round, self.step, self.tokens = progress["round"], progress["step"], progress["tokens"]
+        self.steps_since_snapshot = progress["steps_since_snapshot"]
+        self._tokens_in_base = self.tokens - progress["unsent_tokens"]
+        self._tokens_before = self.tokens
+        self._resumed = True
+
+    def progress(self) -> dict[str, int]:
+        """What a checkpoint must remember of this object."""
+        return {
+            "round": self.round,
+            "step": self.step,
+            "tokens": self.tokens,
+            "steps_since_snapshot": self.steps_since_snapshot,
+            "unsent_tokens": self.tokens - self._tokens_in_base,
+        }
+
+    @property
+    def anchor(self) -> Tensor:
+        """The anchor of `round`, fp32 [P]; a copy of this process that stays as it is until the next merge."""
+        return self._base
 
     @property
     def finished(self) -> bool:
@@ -125,7 +156,7 @@ class SwarmSync:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / max(1e-9, self._clock() - self._started)
+        return (self.tokens - self._tokens_before) / max(1e-9, self._clock() - self._started)
 
     def after_step(self, result: StepResult) -> None:
         """Count the step, merge what has come, hand over what is due."""
@@ -141,14 +172,15 @@ class SwarmSync:
                 self._hand_over()
             if began - self._last_progress >= PROGRESS_PERIOD_S:
                 self._last_progress = began
-                self.agent.send(self._progress())
+                self.agent.send(self._report())
         except AgentGoneError as gone:
             self._revive(gone)
         self.seconds_waiting += self._clock() - began
 
-    def poll(self) -> None:
-        """Handle every message that has arrived; never blocks."""
-        while (message := self.agent.receive()) is not None:
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Handle every message that has arrived, after waiting at most `timeout_s` for the first."""
+        while (message := self.agent.receive(timeout_s)) is not None:
+            timeout_s = 0.0
             if isinstance(message, Anchor):
                 self._merge(message)
             elif isinstance(message, WantSnapshot):
@@ -189,7 +221,7 @@ class SwarmSync:
         self.agent.send(Merged(round=message.round))
         self._on_message(message)
 
-    def _progress(self) -> Progress:
+    def _report(self) -> Progress:
         elapsed = max(1e-9, self._clock() - self._started)
         steps_left = max(0, self.schedule.steps_per_round - self.steps_since_snapshot)
         finite = self._loss is not None and 0.0 <= self._loss < 1e6
@@ -216,4 +248,5 @@ class SwarmSync:
             return
         log.warning("agent ended (%s); starting another, training goes on", gone)
         self.agent.start()
-        self.agent.send(self._start)
+        with contextlib.suppress(AgentGoneError):  # gone again already: the next step sees it
+            self.agent.send(self._start)

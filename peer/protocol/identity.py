@@ -40,7 +40,10 @@ class Identity:
         if len(key_file) != KEY_FILE_BYTES or not key_file.startswith(_PRIVATE_HEADER):
             raise ValueError("not a libp2p Ed25519 private key")
         seed = key_file[len(_PRIVATE_HEADER) :][:32]
-        return cls._of(Ed25519PrivateKey.from_private_bytes(seed))
+        identity = cls._of(Ed25519PrivateKey.from_private_bytes(seed))
+        if identity.to_bytes() != key_file:  # libp2p would take the id from the stored public half
+            raise ValueError("its public half does not belong to its private half")
+        return identity
 
     @classmethod
     def _of(cls, key: Ed25519PrivateKey) -> Identity:
@@ -77,6 +80,8 @@ def _public_key(peer_id: str) -> Ed25519PublicKey:
         raise ProtocolError(f"peer id {peer_id!r} is not base58") from None
     if len(raw) != len(header) + 32 or not raw.startswith(header):
         raise ProtocolError(f"peer id {peer_id!r} does not hold an Ed25519 key")
+    if base58.b58encode(raw).decode() != peer_id:  # the decoder drops trailing spaces: one key would have many ids
+        raise ProtocolError(f"peer id {peer_id!r} is not in its one canonical spelling")
     return Ed25519PublicKey.from_public_bytes(raw[len(header) :])
 
 

@@ -14,7 +14,15 @@ from pydantic import Field, ValidationError
 
 from peer.errors import ProtocolError
 from peer.protocol.identity import MAX_PEER_ID_CHARS, SIGNATURE_BYTES, Identity, verify
-from peer.protocol.manifest import MAX_MANIFEST_BYTES, PROTOCOL_VERSION, Digest, Name, RunManifest, Spec, parse_manifest
+from peer.protocol.manifest import (
+    MAX_MANIFEST_BYTES,
+    PROTOCOL_VERSION,
+    Digest,
+    Name,
+    RunManifest,
+    Spec,
+    check_protocol,
+)
 
 MAX_RECORD_BYTES = 4096
 MAX_EXPIRY_S = 120.0
@@ -109,4 +117,16 @@ def open_manifest(blob: bytes) -> tuple[str, RunManifest]:
         raise ProtocolError(f"manifest does not unpack: {error}") from None
     if not unpacker.eof:
         raise ProtocolError(f"manifest unpacks to more than {MAX_MANIFEST_BYTES} bytes")
-    return organiser, parse_manifest(text, f"the manifest of {organiser}")
+    return organiser, _strict_manifest(text, f"the manifest of {organiser}")
+
+
+def _strict_manifest(text: bytes, origin: str) -> RunManifest:
+    # JSON only: YAML from strangers brings aliases that grow without bound and many ways for a parser to fail
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"{origin} is not JSON") from None
+    if not isinstance(document, dict):
+        raise ProtocolError(f"{origin} is not a JSON object")
+    check_protocol(document.get("protocol"), origin)
+    return parse_json(RunManifest, text)

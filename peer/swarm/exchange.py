@@ -133,11 +133,8 @@ class Exchange:
         start, stop = session.bounds[group.index]
         reduced, cosine = await self._reduce(session, parts, weights, stop - start)
         await self._bounded(session, self._send_all(session, Kind.REDUCED, reduced), "while sending the mean")
-        try:
-            pieces = await self._collect(session, "reduced", reduced)
-            update = await asyncio.to_thread(Update, tuple(pieces), state.numel, state.compressor)
-        except PayloadError as error:
-            raise RoundAborted("exchange", f"malformed update: {error}") from None
+        pieces = await self._collect(session, "reduced", reduced)
+        update = await asyncio.to_thread(_checked_update, session, tuple(pieces), state.numel)
         self._learn_rate(session, self._clock() - began)
         return Exchanged(update, cosine)
 
@@ -318,6 +315,18 @@ def _aborted_by(remote: str, body: bytes) -> RoundAborted:
 
 def _check_payload(compressor: Compressor, payload: bytes, numel: int) -> None:
     Update((payload,), numel, compressor)
+
+
+def _checked_update(session: Session, pieces: tuple[bytes, ...], numel: int) -> Update:
+    try:
+        return Update(pieces, numel, session.compressor)
+    except PayloadError:
+        for member, piece, (start, stop) in zip(session.group.members, pieces, session.bounds, strict=True):
+            try:
+                _check_payload(session.compressor, piece, stop - start)
+            except PayloadError as error:
+                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=member.peer_id) from None
+        raise
 
 
 async def _value(future: asyncio.Future[T]) -> T:

@@ -70,13 +70,18 @@ class History:
             file.flush()
             os.fsync(file.fileno())
         self.chain.append(certificate)
-        for old in self.chain[:-KEPT_UPDATES][-2:]:
-            self._update_path(old.link.update_digest).unlink(missing_ok=True)
+        self._prune()
 
     def replace(self, chain: list[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one)."""
         _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
         self.chain = list(chain)
+        self._prune()
+
+    def _prune(self) -> None:
+        kept = {self._update_path(one.link.update_digest) for one in self.chain[-KEPT_UPDATES:]}
+        for path in set(self.folder.glob("update-*.bin")) - kept:
+            path.unlink(missing_ok=True)
 
     def update(self, digest: str) -> Path | None:
         """The file of a kept update."""

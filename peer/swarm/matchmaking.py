@@ -136,7 +136,7 @@ class Matchmaker:
         """This peer's position changed: members that wait for a round that is over are told so."""
         position = self._me.position()
         for peer_id, seat in list(self._seats.items()):
-            if seat.join.parent != position.lineage_id and seat.join.round <= position.round:
+            if Position(seat.join.round, seat.join.parent) != position and seat.join.round <= position.round:
                 del self._seats[peer_id]
                 seat.taken.set()
 
@@ -212,7 +212,12 @@ class Matchmaker:
 
     def _present(self, parent: str) -> dict[str, Seat]:
         """Seats for the round that follows `parent`; others wait until this leader gets there."""
-        return {peer_id: seat for peer_id, seat in self._seats.items() if seat.join.parent == parent}
+        position = Position(self._me.position().round, parent)
+        return {
+            peer_id: seat
+            for peer_id, seat in self._seats.items()
+            if Position(seat.join.round, seat.join.parent) == position
+        }
 
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
@@ -252,7 +257,8 @@ class Matchmaker:
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
         """Fix the roster, earliest first up to the group limit, and tell it to the members."""
-        chosen = sorted(self._present(join.parent).items(), key=lambda item: item[1].since)[: self._rounds.max_group - 1]
+        waiting = sorted(self._present(join.parent).items(), key=lambda item: item[1].since)
+        chosen = waiting[: self._rounds.max_group - 1]
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
         order = sorted(joins, key=lambda peer_id: roster_key(join.parent, peer_id))
@@ -341,6 +347,7 @@ class Matchmaker:
             await stream.send(Kind.JOIN, sealed)
             limits = {Kind.ROSTER: MAX_MESSAGE_BYTES, Kind.REJECT: MAX_MESSAGE_BYTES}
             kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
+            reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("leader %s is gone while a group formed: %s", leader, error or "no answer")
             self._gone[leader] = self._clock() + GONE_FOR_S
@@ -349,9 +356,9 @@ class Matchmaker:
             raise RoundAborted("match", str(error), culprit=leader) from None
         finally:
             stream.close()
-        if kind is Kind.ROSTER:
+        if reject is None:
             return self._accept_roster(body, sealed, join, leader)
-        await self._heed(parse_json(RejectMessage, body), leader)
+        await self._heed(reject, leader)
         return None
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
@@ -360,6 +367,7 @@ class Matchmaker:
         if reject.reason == "excluded":
             self._gone[leader] = self._clock() + GONE_FOR_S
         await self._directory.refresh()
+        self._changed.clear()
         await _wait(self._changed, RECHECK_S)
 
     def _accept_roster(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
@@ -398,6 +406,9 @@ class Matchmaker:
         join = parse_json(JoinMessage, payload)
         if signer != remote or join.run_id != self._run_id:
             raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
+        position = self._me.position()
+        if join.fragment != 0 or (join.parent == position.lineage_id and join.round != position.round):
+            raise ProtocolError(f"{remote} wants fragment {join.fragment} of round {join.round}, which does not exist")
         return join
 
     def _group(self, joins: list[tuple[str, JoinMessage]]) -> Group:

@@ -324,7 +324,6 @@ class Rounds:
         self._memory.head = Head(
             round=self.state.round,
             lineage_id=self.state.lineage_id,
-            lineage_weight=self.history.weight,
             state_digest=digest,
             contributed=contributed,
         )

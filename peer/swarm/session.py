@@ -165,8 +165,13 @@ class AgentSession:
         )
         head = memory.head
         digest = state.digest()
-        chain_path = Path(mapped.chain_path) if mapped.chain_path else history.chain_path
-        if head is not None and digest == head.state_digest and history.load(chain_path, head.lineage_id):
+        # this agent's own chain first: it may restart long after a resume
+        chains = [history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])]
+        if (
+            head is not None
+            and digest == head.state_digest
+            and any(history.load(path, head.lineage_id) for path in chains)
+        ):
             state.round, state.lineage_id = head.round, head.lineage_id
             rounds.valid = True
             return rounds, head
@@ -188,14 +193,16 @@ class AgentSession:
         await asyncio.wait({running}, timeout=CLOSE_TIMEOUT_S)
         await self._linger(directory, rounds, stop.linger_s)
         watching.cancel()
-        traffic = node.traffic.values()
+        exchanged, served = node.traffic["round"], node.traffic["history"]
         self._channel.tell(
             Stopped(
                 round=rounds.state.round,
                 lineage_id=rounds.state.lineage_id,
                 state_digest=await asyncio.to_thread(rounds.state.digest) if rounds.valid else None,
-                bytes_sent=sum(one.sent for one in traffic),
-                bytes_received=sum(one.received for one in traffic),
+                round_bytes_sent=exchanged.sent,
+                round_bytes_received=exchanged.received,
+                state_bytes_sent=served.sent,
+                state_bytes_received=served.received,
             )
         )
         await self._channel.flush()

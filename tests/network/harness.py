@@ -210,7 +210,7 @@ class TestSwarm:
             assert member.sync is not None
             anchor = member.agent.expect(Anchor, 60.0)
             assert isinstance(anchor, Anchor)
-            member.sync.adopt(anchor, keep_local=False)
+            member.sync.begin(anchor)
         return members
 
     def _launch(self, name: str, address: str, number: int) -> Member:

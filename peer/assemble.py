@@ -1,0 +1,226 @@
+"""Manifest + settings -> a wired peer. The only place that knows every part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from peer.checkpoint.store import find_checkpoint, read_checkpoint
+from peer.data.batches import Batches, DataState
+from peer.data.packing import PackedTokens, pack_documents
+from peer.data.sources import load_documents, split_documents
+from peer.data.tokenizer import Tokenizer, load_tokenizer
+from peer.errors import UserError
+from peer.genesis import build_initial_model
+from peer.link.memory import Head, SharedState
+from peer.link.messages import Mapped, Message, Published, Start
+from peer.link.supervisor import AgentProcess
+from peer.link.sync import Limits, SwarmSync
+from peer.outer.compress.registry import compressor
+from peer.outer.fragments import FlatLayout
+from peer.outer.recipes import Recipe, resolve
+from peer.outer.schedule import EverySteps
+from peer.outer.state import OuterState
+from peer.protocol.manifest import RunManifest
+from peer.settings import LATEST, PeerSettings
+from peer.train.device import check_fits, pick_device
+from peer.train.model import check_sequence_length, count_parameters
+from peer.train.optim import build_optimizer, load_optimizer_tensors
+from peer.train.schedule import learning_rate
+from peer.train.step import Trainer
+
+log = logging.getLogger(__name__)
+CHECKPOINTS = "checkpoints"
+SETTLED_STEPS = 10**9  # resumed moments need no local warm-up
+
+
+class ModelReplica:
+    """The model's parameters as one flat vector (the `Replica` of `peer.link.sync`)."""
+
+    def __init__(self, layout: FlatLayout, model: PreTrainedModel) -> None:
+        self._layout, self._model = layout, model
+
+    def read(self, out: Tensor) -> None:
+        self._layout.copy_to_flat(self._model, out)
+
+    def write(self, flat: Tensor) -> None:
+        self._layout.copy_from_flat(flat, self._model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Training and validation text of this peer."""
+
+    tokenizer: Tokenizer
+    train: PackedTokens
+    validation: PackedTokens
+    batch_sequences: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """All parts of one peer, wired."""
+
+    settings: PeerSettings
+    manifest: RunManifest
+    published: Published
+    recipe: Recipe
+    agent: AgentProcess
+    model: PreTrainedModel
+    replica: ModelReplica
+    optimizer: torch.optim.AdamW
+    trainer: Trainer
+    batches: Batches
+    text: Text
+    sync: SwarmSync
+    mapped: Mapped
+
+
+def parse_published(published: Published) -> RunManifest:
+    """The manifest that the agent verified, for this process."""
+    return RunManifest.model_validate(published.manifest)
+
+
+def assemble(
+    settings: PeerSettings,
+    start: Start,
+    published: Published,
+    agent: AgentProcess,
+    on_message: Callable[[Message], None],
+) -> Peer:
+    """Build every part of a peer.
+
+    Raises:
+        UserError: the model does not fit, no data, no such device, a checkpoint of another run.
+    """
+    manifest = parse_published(published)
+    recipe = resolve(manifest.recipe)
+    device = pick_device(settings.device)
+    text = load_text(settings, manifest)
+    check_fits(count_parameters(manifest.model, text.tokenizer.vocab_size), device)
+    model = build_initial_model(manifest)
+    check_sequence_length(model, manifest.data.sequence_length)
+    layout = FlatLayout.of(model)
+    memory = SharedState(agent.memory_descriptor, layout.numel, recipe.outer.num_buffers)
+    layout.copy_to_flat(model, memory.anchor)
+    resumed = _read_resumed(settings, manifest)
+    if resumed is not None:
+        _fill_memory(memory, recipe, resumed)
+        layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
+    replica = ModelReplica(layout, model)
+    mapped = Mapped(
+        numel=layout.numel,
+        num_buffers=recipe.outer.num_buffers,
+        chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
+    )
+    sync = SwarmSync(
+        agent=agent,
+        start=start,
+        mapped=mapped,
+        memory=memory,
+        replica=replica,
+        schedule=EverySteps(steps_per_round=recipe.steps_per_round),
+        limits=Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds),
+        on_message=on_message,
+    )
+    model.to(device)  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, manifest.inner)
+    if resumed is not None:
+        load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
+        sync.resume(resumed.state["progress"])
+    model.train()
+    rate = _rate_of(manifest, recipe, sync, resumed is not None)
+    trainer = Trainer(model, optimizer, manifest.inner, device, rate, bf16=settings.bf16)
+    seed = settings.data_seed if settings.data_seed is not None else _seed_of(published.peer_id)
+    state = DataState.from_dict(resumed.state["data"]) if resumed else None
+    batches = Batches(text.train, text.batch_sequences, seed, state)
+    return Peer(
+        settings=settings,
+        manifest=manifest,
+        published=published,
+        recipe=recipe,
+        agent=agent,
+        model=model,
+        replica=replica,
+        optimizer=optimizer,
+        trainer=trainer,
+        batches=batches,
+        text=text,
+        sync=sync,
+        mapped=mapped,
+    )
+
+
+def load_text(settings: PeerSettings, manifest: RunManifest) -> Text:
+    """Documents -> packed tokens, split into training and validation."""
+    tokenizer = load_tokenizer(manifest.tokenizer)
+    documents = load_documents(manifest.data, settings.train_files, settings.output_dir / "cache")
+    train, validation = split_documents(documents, manifest.data.validation_fraction)
+    batch = settings.per_device_train_batch_size or manifest.inner.batch_sequences
+    length = manifest.data.sequence_length
+    return Text(
+        tokenizer=tokenizer,
+        train=pack_documents(train["text"], tokenizer, length, batch),
+        validation=pack_documents(validation["text"], tokenizer, length, 1, "validation"),
+        batch_sequences=batch,
+    )
+
+
+def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
+    total = manifest.rounds.total
+    total_steps = total * recipe.steps_per_round if total is not None else None
+
+    def rate() -> float:
+        since_join = SETTLED_STEPS if resumed else sync.steps_since_join
+        return learning_rate(manifest.inner, sync.global_step, total_steps, since_join)
+
+    return rate
+
+
+def _seed_of(peer_id: str) -> int:
+    """Every peer reads the text in its own order."""
+    return int.from_bytes(peer_id.encode()[-8:], "big") % 2**31
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint of this run, read and verified."""
+
+    folder: Path
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+def _read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | None:
+    wanted = settings.resume_from_checkpoint
+    if wanted is None:
+        return None
+    folder = find_checkpoint(settings.output_dir / CHECKPOINTS if wanted == LATEST else Path(wanted))
+    tensors, state = read_checkpoint(folder)
+    if state.get("run_id") != manifest.run_id:
+        raise UserError(
+            f"the checkpoint {folder} belongs to run {str(state.get('run_id'))[:16]}, not {manifest.run_id[:16]}",
+            "join without --resume-from-checkpoint, or give the address of the other run",
+        )
+    return Resumed(folder, tensors, state)
+
+
+def _fill_memory(memory: SharedState, recipe: Recipe, resumed: Resumed) -> None:
+    """The resumed outer state becomes the shared state; its agent verifies it against the chain."""
+    outer = resumed.tensors["outer"]
+    memory.anchor.copy_(outer["anchor"])
+    for index, buffer in enumerate(memory.buffers):
+        buffer.copy_(outer[f"buffer{index}"])
+    state = OuterState(memory.anchor, memory.buffers, recipe.outer, compressor(recipe.compressor))
+    memory.head = Head(
+        round=resumed.state["progress"]["round"],
+        lineage_id=resumed.state["lineage_id"],
+        state_digest=state.digest(),
+    )

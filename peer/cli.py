@@ -1,0 +1,85 @@
+"""The `atoll` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from peer.errors import UserError
+from peer.settings import add_setting_flags, load_settings, setting_overrides
+
+DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
+
+JOIN_DESCRIPTION = """\
+Join the run at MULTIADDR and train until it ends. The address is all that is needed: the signed manifest, the model's
+state and the other peers are found through it. Ctrl-C leaves in order; nobody else is disturbed."""
+
+JOIN_EPILOG = """\
+examples:
+  atoll join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+  atoll join ADDR --device cuda --per-device-train-batch-size 32 --output-dir runs/mine
+  atoll join ADDR --resume-from-checkpoint
+  atoll join ADDR --host-maddrs /ip4/0.0.0.0/tcp/31338 --announce-maddrs /ip4/198.51.100.4/tcp/31338"""
+
+DEMO_DESCRIPTION = """\
+A whole swarm on this machine, about three minutes on two cores: a bootstrap and three peers train a small language
+model over a real DHT; a fourth peer joins while it runs, one is killed, and the others never stop."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `atoll`."""
+    from peer.demo import add_demo_flags
+
+    parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    join = commands.add_parser(
+        "join",
+        help="join a run and train",
+        description=JOIN_DESCRIPTION,
+        epilog=JOIN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    join.add_argument("addresses", nargs="+", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
+    add_setting_flags(join)
+    join.set_defaults(run=_join)
+    demo = commands.add_parser(
+        "demo",
+        help="watch a swarm train on this machine",
+        description=DEMO_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_demo_flags(demo)
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Console entry: 0 on success, 2 on a user's error, 130 when interrupted before training."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        sys.exit(run(arguments))
+    except UserError as error:
+        print(error.render(), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
+    from peer.life import live  # imports torch and transformers: only when a peer really starts
+
+    return live(settings, tuple(arguments.addresses))
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from peer.demo import run_demo_command
+
+    return run_demo_command(arguments)
+
+
+if __name__ == "__main__":
+    main()

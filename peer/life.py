@@ -1,0 +1,237 @@
+"""The life of one peer, from its settings to its report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import transformers
+from rich.console import Console
+
+from peer.assemble import Peer, assemble, parse_published
+from peer.checkpoint.export import export_model
+from peer.errors import UserError
+from peer.hooks import PeerHooks
+from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
+from peer.link.supervisor import AgentGoneError, AgentProcess
+from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
+from peer.protocol.address import parse_peer_address
+from peer.settings import PeerSettings, detect_announce_maddrs
+from peer.telemetry.console import LiveSwarm, setup_logging
+from peer.telemetry.metrics import MetricsFile
+from peer.train.device import set_threads
+from peer.train.evaluate import sample_text
+from peer.train.loop import train
+
+log = logging.getLogger(__name__)
+PUBLISHED_TIMEOUT_S = 60.0
+STATE_TIMEOUT_S = 3600.0
+LINGER_S = 15.0
+DRAIN_S = 1.5
+SAMPLE_PROMPT = "def "
+SAMPLE_TOKENS = 200
+
+
+class StopSignal:
+    """SIGINT and SIGTERM: before training they interrupt, while training they ask the loop to stop; twice: at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.draining = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        if self.requested or not self.draining:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def live(settings: PeerSettings, addresses: tuple[str, ...]) -> int:
+    """Join the swarm at `addresses` and train until the run ends or a signal comes; -> exit code.
+
+    Raises:
+        UserError: anything that a person can mend, before training starts.
+    """
+    stop = StopSignal()
+    console = Console()
+    start = _prepare(settings, addresses, console)
+    identity_path = Path(start.identity_path)
+    with lock_identity(identity_path):
+        agent = AgentProcess(settings.output_dir / "agent.log")
+        try:
+            return _run(settings, start, agent, stop, console)
+        except KeyboardInterrupt:
+            log.warning("stopped before the first step")
+            return 130
+        finally:
+            agent.close()
+
+
+def _prepare(settings: PeerSettings, addresses: tuple[str, ...], console: Console) -> Start:
+    parsed = [parse_peer_address(address) for address in addresses]
+    check_output_dir(settings.output_dir)
+    setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console)
+    check_host_ports(settings.host_maddrs)
+    reachable = check_reachable(parsed)
+    if settings.torch_threads is not None:
+        set_threads(settings.torch_threads)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return Start(
+        initial_peers=tuple(str(address) for address in reachable),
+        host_maddrs=settings.host_maddrs,
+        announce_maddrs=settings.announce_maddrs or detect_announce_maddrs(settings.host_maddrs, os.environ),
+        identity_path=str(settings.identity_path or settings.output_dir / "identity.key"),
+        nickname=settings.nickname,
+        directory=str(settings.output_dir),
+        run_id=settings.run_id,
+        nat_port_map=settings.nat_port_map,
+    )
+
+
+def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, console: Console) -> int:
+    agent.start()
+    agent.send(start)
+    log.info("looking for the run at %s", ", ".join(start.initial_peers))
+    published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
+    manifest = parse_published(published)
+    log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
+    receive = _Late()
+    peer = assemble(settings, start, published, agent, receive)
+    agent.send(peer.mapped)
+    log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
+    anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
+    peer.sync.begin(anchor)
+    metrics = MetricsFile(settings.output_dir / "metrics.jsonl")
+    metrics.write(
+        "start", peer_id=published.peer_id, nickname=settings.nickname, run_id=manifest.run_id, round=anchor.round
+    )
+    title = f"{manifest.name}  {manifest.run_id[:12]}"
+    own_id, as_table = published.peer_id, False if settings.json_lines else None
+    with LiveSwarm(console, title=title, own_id=own_id, live=as_table) as table:
+        hooks = PeerHooks(peer, metrics, table, lambda: stop.requested)
+        receive.target = hooks.on_message
+        stop.draining = True
+        if settings.eval_every_rounds:
+            hooks.validate(settings.eval_sequences)
+        table.note(f"training from round {anchor.round}")
+        train(peer.trainer, peer.batches, peer.sync, hooks)
+        return _wind_down(peer, hooks, metrics, anchor.round)
+
+
+class _Late:
+    """A callback that is connected once its target exists; messages before that are dropped."""
+
+    def __init__(self) -> None:
+        self.target: Callable[[Message], None] | None = None
+
+    def __call__(self, message: Message) -> None:
+        if self.target is not None:
+            self.target(message)
+
+
+def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: int) -> int:
+    """Leave in order: save, tell the agent, evaluate, export, report."""
+    interrupted = not peer.sync.finished
+    if peer.settings.save_steps:
+        _last_checkpoint(peer, hooks)
+    stopped: Stopped | None = None
+    try:
+        peer.agent.send(Stop(linger_s=0.0 if interrupted else LINGER_S))
+    except AgentGoneError as gone:
+        log.warning("the agent is gone already: %s", gone)
+    export_path: Path | None = None
+    sample = ""
+    if not interrupted:
+        if peer.settings.eval_every_rounds:
+            hooks.validate(peer.settings.eval_sequences)
+        peer.replica.write(peer.sync.anchor)
+        sample = sample_text(peer.model, peer.text.tokenizer, SAMPLE_PROMPT, SAMPLE_TOKENS, peer.manifest.seed)
+        export_path = _export(peer)
+    try:
+        stopped = peer.agent.expect(Stopped, DRAIN_S if interrupted else LINGER_S + 5.0)
+    except UserError as error:
+        log.warning("the agent left without its figures: %s", error.what)
+    hooks.close()
+    reason = "stopped" if interrupted else "the run is complete"
+    metrics.write("end", reason=reason)
+    report = _report(peer, hooks, stopped, joined_at, export_path, sample)
+    if peer.settings.report is not None:
+        _write_json(peer.settings.report, report)
+    log.info("left at round %d (%s)", peer.sync.round, reason)
+    return 0
+
+
+def _last_checkpoint(peer: Peer, hooks: PeerHooks) -> None:
+    hooks.ask_to_save()
+    deadline = time.monotonic() + DRAIN_S
+    while hooks.saving and time.monotonic() < deadline:
+        try:
+            peer.sync.poll(timeout_s=0.1)
+        except AgentGoneError:
+            return
+
+
+def _export(peer: Peer) -> Path | None:
+    """The anchor as a Hugging Face model under `export`, or `export-2`, ... when that is taken."""
+    base = peer.settings.output_dir / "export"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"export-{number}")
+    try:
+        return export_model(peer.model, peer.text.tokenizer, path)
+    except (UserError, OSError) as error:
+        log.error("the model was not exported: %s", error)
+        return None
+
+
+def _report(
+    peer: Peer, hooks: PeerHooks, stopped: Stopped | None, joined_at: int, export_path: Path | None, sample: str
+) -> dict[str, Any]:
+    sync, records = peer.sync, hooks.records
+    losses = [loss for _, loss in hooks.validation]
+    aborted = [record for record in records if record.status == "aborted" and not record.alone]
+    head = sync.memory.head
+    return {
+        "id": peer.published.peer_id,
+        "nickname": peer.settings.nickname,
+        "run_id": peer.manifest.run_id,
+        "round": sync.round,
+        "lineage_id": head.lineage_id if head else None,
+        "state_digest": stopped.state_digest if stopped else (head.state_digest if head else None),
+        "tokens": sync.tokens,
+        "steps": sync.step,
+        "joined_at_round": joined_at,
+        "rounds_committed": sum(record.status == "committed" for record in records),
+        "rounds_aborted": len(aborted),
+        "bytes_sent": stopped.round_bytes_sent if stopped else sum(record.bytes_sent for record in records),
+        "bytes_received": stopped.round_bytes_received if stopped else sum(record.bytes_received for record in records),
+        "state_bytes_sent": stopped.state_bytes_sent if stopped else None,
+        "state_bytes_received": stopped.state_bytes_received if stopped else None,
+        "seconds_waiting": sync.seconds_waiting,
+        "seconds_training": hooks.seconds_training,
+        "numel": peer.mapped.numel,
+        "val_loss_first": losses[0] if losses else None,
+        "val_loss_last": losses[-1] if losses else None,
+        "sample": sample,
+        "export_path": str(export_path) if export_path else None,
+        "agent_starts": peer.agent.starts,
+        "aborts": [
+            {"round": record.round, "phase": record.phase, "reason": record.reason, "culprit": record.culprit}
+            for record in aborted
+        ],
+    }
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.replace(path)

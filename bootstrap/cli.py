@@ -15,10 +15,11 @@ from pathlib import Path
 
 from bootstrap.node import Bootstrap, build_genesis, start_bootstrap
 from peer.errors import UserError
+from peer.lifetime import children_die_with_us
 from peer.preflight import check_host_ports, check_output_dir, lock_identity
 from peer.protocol.address import parse_host_address, parse_peer_address
-from peer.swarm.lifetime import children_die_with_us, sweep_stale_sockets
 from peer.swarm.node import NodeConfig
+from peer.swarm.sockets import sweep_stale_sockets
 
 log = logging.getLogger("bootstrap")
 STATUS_PERIOD_S = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
 import sys
 from dataclasses import dataclass
@@ -43,8 +44,14 @@ async def build_genesis(manifest_path: Path, state_dir: Path) -> Genesis:
     manifest = parse_manifest(text, str(manifest_path))
     out = state_dir / "genesis.bin"
     command = [sys.executable, "-m", "peer.genesis", str(manifest_path), "--out", str(out)]
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await asyncio.wait_for(child.communicate(), GENESIS_TIMEOUT_S)
+    child = await asyncio.create_subprocess_exec(
+        *command, "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        output, _ = await asyncio.wait_for(child.communicate(), GENESIS_TIMEOUT_S)
+    except (asyncio.CancelledError, asyncio.TimeoutError):
+        child.kill()
+        raise
     if child.returncode not in (0, 2):
         raise UserError(f"building the initial model of {manifest_path} failed (see the messages above)")
     figures = json.loads(output.splitlines()[-1])

@@ -30,7 +30,7 @@ model over a real DHT; a fourth peer joins while it runs, one is killed, and the
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
-    from peer.demo import add_demo_flags
+    from peer.demo.run import add_demo_flags
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -76,7 +76,7 @@ def _join(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from peer.demo import run_demo_command
+    from peer.demo.run import run_demo_command
 
     return run_demo_command(arguments)
 

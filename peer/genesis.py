@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
+from peer.lifetime import die_with_parent
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import resolve
@@ -45,7 +46,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m peer.genesis", description="build the initial state of a run")
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parent", type=int, help="process id to die with")
     arguments = parser.parse_args()
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
         manifest = parse_manifest(arguments.manifest.read_text(), str(arguments.manifest))

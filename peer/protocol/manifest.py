@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -18,8 +19,16 @@ from peer.errors import UserError, did_you_mean
 PROTOCOL_VERSION = 1
 MAX_MANIFEST_BYTES = 16 * 1024
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,64}$")]
-HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?$")]
+MAX_DEPTH = 8
+MAX_PROBLEMS = 20
+
+# No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
+HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$")]
+Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
+Text = Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,128}$")]
+ConfigKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+ConfigInt = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -33,9 +42,9 @@ class ModelSpec(Spec):
     """Either a transformers architecture with its config, or a pretrained revision on the hub."""
 
     architecture: Name | None = None
-    config: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    config: dict[ConfigKey, bool | ConfigInt | float | Text | None] = Field(default_factory=dict)
     pretrained: HubName | None = None
-    revision: str = "main"
+    revision: Revision = "main"
 
     @model_validator(mode="after")
     def _exactly_one_origin(self) -> ModelSpec:
@@ -49,7 +58,7 @@ class TokenizerSpec(Spec):
 
     kind: Literal["bytes", "hub"] = "bytes"
     name: HubName | None = None
-    revision: str = "main"
+    revision: Revision = "main"
 
     @model_validator(mode="after")
     def _hub_needs_a_name(self) -> TokenizerSpec:
@@ -63,9 +72,9 @@ class DataSpec(Spec):
 
     source: Literal["python-stdlib", "hub"] = "python-stdlib"
     name: HubName | None = None
-    subset: str | None = None
-    split: str = "train"
-    text_column: str = "text"
+    subset: Text | None = None
+    split: Text = "train"
+    text_column: Text = "text"
     sequence_length: int = Field(default=128, ge=8, le=131072)
     validation_fraction: float = Field(default=0.05, gt=0.0, le=0.5)
 
@@ -156,12 +165,14 @@ def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
         UserError: too large, not YAML, an incompatible protocol version, an unknown key (names the nearest
             known one), or a value out of its range.
     """
-    if len(text) > MAX_MANIFEST_BYTES:
-        raise UserError(f"manifest {origin} is {len(text)} bytes; the limit is {MAX_MANIFEST_BYTES}")
+    num_bytes = len(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+    if num_bytes > MAX_MANIFEST_BYTES:
+        raise UserError(f"manifest {origin} is {num_bytes} bytes; the limit is {MAX_MANIFEST_BYTES}")
     try:
+        _check_structure(text)
         document = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"manifest {origin} is not valid YAML: {_one_line(error)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"manifest {origin} cannot be read: {_one_line(error)}") from None
     if not isinstance(document, dict):
         raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
     check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)
@@ -171,30 +182,61 @@ def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
         raise UserError(f"manifest {origin} is not valid", explain_validation(error, RunManifest)) from None
 
 
+def _check_structure(text: str | bytes) -> None:
+    """Raise ValueError for what makes a small document endless to load: aliases and deep nesting."""
+    depth = 0
+    for event in yaml.parse(text):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("an alias (*name) is not allowed; write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} deep")
+
+
 def check_protocol(version: Any, origin: str) -> None:
     """Raise UserError when a manifest speaks another protocol version than this program."""
-    if version == PROTOCOL_VERSION:
+    if version == PROTOCOL_VERSION and not isinstance(version, bool):
         return
     remedy = "upgrade atoll on this machine" if isinstance(version, int) and version > PROTOCOL_VERSION else (
         "ask the organiser to restart the run with a current atoll, or install the version it was made for"
     )
-    raise UserError(f"{origin} uses protocol version {version!r}; this atoll speaks {PROTOCOL_VERSION}", remedy)
+    raise UserError(f"{origin} uses protocol version {_show(version)}; this atoll speaks {PROTOCOL_VERSION}", remedy)
 
 
 def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
     """One line for each problem that pydantic found: the key, the value, the limit or the nearest known key."""
+    problems = error.errors(include_url=False)
     lines = []
-    for problem in error.errors(include_url=False):
-        path = ".".join(str(part) for part in problem["loc"])
+    for problem in problems[:MAX_PROBLEMS]:
+        path = ".".join(_show_key(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             known = _known_keys(schema, problem["loc"][:-1])
-            lines.append(f"unknown key {path!r}: {did_you_mean(str(problem['loc'][-1]), known)}")
+            lines.append(f"unknown key '{path}': {did_you_mean(str(problem['loc'][-1])[:64], known)}")
         elif problem["type"] == "missing":
-            lines.append(f"missing key {path!r}")
+            lines.append(f"missing key '{path}'")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}={problem['input']!r}: {message}" if path else message)
+            lines.append(f"{path}={_show(problem['input'])}: {message}" if path else message)
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
     return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    """A repr of at most a few hundred characters."""
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    short.maxstring = short.maxother = short.maxlong = 80
+    try:
+        return short.repr(value)
+    except ValueError:      # Python does not write integers of more than 4300 digits
+        return "<too long>"
+
+
+def _show_key(part: int | str) -> str:
+    """A key as it is when it is harmless to print, else quoted and shortened."""
+    text = str(part)
+    return text if text.isprintable() and text.isascii() and len(text) <= 64 else _show(text)
 
 
 def _known_keys(schema: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -88,15 +88,18 @@ class InviteMessage(Spec):
     run_id: Digest
     round: Count
     parent: Digest
+    weight: Count
     wait_s: Seconds
 
 
 class StatusMessage(Spec):
-    """The answer to an invitation."""
+    """The answer to an invitation: will it come, where does it stand, and whom does it take for the leader."""
 
     coming: bool
     round: Count
     lineage_id: Digest
+    weight: Count
+    leader: PeerIdText
 
 
 class HelloMessage(Spec):

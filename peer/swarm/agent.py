@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 
-from peer.swarm.lifetime import children_die_with_us, die_with_parent, sweep_stale_sockets
+from peer.lifetime import children_die_with_us, die_with_parent
+from peer.swarm.sockets import sweep_stale_sockets
 
 
 def main() -> None:
@@ -39,6 +40,7 @@ def main() -> None:
     async def run() -> int:
         from peer.swarm.session import AgentSession, Channel
 
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
         link = await Channel.over(channel)
         try:
             return await AgentSession(link, arguments.memory, random.Random()).run()
@@ -48,6 +50,13 @@ def main() -> None:
             return 2
 
     sys.exit(asyncio.run(run()))
+
+
+def _print_tasks() -> None:
+    """On SIGUSR1: what every task waits for, into the log; the way to see why a round hangs."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ class CatchUpError(ProtocolError):
     """A donor could not or would not give what its record promised."""
 
 
+class NotHeavierError(CatchUpError):
+    """The donor's lineage is valid, but does not beat ours: nothing to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """Where this peer stands, and what its state must look like."""
@@ -127,7 +131,7 @@ class Fetcher:
             if standing.valid and not heavier(
                 chain_weight(chain), meta.lineage_id, history.weight, standing.state.lineage_id
             ):
-                raise CatchUpError(f"{donor} claimed a heavier lineage than its chain proves")
+                raise NotHeavierError(f"the chain of {donor} is not heavier than ours")
             path = await self._receive_chunks(stream, meta, standing, chain[-1].link.state_digest)
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round)

@@ -177,7 +177,7 @@ class Exchange:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._tell_abort(session, message), ABORT_TIMEOUT_S)
         for stream in session.outbound.values():
-            stream.close()
+            self._node.spawn(stream.finish())
         for inbox in session.inboxes.values():
             inbox.fail(abort or RoundAborted("commit", "the round is over"))
 
@@ -253,9 +253,12 @@ class Exchange:
         await asyncio.gather(*sends, return_exceptions=True)
 
     async def _collect(self, session: Session, stage: str, own: bytes) -> list[bytes]:
-        """One payload per member in roster order, this peer's own included."""
+        """One payload per member in roster order, this peer's own included.
+
+        Whoever gives up before it has sent its mean ends the exchange at once, whatever this member waits for now.
+        """
         futures = {peer_id: getattr(inbox, stage) for peer_id, inbox in session.inboxes.items()}
-        work = _all(_value(future) for future in futures.values())
+        work = _completed(futures.values(), [inbox.reduced for inbox in session.inboxes.values()])
         await self._bounded(session, work, f"waiting for the {stage}", futures)
         return [
             own if member.peer_id == session.group.me else futures[member.peer_id].result()
@@ -329,8 +332,15 @@ def _checked_update(session: Session, pieces: tuple[bytes, ...], numel: int) -> 
         raise
 
 
-async def _value(future: asyncio.Future[T]) -> T:
-    return await asyncio.shield(future)
+async def _completed(wanted: Iterable[asyncio.Future[T]], watched: Iterable[asyncio.Future[T]]) -> None:
+    """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""
+    missing = set(wanted)
+    waiting = missing.union(watched)
+    while missing:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        missing -= done
 
 
 async def _all(works: Iterable[Awaitable[Any]]) -> None:

@@ -17,11 +17,12 @@ from peer.protocol.lineage import Certificate, chain_weight
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.node import Node
-from peer.swarm.streams import Stream
+from peer.swarm.streams import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
 REQUEST_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 30.0  # one frame; whoever reads slower would hold a slot for ever
 SERVED_AT_ONCE = 4
 SLICE_BYTES = 1 << 20
 
@@ -142,7 +143,8 @@ class HistoryServer:
         self, node: Node, run_id: str, history: History, snapshot: Callable[[], Awaitable[SnapshotFile | None]]
     ) -> None:
         self._node, self._run_id, self._history, self._snapshot = node, run_id, history, snapshot
-        self._slots = asyncio.Semaphore(SERVED_AT_ONCE)
+        # apart: whoever takes a snapshot asks for the chain meanwhile
+        self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("chain", "update", "snapshot")}
 
     async def start(self) -> None:
         await self._node.serve(history_name(self._run_id), "history", self._on_stream)
@@ -151,15 +153,15 @@ class HistoryServer:
         request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, HistoryRequest), REQUEST_TIMEOUT_S)
         if request.run_id != self._run_id:
             raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
-        async with self._slots:
+        async with self._slots[request.what]:
             if request.what == "chain":
                 for certificate in self._history.chain[request.from_round :]:
-                    await stream.send(Kind.DATA, dump_json(certificate))
+                    await _send(stream, Kind.DATA, dump_json(certificate))
             elif request.what == "update":
                 await self._send_update(stream, request)
             else:
                 await self._send_snapshot(stream)
-            await stream.send(Kind.END)
+            await _send(stream, Kind.END)
 
     async def _send_update(self, stream: Stream, request: HistoryRequest) -> None:
         path = self._history.update(request.digest) if request.digest else None
@@ -167,18 +169,18 @@ class HistoryServer:
             return
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
-                await stream.send(Kind.DATA, piece)
+                await _send(stream, Kind.DATA, piece)
 
     async def _send_snapshot(self, stream: Stream) -> None:
         snapshot = await self._snapshot()
         if snapshot is None:
             return
         with snapshot.path.open("rb") as file:
-            await stream.send_message(Kind.META, snapshot.meta)
-            await stream.send(Kind.DATA, b"".join(snapshot.digests))
+            await _send(stream, Kind.META, dump_json(snapshot.meta))
+            await _send(stream, Kind.DATA, b"".join(snapshot.digests))
             for length in chunk_lengths(snapshot.meta):
                 piece = await asyncio.to_thread(file.read, length)
-                await stream.send(Kind.DATA, piece)
+                await _send(stream, Kind.DATA, piece)
 
 
 def chunk_lengths(meta: SnapshotMeta) -> list[int]:
@@ -194,6 +196,13 @@ def load_snapshot(path: Path, state: OuterState) -> None:
             for start, stop in chunks(state.numel, CHUNK):
                 data = bytearray(file.read(4 * (stop - start)))
                 tensor[start:stop] = torch.frombuffer(data, dtype=torch.float32)
+
+
+async def _send(stream: Stream, kind: Kind, body: bytes = b"") -> None:
+    try:
+        await asyncio.wait_for(stream.send(kind, body), SEND_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None
 
 
 def _write(path: Path, content: bytes) -> None:

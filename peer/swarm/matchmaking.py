@@ -22,7 +22,7 @@ from pydantic import Field
 
 from peer.errors import ProtocolError
 from peer.outer.round import Due, Group, RoundAborted
-from peer.protocol.lineage import Member
+from peer.protocol.lineage import Member, heavier
 from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, open_sealed, parse_json, seal
 from peer.protocol.wire import (
@@ -37,6 +37,7 @@ from peer.protocol.wire import (
 from peer.swarm.directory import Directory
 from peer.swarm.node import Node
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0
@@ -58,6 +59,7 @@ class Position:
 
     round: int
     lineage_id: str
+    weight: int
 
 
 @dataclass
@@ -81,12 +83,14 @@ class Self:
         due_in_s: seconds until this peer's next contribution would be due anyway.
         hurry: ask for a contribution now, with whatever has been trained.
         training: False while joining or when finished: invitations are then declined.
+        nudge: a peer on a heavier lineage has shown itself; catch up from it.
     """
 
     position: Callable[[], Position]
     due_in_s: Callable[[], float]
     hurry: Callable[[], None]
     training: Callable[[], bool]
+    nudge: Callable[[str, int, str], None]
 
 
 class Matchmaker:
@@ -115,6 +119,8 @@ class Matchmaker:
         self._seats: dict[str, Seat] = {}
         self._gone: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
+        self._behind: str | None = None
+        self._moved = asyncio.Event()
         self._changed = asyncio.Event()
         self._join_name = f"atoll/{run_id[:16]}/join"
         self._invite_name = f"atoll/{run_id[:16]}/invite"
@@ -133,22 +139,26 @@ class Matchmaker:
         self.moved()
 
     def moved(self) -> None:
-        """This peer's position changed: members that wait for a round that is over are told so."""
+        """This peer's position changed: whoever waits for it at a round that is over is told so."""
+        self._moved.set()
+        self._moved = asyncio.Event()
         position = self._me.position()
         for peer_id, seat in list(self._seats.items()):
-            if Position(seat.join.round, seat.join.parent) != position and seat.join.round <= position.round:
+            there = (seat.join.round, seat.join.parent) == (position.round, position.lineage_id)
+            if not there and seat.join.round <= position.round:
                 del self._seats[peer_id]
                 seat.taken.set()
 
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
         position = self._me.position()
+        self._behind = None
         join = JoinMessage(
             run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=due.tokens
         )
         sealed = seal(self._node.identity, JOIN_DOMAIN, dump_json(join))
         started = self._clock()
-        if not self._candidates():
+        if not self._expected():
             await self._directory.refresh()
         while True:
             if self._me.position() != position:
@@ -161,21 +171,28 @@ class Matchmaker:
             if group is not None:
                 return group
 
-    def _candidates(self) -> dict[str, PeerRecord]:
-        """Live peers at this peer's lineage id that may take part in its round."""
-        now, lineage_id = self._clock(), self._me.position().lineage_id
-        companions = self._companions[1] if self._companions[0] == lineage_id else frozenset()
+    def _expected(self) -> dict[str, PeerRecord]:
+        """Live peers that train, as far as the directory has heard."""
+        now = self._clock()
         self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
-        return {
-            peer_id: record
-            for peer_id, record in self._directory.peers.items()
-            if (record.lineage_id == lineage_id or peer_id in companions)
-            and record.state == "training"
-            and peer_id not in self._gone
-        }
+        peers = self._directory.peers.items()
+        return {p: record for p, record in peers if record.state == "training" and p not in self._gone}
+
+    def _candidates(self) -> list[str]:
+        """Those of them known to be at this peer's lineage id: records lag, the last roster and answers do not."""
+        lineage_id = self._me.position().lineage_id
+        companions = self._companions[1] if self._companions[0] == lineage_id else frozenset()
+        expected = self._expected().items()
+        return [p for p, record in expected if record.lineage_id == lineage_id or p in companions]
 
     def _leader(self) -> str:
         return min([self._node.peer_id, *self._candidates()], key=self._rank)
+
+    def _learn(self, peer_id: str) -> None:
+        """`peer_id` has shown that it stands at our lineage id."""
+        lineage_id = self._me.position().lineage_id
+        known = self._companions[1] if self._companions[0] == lineage_id else frozenset()
+        self._companions = (lineage_id, known | {peer_id})
 
     def _rank(self, peer_id: str) -> bytes:
         return hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()
@@ -187,6 +204,8 @@ class Matchmaker:
         try:
             while True:
                 self._changed.clear()
+                if self._behind is not None:
+                    raise RoundAborted("match", f"{self._behind} is on a heavier lineage", behind=True)
                 if self._leader() != self._node.peer_id:
                     await self._disband(self._leader())
                     return None
@@ -203,8 +222,7 @@ class Matchmaker:
                     raise RoundAborted("match", f"only {members} peers came within {waited:.0f} s", alone=True)
                 await _wait(self._changed, RECHECK_S)
         finally:
-            for task in probes.values():
-                task.cancel()
+            await cancel_and_wait(probes.values())
 
     def _window_start(self, started: float) -> float:
         """The straggler window opens with the first who waits, be it this leader or a member."""
@@ -212,16 +230,16 @@ class Matchmaker:
 
     def _present(self, parent: str) -> dict[str, Seat]:
         """Seats for the round that follows `parent`; others wait until this leader gets there."""
-        position = Position(self._me.position().round, parent)
+        round = self._me.position().round
         return {
             peer_id: seat
             for peer_id, seat in self._seats.items()
-            if Position(seat.join.round, seat.join.parent) == position
+            if (seat.join.round, seat.join.parent) == (round, parent)
         }
 
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
-        expected = [peer_id for peer_id in self._candidates() if peer_id not in self._seats]
+        expected = [peer_id for peer_id in self._expected() if peer_id not in self._seats]
         left = self._rounds.straggler_wait_s - (self._clock() - self._window_start(started))
         for peer_id in expected:
             if peer_id not in probes:
@@ -233,27 +251,44 @@ class Matchmaker:
         position = self._me.position()
         try:
             stream = await self._node.open(peer_id, self._invite_name, "round", PROBE_TIMEOUT_S)
-        except StreamClosedError:
+        except StreamClosedError as error:
+            log.info("%s is gone: %s", peer_id, error)
             self._gone[peer_id] = self._clock() + GONE_FOR_S
             self._changed.set()
             return
         try:
-            await stream.send_message(
-                Kind.INVITE,
-                InviteMessage(
-                    run_id=self._run_id, round=position.round, parent=position.lineage_id, wait_s=wait_s
-                ),
+            invite = InviteMessage(
+                run_id=self._run_id,
+                round=position.round,
+                parent=position.lineage_id,
+                weight=position.weight,
+                wait_s=wait_s,
             )
+            await stream.send_message(Kind.INVITE, invite)
             status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), PROBE_TIMEOUT_S)
-            if status.coming:
-                await stream.closed()
-        except (StreamClosedError, asyncio.TimeoutError):
+            self._heed_status(peer_id, status)
+            while status.coming:
+                status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
+                self._heed_status(peer_id, status)
+        except (StreamClosedError, asyncio.TimeoutError) as error:
+            log.info("%s is gone: %s", peer_id, error or "no answer")
             self._gone[peer_id] = self._clock() + GONE_FOR_S
         except ProtocolError as error:
             log.warning("invitation to %s: %s", peer_id, error)
         finally:
             stream.close()
             self._changed.set()
+
+    def _heed_status(self, peer_id: str, status: StatusMessage) -> None:
+        position = self._me.position()
+        if status.lineage_id == position.lineage_id:
+            self._learn(peer_id)
+            if status.leader in self._directory.peers:
+                self._learn(status.leader)
+        elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
+            self._behind = peer_id
+            self._me.nudge(peer_id, status.weight, status.lineage_id)
+        self._changed.set()
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
         """Fix the roster, earliest first up to the group limit, and tell it to the members."""
@@ -289,6 +324,8 @@ class Matchmaker:
             return
         seat = Seat(sealed, join, stream, since=self._clock())
         self._seats[stream.remote] = seat
+        if join.parent == self._me.position().lineage_id:
+            self._learn(stream.remote)
         self._changed.set()
         at_our_round = join.parent == self._me.position().lineage_id
         if at_our_round and self._me.due_in_s() > self._rounds.straggler_wait_s:
@@ -301,8 +338,7 @@ class Matchmaker:
             await asyncio.wait({ended, taken}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hurry.cancel()
-            ended.cancel()
-            taken.cancel()
+            await cancel_and_wait([ended, taken])
             if self._seats.get(stream.remote) is seat:
                 del self._seats[stream.remote]
                 self._changed.set()
@@ -340,7 +376,8 @@ class Matchmaker:
         patience_s = self._rounds.straggler_wait_s + 2 * SOLO_PATIENCE_S
         try:
             stream = await self._node.open(leader, self._join_name, "round", PROBE_TIMEOUT_S)
-        except StreamClosedError:
+        except StreamClosedError as error:
+            log.info("leader %s is gone: %s", leader, error)
             self._gone[leader] = self._clock() + GONE_FOR_S
             return None
         try:
@@ -365,6 +402,7 @@ class Matchmaker:
         if reject.reason == "behind":
             raise RoundAborted("match", f"{leader} is at round {reject.round}", behind=True)
         if reject.reason == "excluded":
+            log.info("leader %s takes no part in rounds now", leader)
             self._gone[leader] = self._clock() + GONE_FOR_S
         await self._directory.refresh()
         self._changed.clear()
@@ -424,17 +462,44 @@ class Matchmaker:
 
     async def _on_invite(self, stream: Stream) -> None:
         invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
+        coming = self._comes(invite, stream.remote)
+        await stream.send_message(Kind.STATUS, self._status(coming))
+        ended = asyncio.ensure_future(stream.closed())
+        try:
+            while coming and not ended.done():
+                moved = asyncio.ensure_future(self._moved.wait())
+                await asyncio.wait({moved, ended}, return_when=asyncio.FIRST_COMPLETED)
+                await cancel_and_wait([moved])
+                coming = ended.done() or self._comes(invite, stream.remote)
+            if not ended.done():
+                await stream.send_message(Kind.STATUS, self._status(coming=False))
+        finally:
+            await cancel_and_wait([ended])
+
+    def _comes(self, invite: InviteMessage, leader: str) -> bool:
+        """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does."""
+        if invite.run_id != self._run_id or not self._me.training():
+            return False
         position = self._me.position()
-        coming = (
-            self._me.training() and invite.run_id == self._run_id and invite.parent == position.lineage_id
+        if invite.parent == position.lineage_id:
+            self._learn(leader)
+            if self._me.due_in_s() > invite.wait_s:
+                self._me.hurry()
+            return True
+        behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
+        if behind:
+            self._me.nudge(leader, invite.weight, invite.parent)
+        return behind
+
+    def _status(self, coming: bool) -> StatusMessage:
+        position = self._me.position()
+        return StatusMessage(
+            coming=coming,
+            round=position.round,
+            lineage_id=position.lineage_id,
+            weight=position.weight,
+            leader=self._leader(),
         )
-        if coming and self._me.due_in_s() > invite.wait_s:
-            self._me.hurry()
-        await stream.send_message(
-            Kind.STATUS, StatusMessage(coming=coming, round=position.round, lineage_id=position.lineage_id)
-        )
-        if coming:
-            await stream.closed()
 
 
 def roster_key(parent: str, peer_id: str) -> bytes:

@@ -82,8 +82,11 @@ class Node:
             try:
                 with self._admitted(stream.remote):
                     await handler(stream)
+                await stream.finish()
             except StreamClosedError as error:
                 log.debug("%s: %s", name, error)
+            except asyncio.TimeoutError:
+                log.info("%s: %s was too slow", name, stream.remote)
             except ProtocolError as error:
                 log.warning("%s: dropped a stream: %s", name, error)
             except asyncio.CancelledError:

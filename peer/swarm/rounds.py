@@ -14,9 +14,9 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
 from peer.outer.state import OuterState, Update
-from peer.protocol.lineage import Certificate, Link
+from peer.protocol.lineage import Certificate, Link, heavier
 from peer.protocol.manifest import RunManifest
-from peer.swarm.catchup import CaughtUp, Fetcher, Standing, ahead
+from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
 from peer.swarm.history import History, SnapshotFile, load_snapshot
@@ -29,6 +29,8 @@ RECHECK_S = 0.5
 ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
+NOT_HEAVIER_S = 3.0
+DISTRUST_S = 60.0
 
 
 class Rounds:
@@ -60,7 +62,13 @@ class Rounds:
         self._node, self._directory, self._manifest = node, directory, manifest
         self._memory, self.state, self.history = memory, state, history
         self._organiser, self._tell, self._rng = organiser, tell, rng
-        me = Self(position=self.position, due_in_s=self._due_in_s, hurry=self._hurry, training=self._taking_part)
+        me = Self(
+            position=self.position,
+            due_in_s=self._due_in_s,
+            hurry=self._hurry,
+            training=self._taking_part,
+            nudge=self._nudge,
+        )
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
         self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s)
         self._fetcher = Fetcher(node, manifest.run_id, history.folder)
@@ -73,9 +81,11 @@ class Rounds:
         self._wanted = False
         self._last_sequence = 0
         self._distrusted: set[str] = set()
+        self._nudged: dict[str, tuple[int, str]] = {}
         self._snapshot_file: SnapshotFile | None = None
         self._aborts_in_row = 0
         self.valid = False
+        self._position = Position(0, history.genesis, 0)
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -85,7 +95,13 @@ class Rounds:
     # -- what others see ---------------------------------------------------------------------------------------------
 
     def position(self) -> Position:
-        return Position(self.state.round, self.state.lineage_id)
+        """Where this peer stands; while an update is being applied, still where it stood."""
+        return self._position
+
+    def settle(self) -> None:
+        """The state is whole again: from now on this peer stands where it says."""
+        self.valid = True
+        self._position = Position(self.state.round, self.state.lineage_id, self.history.weight)
 
     @property
     def finished(self) -> bool:
@@ -93,7 +109,7 @@ class Rounds:
         return total is not None and self.state.round >= total
 
     def _taking_part(self) -> bool:
-        return self.joined and self.valid and not self.finished and not self.leaving
+        return self.joined and not self.finished and not self.leaving
 
     def _due_in_s(self) -> float:
         if self._due is not None or self._in_round:
@@ -143,6 +159,11 @@ class Rounds:
         if self._due is None and not self._in_round and not self._wanted and self._merged.is_set():
             self._want_snapshot()
 
+    def _nudge(self, donor: str, weight: int, lineage_id: str) -> None:
+        """`donor` says that it is on this heavier lineage, whatever the directory has heard."""
+        self._nudged[donor] = (weight, lineage_id)
+        self._work.set()
+
     def _want_snapshot(self) -> None:
         self._wanted = True
         self._tell(WantSnapshot(after=self._last_sequence))
@@ -186,15 +207,18 @@ class Rounds:
         """Rounds until the run ends or the peer leaves."""
         while not self.leaving and not self.finished:
             await self._wait_for_work()
-            if self._merged.is_set() and await self.catch_up():
-                self._due = None
-                self._announce_anchor(None)
-            elif self._due is not None:
+            if self._donors():
+                await self._merged.wait()
+                if await self.catch_up():
+                    self._due = None
+                    self._announce_anchor(None)
+                    continue
+            if self._due is not None:
                 await self._one_round(self._due)
 
     async def _wait_for_work(self) -> None:
         self._work.clear()
-        while self._due is None and not ahead(self._directory.peers, self._standing(), self._distrusted):
+        while self._due is None and not self._donors():
             try:
                 await asyncio.wait_for(self._work.wait(), RECHECK_S)
             except asyncio.TimeoutError:
@@ -231,7 +255,7 @@ class Rounds:
             self._aborts_in_row += 1
             longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._aborts_in_row)
             await asyncio.sleep(self._rng.uniform(0.0, longest))
-        if not ahead(self._directory.peers, self._standing(), self._distrusted):
+        if not self._donors():
             self._want_snapshot()
 
     async def _until_somebody_comes(self) -> None:
@@ -240,7 +264,7 @@ class Rounds:
             peers = self._directory.peers.values()
             if any(peer.lineage_id == self.state.lineage_id and peer.state == "training" for peer in peers):
                 return
-            if ahead(self._directory.peers, self._standing(), self._distrusted):
+            if self._donors():
                 return
             await asyncio.sleep(RECHECK_S)
 
@@ -258,16 +282,25 @@ class Rounds:
     def _standing(self) -> Standing:
         return Standing(state=self.state, history=self.history, valid=self.valid)
 
+    def _donors(self) -> list[str]:
+        mine = (self._position.weight, self._position.lineage_id)
+        self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
+        nudged = [donor for donor in self._nudged if donor not in self._distrusted]
+        return list(dict.fromkeys([*nudged, *ahead(self._directory.peers, self._standing(), self._distrusted)]))
+
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before = self.position()
-        for donor in ahead(self._directory.peers, self._standing(), self._distrusted):
+        for donor in self._donors():
+            self._nudged.pop(donor, None)
             try:
                 how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self._adopt)
+            except NotHeavierError as error:
+                log.info("%s", error)
+                self._distrust(donor, NOT_HEAVIER_S)
             except ProtocolError as error:
                 log.warning("%s cannot be a donor: %s", donor, error)
-                self._distrusted.add(donor)
-                asyncio.get_running_loop().call_later(60.0, self._distrusted.discard, donor)
+                self._distrust(donor, DISTRUST_S)
             except (StreamClosedError, asyncio.TimeoutError) as error:
                 log.info("donor %s went away: %s", donor, error)
             else:
@@ -278,6 +311,10 @@ class Rounds:
         replayed = self.state.round - before.round  # a donor left half-way
         self._report_catch_up(CaughtUp(donor="a donor that left", replayed=replayed, snapshot_round=None), before)
         return True
+
+    def _distrust(self, donor: str, seconds: float) -> None:
+        self._distrusted.add(donor)
+        asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
 
     def _report_catch_up(self, how: CaughtUp, before: Position) -> None:
         self._matchmaker.moved()
@@ -327,7 +364,7 @@ class Rounds:
             state_digest=digest,
             contributed=contributed,
         )
-        self.valid = True
+        self.settle()
 
     def _announce_anchor(self, contributed: int | None) -> None:
         self._merged.clear()

@@ -173,10 +173,11 @@ class AgentSession:
             and any(history.load(path, head.lineage_id) for path in chains)
         ):
             state.round, state.lineage_id = head.round, head.lineage_id
-            rounds.valid = True
+            rounds.settle()
             return rounds, head
         history.replace([])
-        rounds.valid = digest == manifest.genesis
+        if digest == manifest.genesis:
+            rounds.settle()
         if head is not None:
             log.warning("the state of round %d does not verify; taking another from the swarm", head.round)
         memory.head = None
@@ -239,14 +240,14 @@ class AgentSession:
 
     def _describe(self, directory: Directory, rounds: Rounds, node: Node) -> PeerRecord:
         progress, traffic = rounds.progress, node.traffic["round"]
-        ended = rounds.finished or rounds.leaving
+        ended, position = rounds.finished or rounds.leaving, rounds.position()
         return PeerRecord(
             run_id=self._run_id,
             nickname=self._nickname,
             state="finished" if ended else "training" if rounds.joined else "joining",
-            round=rounds.state.round,
-            lineage_id=rounds.state.lineage_id,
-            lineage_weight=rounds.history.weight,
+            round=position.round,
+            lineage_id=position.lineage_id,
+            lineage_weight=position.weight,
             step=progress.step if progress else 0,
             tokens=progress.tokens if progress else 0,
             tokens_per_s=progress.tokens_per_s if progress else 0.0,

@@ -14,6 +14,7 @@ from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
 
 SLICE_BYTES = 256 * 1024
+FINISH_TIMEOUT_S = 3.0
 SpecT = TypeVar("SpecT", bound=Spec)
 
 
@@ -98,6 +99,18 @@ class Stream:
         with contextlib.suppress(OSError):
             if await self._reader.read(1):
                 raise ProtocolError(f"{self.remote} sent data out of turn")
+
+    async def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+        """Say that nothing more comes, wait until the other end has read everything and closed, then close.
+
+        The libp2p daemon resets a stream whose local end goes away while bytes are on their way, and the last frame
+        is lost: so nobody closes right after sending.
+        """
+        with contextlib.suppress(OSError, RuntimeError, asyncio.TimeoutError, ProtocolError):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+            await asyncio.wait_for(self.closed(), timeout_s)
+        self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):

@@ -154,7 +154,7 @@ class LiveSwarm:
             return
         now = self._clock()
         summary = _summary(self._rows)
-        if summary != self._summary and now - self._summary_at >= SUMMARY_PERIOD_S:
+        if self._rows and summary != self._summary and now - self._summary_at >= SUMMARY_PERIOD_S:
             self._summary, self._summary_at = summary, now
             log.info("%s", summary)
 

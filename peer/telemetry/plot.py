@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 11.0, 5.0, 120
 WIDTH_PIXELS, HEIGHT_PIXELS = int(WIDTH_INCHES * DPI), int(HEIGHT_INCHES * DPI)
-SMOOTHING = 0.8
+SMOOTHING = 0.7
 # Okabe and Ito, "Color universal design" (2008); black is kept for the anchor, yellow is too pale for a line.
 PEER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 ANCHOR_COLOUR, EVENT_COLOUR = "#000000", "#666666"
@@ -88,7 +88,7 @@ def _draw_training(
             continue
         colour = PEER_COLOURS[number % len(PEER_COLOURS)]
         times, losses = [time_s for time_s, _ in points], [loss for _, loss in points]
-        axes.plot(times, losses, color=colour, alpha=0.22, linewidth=0.8)
+        axes.plot(times, losses, color=colour, alpha=0.3, linewidth=0.8)
         axes.plot(times, smooth(losses), color=colour, linewidth=1.8, label=f"{name}, training")
     if validation:
         axes.plot(
@@ -114,10 +114,10 @@ def _draw_validation(axes: Axes, validation: Sequence[ValidationPoint]) -> None:
         [point.round for point in ordered], [point.loss for point in ordered], "o-", color=ANCHOR_COLOUR,
         markersize=5, linewidth=1.2,
     )
-    for point, offset in ((ordered[0], (8, 2)), (ordered[-1], (0, 9))) if len(ordered) > 1 else ():
+    for point, offset in ((ordered[0], (8, 2)), (ordered[-1], (6, 9))) if len(ordered) > 1 else ():
         axes.annotate(
             f"{point.loss:.3f}", (point.round, point.loss), xytext=offset, textcoords="offset points", fontsize=9,
-            ha="left" if point is ordered[0] else "center",
+            ha="left" if point is ordered[0] else "right",
         )
     _style(axes, "Validation loss of the anchor", "round (0: before training)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

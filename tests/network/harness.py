@@ -124,6 +124,7 @@ class Member:
     sync: SwarmSync | None = None
     replica: VectorReplica | None = None
     peer_id: str = ""
+    maddrs: tuple[str, ...] = ()
     records: list[RoundRecord] = field(default_factory=list)
     swarm: Swarm | None = None
     stopped: Stopped | None = None
@@ -195,6 +196,7 @@ class TestSwarm:
         self.members: list[Member] = []
 
     def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
+        self.folder.mkdir(exist_ok=True)
         self.bootstraps.append(BootstrapProcess(self.folder / name, self.manifest_text, initial_peers, port))
         return self.bootstraps[-1]
 
@@ -232,7 +234,7 @@ class TestSwarm:
         published = member.agent.expect(Published, 60.0)
         assert isinstance(published, Published)
         manifest = RunManifest.model_validate(published.manifest)
-        member.peer_id = published.peer_id
+        member.peer_id, member.maddrs = published.peer_id, published.maddrs
         recipe = resolve(manifest.recipe)
         buffers = recipe.outer.num_buffers
         numel = genesis.numel() // (1 + buffers)

@@ -10,8 +10,6 @@ import ctypes
 import os
 import signal
 import sys
-import tempfile
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -36,19 +34,3 @@ def children_die_with_us() -> None:
 
 def _arm() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def sweep_stale_sockets(folder: Path | None = None) -> int:
-    """Remove hivemind's socket files of daemons that were killed; returns how many. Live sockets stay."""
-    folder = folder or Path(tempfile.gettempdir())
-    listening = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
-    removed = 0
-    for path in folder.glob("hivemind-p2p*.sock"):
-        if str(path) in listening:
-            continue
-        try:
-            path.unlink()
-            removed += 1
-        except OSError:
-            continue  # another user's, or gone meanwhile
-    return removed

@@ -1,0 +1,109 @@
+"""A trainer whose agent is played by the test."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from peer.link.memory import SharedState
+from peer.link.messages import Anchor, Mapped, Start
+from peer.link.supervisor import AgentGoneError
+from peer.link.sync import Limits, SwarmSync
+from peer.outer.schedule import EverySteps
+
+NUMEL = 8
+STEPS = 4
+START = Start(initial_peers=("a",), host_maddrs=("b",), identity_path="key", nickname="alice", directory=".")
+MAPPED = Mapped(numel=NUMEL, num_buffers=0)
+LINEAGE = "a" * 64
+PUSH = 0.5  # binary fractions: every sum in these tests is exact
+
+
+@dataclass
+class FakeAgent:
+    """Stands where `AgentProcess` does; a test plays the agent through `inbox` and `sent`."""
+
+    inbox: deque = field(default_factory=deque)
+    sent: list = field(default_factory=list)
+    running: bool = True
+    dead: bool = False
+    may_restart: bool = True
+    dies_at_once: bool = False
+    starts: int = 1
+    ended: list = field(default_factory=list)
+
+    def send(self, message):
+        if self.dead:
+            raise AgentGoneError("broken pipe")
+        self.sent.append(message)
+
+    def receive(self, _timeout_s=0.0):
+        if self.inbox:
+            return self.inbox.popleft()
+        if self.dead:
+            raise AgentGoneError("closed")
+        return None
+
+    def start(self):
+        assert not self.running
+        self.running, self.dead = not self.dies_at_once, self.dies_at_once
+        self.starts += 1
+
+    def end(self, grace_s):
+        self.ended.append(grace_s)
+        self.running = False
+
+    def die(self):
+        self.dead, self.running = True, False
+
+    def take(self, kind):
+        """The messages of one kind sent so far, each handed out once."""
+        found = [message for message in self.sent if isinstance(message, kind)]
+        self.sent = [message for message in self.sent if not isinstance(message, kind)]
+        return found
+
+
+@dataclass(frozen=True)
+class Step:
+    tokens: int = 10
+    loss: float = 2.0
+
+
+class Replica:
+    def __init__(self):
+        self.flat = torch.full((NUMEL,), 99.0)
+
+    def read(self, out):
+        out.copy_(self.flat)
+
+    def write(self, flat):
+        self.flat.copy_(flat)
+
+
+class Peer:
+    """A `SwarmSync` with everything around it played by the test."""
+
+    def __init__(self, descriptor, **limits):
+        self.agent, self.replica, self.heard, self.now = FakeAgent(), Replica(), [], 0.0
+        self.memory = SharedState(descriptor, NUMEL, 0)
+        self.memory.anchor.copy_(torch.arange(NUMEL))
+        self.sync = SwarmSync(
+            self.agent, START, MAPPED, self.memory, self.replica, EverySteps(steps_per_round=STEPS),
+            Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own")), self.heard.append, lambda: self.now,
+        )  # fmt: skip
+
+    def begin(self, round=0):
+        self.sync.begin(Anchor(round=round, lineage_id=LINEAGE, contributed=None))
+        return self
+
+    def steps(self, count):
+        for _ in range(count):
+            self.replica.flat += PUSH
+            self.sync.after_step(Step())
+
+    def commit(self, shift, contributed, round=1):
+        """The agent moves the anchor and says so."""
+        self.memory.anchor += shift
+        self.agent.inbox.append(Anchor(round=round, lineage_id=LINEAGE, contributed=contributed))

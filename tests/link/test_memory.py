@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from peer.link.memory import HEAD_BYTES, Head, SharedState, create_descriptor
+
+HEAD = Head(round=7, lineage_id="a" * 64, state_digest="b" * 64, contributed=3)
+# By hand, as the layout is written down; an import of torch would take most of the time of this test.
+CHILD = """
+import array, json, mmap, os, struct, sys
+state = mmap.mmap(int(sys.argv[1]), os.fstat(int(sys.argv[1])).st_size)
+(length,) = struct.unpack_from("<I", state)
+head = json.loads(state[4 : 4 + length])
+assert (head["round"], head["contributed"]) == (7, 3), head
+anchor, snapshot, second_buffer = 4096, 4096 + 4000, 4096 + 3 * 4000
+assert sum(array.array("f", state[anchor:snapshot])) == 499500.0
+state[snapshot : snapshot + 4000] = state[anchor:snapshot]
+state[second_buffer : second_buffer + 4000] = array.array("f", [2.5] * 1000).tobytes()
+text = json.dumps({**head, "round": 8, "contributed": None}).encode()
+state[4 : 4 + len(text)] = text
+struct.pack_into("<I", state, 0, len(text))
+"""
+
+
+@pytest.fixture
+def descriptor():
+    number = create_descriptor()
+    yield number
+    os.close(number)
+
+
+def test_two_mappings_share_their_data(descriptor):
+    one, two = SharedState(descriptor, 1000, 2), SharedState(descriptor, 1000, 2)
+    vectors = [one.anchor, one.snapshot, *one.buffers]
+    for value, vector in enumerate(vectors, start=1):
+        vector.fill_(value)
+    assert [v.tolist() for v in (two.anchor, two.snapshot, *two.buffers)] == [[float(v)] * 1000 for v in (1, 2, 3, 4)]
+    two.buffers[0][999] = -1.0
+    assert one.buffers[0].tolist() == [3.0] * 999 + [-1.0]
+    assert [v.dtype for v in vectors] == [torch.float32] * 4
+
+
+def test_the_layout_is_head_anchor_snapshot_buffers(descriptor):
+    state = SharedState(descriptor, 5, 1)
+    assert os.fstat(descriptor).st_size == HEAD_BYTES + 4 * 5 * 3
+    state.anchor[0], state.snapshot[0], state.buffers[0][0] = 1.0, 2.0, 3.0
+    raw = os.pread(descriptor, 60, HEAD_BYTES)
+    assert torch.frombuffer(bytearray(raw), dtype=torch.float32)[::5].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_new_memory_is_zero_and_has_no_head(descriptor):
+    state = SharedState(descriptor, 10, 1)
+    assert state.head is None
+    assert not state.anchor.any()
+    assert not state.buffers[0].any()
+
+
+def test_a_head_survives_in_another_mapping(descriptor):
+    one, two = SharedState(descriptor, 10, 0), SharedState(descriptor, 10, 0)
+    one.head = HEAD
+    assert two.head == HEAD
+    shorter = HEAD.model_copy(update={"contributed": None, "round": 8})
+    two.head = shorter
+    assert one.head == shorter
+    one.head = None
+    assert two.head is None
+    assert one.head is None
+
+
+def test_a_head_of_impossible_length_is_no_head(descriptor):
+    state = SharedState(descriptor, 10, 0)
+    state.head = HEAD
+    for length in (0, HEAD_BYTES - 3, 2**32 - 1):
+        os.pwrite(descriptor, length.to_bytes(4, "little"), 0)
+        assert state.head is None
+
+
+def test_a_head_is_strict_about_digests():
+    with pytest.raises(ValidationError, match="state_digest"):
+        Head(round=1, lineage_id="a" * 64, state_digest="B" * 64)
+
+
+def test_the_state_survives_another_process(descriptor):
+    state = SharedState(descriptor, 1000, 2)
+    state.anchor.copy_(torch.arange(1000.0))
+    state.head = HEAD
+    command = [sys.executable, "-S", "-c", CHILD, str(descriptor)]
+    subprocess.run(command, pass_fds=(descriptor,), check=True, timeout=60)
+    assert state.head == HEAD.model_copy(update={"round": 8, "contributed": None})
+    assert torch.equal(state.snapshot, state.anchor)
+    assert state.buffers[1].tolist() == [2.5] * 1000
+    again = SharedState(descriptor, 1000, 2)
+    assert torch.equal(again.anchor, torch.arange(1000.0))
+
+
+def test_a_descriptor_is_not_inherited_by_accident(descriptor):
+    assert not os.get_inheritable(descriptor)

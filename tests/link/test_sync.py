@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from peer.link.memory import create_descriptor
+from peer.link.messages import Anchor, Fatal, Mapped, Merged, Progress, Published, Snapshot, Swarm, WantSnapshot
+from peer.link.sync import PROGRESS_PERIOD_S
+from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, STEPS, Peer, Step
+
+
+@pytest.fixture
+def make():
+    descriptors = []
+
+    def build(**limits):
+        descriptors.append(create_descriptor())
+        return Peer(descriptors[-1], **limits)
+
+    yield build
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def peer(make):
+    return make().begin()
+
+
+def test_the_first_anchor_becomes_the_model(peer):
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL).float())
+    assert peer.agent.take(Merged) == [Merged(round=0)]
+    assert peer.sync.global_step == 0.0
+
+
+def test_a_snapshot_is_handed_over_when_due_and_only_once(peer):
+    peer.steps(STEPS - 1)
+    assert peer.agent.take(Snapshot) == []
+    peer.steps(1)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=40)]
+    assert torch.equal(peer.memory.snapshot, torch.arange(NUMEL) + 2.0)
+    peer.steps(3 * STEPS)
+    assert peer.agent.take(Snapshot) == []
+    assert torch.equal(peer.memory.snapshot, torch.arange(NUMEL) + 2.0)
+
+
+def test_merging_without_steps_meanwhile_gives_the_anchor_bit_for_bit(peer):
+    torch.manual_seed(1)
+    peer.replica.flat.copy_(torch.randn(NUMEL) * 1e-3)
+    peer.steps(STEPS)
+    peer.commit(torch.randn(NUMEL) * 1e6, contributed=1)
+    peer.sync.poll()
+    assert peer.replica.flat.numpy().tobytes() == peer.memory.anchor.numpy().tobytes()
+    assert peer.agent.take(Merged)[-1] == Merged(round=1)
+    assert torch.equal(peer.sync.anchor, peer.memory.anchor)
+
+
+def test_steps_made_during_a_round_are_kept(peer):
+    peer.steps(STEPS + 3)
+    peer.commit(shift=-8.0, contributed=1)
+    peer.steps(1)
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) - 8.0 + 4 * PUSH)
+    assert (peer.sync.round, peer.sync.rounds_contributed, peer.sync.steps_since_snapshot) == (1, 1, 4)
+    # four steps are due again: handed over with the tokens that the anchor does not hold
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=40), Snapshot(sequence=2, tokens=40)]
+
+
+def test_a_missed_round_keeps_all_progress(peer):
+    peer.steps(STEPS)
+    peer.commit(shift=16.0, contributed=None)
+    peer.steps(1)
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 16.0 + 5 * PUSH)
+    assert (peer.sync.round, peer.sync.rounds_contributed) == (1, 0)
+    assert peer.agent.take(Snapshot)[-1] == Snapshot(sequence=2, tokens=50)
+    assert torch.equal(peer.memory.snapshot, torch.arange(NUMEL) + 16.0 + 5 * PUSH)
+
+
+def test_an_older_contribution_is_not_taken_for_the_outstanding_one(peer):
+    peer.steps(STEPS)
+    peer.commit(shift=1.0, contributed=7)
+    peer.sync.poll()
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 1.0 + STEPS * PUSH)
+    assert peer.sync.rounds_contributed == 0
+
+
+def test_the_agent_gets_a_fresh_snapshot_when_it_asks(peer):
+    peer.steps(STEPS)
+    peer.agent.inbox.append(WantSnapshot(after=1))
+    peer.steps(2)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=40), Snapshot(sequence=2, tokens=50)]
+    peer.commit(shift=5 * PUSH, contributed=2)  # as if everybody had made the same five steps
+    peer.steps(1)
+    assert peer.sync.steps_since_snapshot == 2
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 7 * PUSH)
+
+
+def test_a_wish_is_ignored_while_a_newer_snapshot_is_on_its_way(peer):
+    peer.steps(STEPS)
+    peer.agent.inbox.append(WantSnapshot(after=0))
+    peer.steps(1)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=40)]
+    assert torch.equal(peer.memory.snapshot, torch.arange(NUMEL) + STEPS * PUSH)
+
+
+def test_a_wish_before_the_round_is_due_is_granted_with_what_there_is(peer):
+    peer.agent.inbox.append(WantSnapshot(after=0))
+    peer.steps(1)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
+
+
+def test_a_contribution_weighs_at_least_one_token(peer):
+    peer.agent.inbox.append(WantSnapshot(after=0))
+    peer.sync.poll()
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=1)]
+
+
+def test_training_goes_on_without_an_agent_and_the_next_one_is_told_everything(peer):
+    peer.steps(STEPS)
+    peer.agent.die()
+    peer.agent.may_restart = False
+    peer.steps(3)
+    assert (peer.agent.starts, peer.sync.step) == (1, 7)
+    peer.agent.may_restart = True
+    peer.agent.sent.clear()
+    peer.steps(1)
+    assert peer.agent.starts == 2
+    assert peer.agent.sent == [START]
+    peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", maddrs=()))
+    peer.steps(STEPS)
+    assert peer.agent.take(Mapped) == [MAPPED]
+    assert peer.agent.take(Snapshot) == []  # nothing is handed over before the new agent's first anchor
+    peer.commit(shift=4.0, contributed=None)
+    peer.steps(1)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=2, tokens=130)]
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 4.0 + 13 * PUSH)
+
+
+def test_a_snapshot_that_the_dead_agent_had_committed_is_recognised(peer):
+    peer.steps(STEPS)
+    peer.agent.die()
+    peer.steps(2)
+    peer.commit(shift=-8.0, contributed=1)
+    peer.steps(1)
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) - 8.0 + 3 * PUSH)
+    assert (peer.sync.rounds_contributed, peer.sync.steps_since_snapshot) == (1, 3)
+
+
+def test_an_agent_that_dies_right_after_its_start_does_not_stop_training(peer):
+    peer.agent.die()
+    peer.agent.dies_at_once = True
+    peer.steps(3)
+    assert (peer.agent.starts, peer.sync.step) == (4, 3)
+
+
+def test_an_agent_that_hangs_is_ended_before_the_next_starts(peer):
+    peer.agent.dead = True
+    peer.steps(1)
+    assert peer.agent.ended == [0.0]
+    assert (peer.agent.starts, peer.agent.sent[-1]) == (2, START)
+
+
+def test_a_peer_is_finished_at_the_last_round_of_the_run(make):
+    peer = make(total=2).begin()
+    for round in (1, 2):
+        assert not peer.sync.finished
+        peer.commit(shift=0.0, contributed=None, round=round)
+        peer.sync.poll()
+    assert peer.sync.finished
+
+
+def test_a_peer_is_finished_after_its_own_rounds_which_only_count_when_it_contributed(make):
+    peer = make(own=1).begin(round=5)
+    peer.commit(shift=0.0, contributed=None, round=6)
+    peer.steps(STEPS)
+    assert not peer.sync.finished
+    peer.commit(shift=0.0, contributed=1, round=7)
+    peer.sync.poll()
+    assert peer.sync.finished
+    assert not make().begin(round=10**6).sync.finished
+
+
+def test_progress_is_reported_about_twice_a_second(peer):
+    for _ in range(8):
+        peer.now += PROGRESS_PERIOD_S / 2
+        peer.steps(1)
+    reports = peer.agent.take(Progress)
+    assert [report.step for report in reports] == [1, 3, 5, 7]
+    assert [report.tokens for report in reports] == [10, 30, 50, 70]
+    assert [report.tokens_per_s for report in reports] == [40.0] * 4
+    assert [report.due_in_s for report in reports] == [0.75, 0.25, 0.0, 0.0]
+    assert [report.unsent_tokens for report in reports] == [10, 30, 50, 70]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 1e6])
+def test_a_loss_that_is_no_loss_is_not_reported(peer, loss):
+    peer.sync.after_step(Step(loss=loss))
+    assert peer.agent.take(Progress)[0].loss is None
+
+
+def test_unsent_tokens_are_those_that_no_anchor_holds(peer):
+    peer.steps(STEPS + 1)
+    peer.commit(shift=0.0, contributed=1)
+    peer.sync.poll()
+    assert peer.sync.progress() == {
+        "round": 1, "step": 5, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": 10
+    }  # fmt: skip
+
+
+def test_a_resumed_peer_keeps_its_progress_under_the_new_anchor(make):
+    peer = make()
+    peer.replica.flat.copy_(torch.arange(NUMEL) + 3.0)  # the checkpoint's parameters: 3 ahead of its anchor
+    saved = {"round": 5, "step": 22, "tokens": 220, "steps_since_snapshot": 2, "unsent_tokens": 20}
+    peer.sync.resume(saved)
+    assert peer.sync.progress() == saved
+    peer.memory.anchor += 16.0
+    peer.begin(round=9)
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 16.0 + 3.0)
+    assert (peer.sync.round, peer.sync.global_step) == (9, 9 * STEPS + 2.0)
+    peer.steps(2)
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=40)]
+
+
+def test_other_messages_reach_the_trainer_and_fatal_ones_do_not_end_training(peer, caplog):
+    swarm = Swarm(peers={})
+    peer.agent.inbox += [swarm, Fatal(what="no bootstrap", hint="start it")]
+    peer.commit(shift=0.0, contributed=None)
+    peer.steps(1)
+    assert peer.heard == [swarm, Anchor(round=1, lineage_id=LINEAGE, contributed=None)]
+    assert "no bootstrap start it" in caplog.text

@@ -1,0 +1,263 @@
+"""Real processes, real DHT, real sockets: full groups, a kill in the middle of an exchange, late joiners, split and heal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from peer.outer.compress.int8 import BlockInt8
+from peer.outer.fragments import partition
+from peer.outer.optimizer import Nesterov
+from peer.outer.round import reduce_part
+from peer.outer.state import OuterState, Update
+from tests.network.harness import TOKENS_PER_STEP, Member, TestSwarm
+
+MakeSwarm = Callable[..., TestSwarm]
+
+
+def digests(members: list[Member]) -> set[str | None]:
+    return {member.head_digest for member in members}
+
+
+def all_at(members: list[Member], round: int) -> bool:
+    return all(member.round >= round for member in members)
+
+
+def settled(members: list[Member]) -> bool:
+    """Everybody at the same lineage id, with a complete state."""
+    return len({member.lineage_id for member in members}) == 1 and None not in digests(members)
+
+
+def test_three_peers_commit_full_rounds_and_arrive_at_the_computed_anchor(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5, total=80)
+    genesis = swarm.bootstrap().genesis()
+    members = swarm.add("a", "b", "c")
+    swarm.drive(lambda: all(member.sync is not None and member.sync.finished for member in members))
+    assert len(digests(members)) == 1
+    for member in members:
+        full = [record.round for record in member.committed if len(record.members) == 3]
+        assert full == list(range(full[0], 81))  # once all three have met, every round is full
+        assert len(full) >= 40
+    stopped = [member.stop() for member in members]
+    assert {one.state_digest for one in stopped} == digests(members)
+    assert members[0].sync is not None
+    moved = float((members[0].sync.memory.anchor - genesis[: members[0].sync.memory.anchor.numel()]).mean())
+    assert moved > 0.004  # every member pushes every parameter up, by 1 to 3 thousandths a step
+
+
+def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=4)
+    genesis = swarm.bootstrap().genesis()
+    members = swarm.add("a", "b")
+    numel = genesis.numel() // 2
+    snapshots: dict[str, torch.Tensor] = {}
+
+    def first_snapshots_then_round() -> bool:
+        for member in members:
+            assert member.sync is not None
+            if member.round == 0:
+                snapshots[member.peer_id] = member.sync.memory.snapshot.clone()
+        return all_at(members, 1)
+
+    swarm.drive(first_snapshots_then_round)
+    record = members[0].committed[0]
+    codec = BlockInt8()
+    state = OuterState(genesis[:numel].clone(), [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), codec)
+    bounds = partition(numel, 2, codec.block)
+    payloads = [state.encode_contribution(snapshots[peer_id], bounds) for peer_id in record.members]
+    parts = [
+        reduce_part([own[index] for own in payloads], record.weights, stop - start, codec)[0]
+        for index, (start, stop) in enumerate(bounds)
+    ]
+    update = Update(tuple(parts), numel, codec)
+    assert record.update_digest == update.digest()
+    state.apply(update, 1, record.lineage_id)
+    assert record.state_digest == state.digest()
+    assert set(record.weights) <= {4 * TOKENS_PER_STEP}
+
+
+def test_kill_9_in_the_middle_of_an_exchange_loses_nothing(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(hidden=512, steps=3)  # 1.5M parameters: the exchange is long enough to be hit
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    survivors, victim = members[:2], members[2]
+    swarm.drive(lambda: all_at(members, 2))
+    killed_at: list[int] = []
+
+    def kill_when_the_next_group_stands() -> bool:
+        if victim.log_text().count("group of 3") >= 3 and not killed_at:
+            victim.kill()
+            killed_at.append(max(member.round for member in members))
+        return bool(killed_at)
+
+    swarm.drive(kill_when_the_next_group_stands, pace_s=0.001)
+    began = time.monotonic()
+    swarm.drive(lambda: all(member.round >= killed_at[0] + 3 for member in survivors), 60.0)
+    assert time.monotonic() - began < 45.0
+    swarm.drive(lambda: settled(survivors))
+    assert len(digests(survivors)) == 1
+    assert [len(record.members) for record in survivors[0].committed[-2:]] == [2, 2]
+
+
+def test_a_late_joiner_takes_the_state_from_a_peer_and_joins_the_group(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5)
+    swarm.bootstrap()
+    first = swarm.add("a", "b")
+    swarm.drive(lambda: all_at(first, 3))
+    swarm.bootstraps[0].kill()  # any member's address will do; the manifest lives on in the DHT
+    published = first[0].start
+    assert first[0].swarm is not None
+    address = first[0].maddrs[0]
+    (late,) = swarm.add("late", address=address)
+    assert published.initial_peers != (address,)
+    assert late.round >= 3
+    everybody = [*first, late]
+    swarm.drive(lambda: bool(late.committed) and late.committed[-1].round >= late.committed[0].round + 1)
+    assert len(late.committed[-1].members) == 3
+    swarm.drive(lambda: settled(everybody))
+    assert len(digests(everybody)) == 1
+
+
+def test_a_member_that_was_stopped_replays_what_it_missed(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5, wait=2.0)
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    sleeper, others = members[2], members[:2]
+    swarm.drive(lambda: all_at(members, 1))
+    assert sleeper.agent.pid is not None
+    sleeper.frozen = True
+    os.kill(sleeper.agent.pid, signal.SIGSTOP)
+    swarm.drive(lambda: all_at(others, 4), 90.0)
+    os.kill(sleeper.agent.pid, signal.SIGCONT)
+    sleeper.frozen = False
+    swarm.drive(lambda: sleeper.round >= 5 and settled(members), 60.0)
+    assert len(digests(members)) == 1
+    how = [record.reason for record in sleeper.records if record.status == "caught_up"]
+    assert how
+    assert "replayed" in str(how[0])
+
+
+def test_a_crashed_agent_is_restarted_and_catches_up(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5)
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c")
+    swarm.drive(lambda: all_at(members, 1))
+    victim = members[1]
+    assert victim.agent.pid is not None
+    assert victim.sync is not None
+    steps = victim.sync.step
+    os.kill(victim.agent.pid, signal.SIGKILL)
+    at = max(member.round for member in members)
+    swarm.drive(lambda: all_at(members, at + 3) and settled(members), 90.0)
+    assert victim.agent.starts == 2
+    assert victim.sync.step > steps
+    assert len(digests(members)) == 1
+    assert len(members[0].committed[-1].members) == 3
+
+
+def test_two_lineages_heal_to_the_heavier_one(make_swarm: MakeSwarm) -> None:
+    """A split that lasts from the start: two bootstraps of one run that do not know each other, then one that does."""
+    swarm = make_swarm(steps=5)
+    left = swarm.bootstrap("bootstrap")
+    heavy = swarm.add("a", "b")
+    identity = (left.folder / "identity.key").read_bytes()
+    other = swarm.folder / "island"
+    other.mkdir()
+    (other / "identity.key").write_bytes(identity)
+    (other / "identity.key").chmod(0o600)
+    right = swarm.bootstrap("island")
+    assert right.run_id == left.run_id
+    light = swarm.add("c", "d")
+    swarm.drive(lambda: all_at(heavy, 6) and all_at(light, 2), 90.0)
+    light_before = {member.lineage_id for member in light}
+    for member in light:
+        member.frozen = True
+    swarm.drive(lambda: all_at(heavy, max(member.round for member in light) + 3), 90.0)
+    for member in light:
+        member.frozen = False
+    assert light_before.isdisjoint({member.lineage_id for member in heavy})
+    port = right.port
+    right.close()
+    (other / "identity.key").unlink()
+    swarm.bootstrap("island", initial_peers=[left.address], port=port)
+    met = max(member.round for member in heavy)
+    everybody = heavy + light
+    swarm.drive(lambda: settled(everybody) and all(len(m.committed[-1].members) == 4 for m in everybody), 120.0)
+    assert len(digests(everybody)) == 1
+    assert min(member.round for member in everybody) > met
+    yielded = [record for member in light for record in member.records if record.status == "caught_up"]
+    assert any("unsent progress is kept" in str(record.reason) for record in yielded)
+    assert all(not any(r.status == "caught_up" for r in member.records) for member in heavy)
+
+
+def test_members_go_on_without_the_bootstrap_and_find_it_again(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5)
+    bootstrap = swarm.bootstrap()
+    members = swarm.add("a", "b")
+    swarm.drive(lambda: all_at(members, 1))
+    port, address = bootstrap.port, bootstrap.address
+    bootstrap.kill()
+    swarm.drive(lambda: all_at(members, 4))
+    again = swarm.bootstrap(port=port)
+    assert again.address == address
+    swarm.drive(lambda: all("again" in member.log_text() for member in members), 60.0)
+    (late,) = swarm.add("late")
+    assert late.round >= 4
+
+
+def test_a_peer_alone_trains_on_and_joins_others_when_they_appear(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=3)
+    swarm.bootstrap()
+    (alone,) = swarm.add("alone")
+    swarm.drive(lambda: any(record.alone for record in alone.records), 60.0)
+    assert alone.round == 0
+    assert alone.sync is not None
+    assert alone.sync.step > 3
+    (friend,) = swarm.add("friend")
+    swarm.drive(lambda: all_at([alone, friend], 2), 60.0)
+    assert digests([alone]) == digests([friend])
+    assert alone.committed[0].weights[0] == alone.committed[0].weights[1]  # capped at the nominal tokens
+
+
+def test_killing_the_trainer_leaves_nothing_alive(make_swarm: MakeSwarm) -> None:
+    """The agent and its libp2p daemon die with the process that started them, however that one dies."""
+    swarm = make_swarm()
+    bootstrap = swarm.bootstrap()
+    script = (
+        "import sys, time; from pathlib import Path\n"
+        "from peer.link.supervisor import AgentProcess; from peer.link.messages import Start, Published\n"
+        "folder = Path(sys.argv[1]); folder.mkdir(); agent = AgentProcess(folder / 'agent.log'); agent.start()\n"
+        "agent.send(Start(initial_peers=(sys.argv[2],), host_maddrs=('/ip4/127.0.0.1/tcp/0',), nickname='x',\n"
+        "    identity_path=str(folder / 'identity.key'), directory=str(folder)))\n"
+        "agent.expect(Published, 60); print(agent.pid, flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(swarm.folder / "owner"), bootstrap.address]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert owner.stdout is not None
+    agent = int(owner.stdout.readline())
+    family = [agent, *_children(agent)]
+    assert len(family) == 2
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 5.0
+    while any(map(_alive, family)):
+        assert time.monotonic() < deadline, [pid for pid in family if _alive(pid)]
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

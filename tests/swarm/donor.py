@@ -1,0 +1,112 @@
+"""Both ends of catching up: a donor that serves whatever a test tells it to, and a peer that must not believe it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.errors import ProtocolError
+from peer.outer.state import chunks
+from peer.protocol.records import dump_json
+from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
+from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.history import History, history_name, load_snapshot
+from tests.swarm.runs import NUMEL, RUN, make_state
+
+
+class ScriptedDonor:
+    """Serves a run honestly until a test changes `chain`, `updates`, `meta`, `digests` or `pieces`.
+
+    Attributes:
+        asked: what was requested, in order.
+    """
+
+    def __init__(self, node, run):
+        state, history = run.state, run.history
+        self.node, self.asked = node, []
+        self.chain = list(history.chain)
+        digests = [certificate.link.update_digest for certificate in history.chain]
+        self.updates = {digest: history.update(digest).read_bytes() for digest in digests}
+        self.digests = state.chunk_digests()
+        self.meta = SnapshotMeta(
+            round=state.round,
+            lineage_id=state.lineage_id,
+            numel=state.numel,
+            num_buffers=len(state.buffers),
+            num_chunks=len(self.digests),
+        )
+        self.pieces = [
+            tensor[start:stop].numpy().tobytes()
+            for tensor in (state.anchor, *state.buffers)
+            for start, stop in chunks(state.numel, 1 << 20)
+        ]
+
+    @property
+    def peer_id(self):
+        return self.node.peer_id
+
+    async def start(self):
+        await self.node.serve(history_name(RUN), "history", self._answer)
+        return self
+
+    async def _answer(self, stream):
+        request = await stream.receive_message(Kind.REQUEST, HistoryRequest)
+        self.asked.append(request.what)
+        if request.what == "chain":
+            for certificate in self.chain[request.from_round :]:
+                await stream.send(Kind.DATA, dump_json(certificate))
+        elif request.what == "update":
+            payload = self.updates.get(request.digest, b"")
+            for start in range(0, len(payload), 400):
+                await stream.send(Kind.DATA, payload[start : start + 400])
+        elif self.meta is not None:
+            await stream.send_message(Kind.META, self.meta)
+            for piece in (b"".join(self.digests), *self.pieces):
+                await stream.send(Kind.DATA, piece)
+        await stream.send(Kind.END)
+        await stream.closed()
+
+
+class Joiner:
+    """A peer that catches up; applies and adopts as `peer.swarm.rounds` does."""
+
+    def __init__(self, network, folder, numel=NUMEL):
+        self.state = make_state(numel)
+        self.history = History(folder, self.state.lineage_id)
+        self.fetcher = Fetcher(network.node(), RUN, folder)
+        self.valid, self.applied, self.adopted = True, 0, 0
+
+    async def apply(self, update, certificate):
+        self.history.append(certificate, update.payload)
+        self.state.apply(update, certificate.link.round + 1, certificate.link.id)
+        self.applied += 1
+
+    async def adopt(self, path, chain):
+        load_snapshot(path, self.state)
+        self.state.round = len(chain)
+        self.state.lineage_id = chain[-1].link.id if chain else self.history.genesis
+        self.history.replace(chain)
+        self.adopted += 1
+
+    def standing(self):
+        return Standing(state=self.state, history=self.history, valid=self.valid)
+
+    async def catch_up(self, donor):
+        work = self.fetcher.catch_up(donor.peer_id, self.standing(), self.apply, self.adopt)
+        return await asyncio.wait_for(work, 20.0)
+
+    async def refuses(self, donor, error=ProtocolError, match=None):
+        """Catching up fails and leaves this peer exactly as it was."""
+        before = (self.state.digest(), self.state.round, self.state.lineage_id, list(self.history.chain))
+        with pytest.raises(error, match=match):
+            await self.catch_up(donor)
+        assert (self.state.digest(), self.state.round, self.state.lineage_id, self.history.chain) == before
+        assert (self.applied, self.adopted) == (0, 0)
+
+
+def assert_same(joiner, run):
+    """The joiner holds what the donor of `run` holds, bit for bit."""
+    assert joiner.state.digest() == run.state.digest()
+    assert (joiner.state.round, joiner.state.lineage_id) == (run.state.round, run.state.lineage_id)
+    assert joiner.history.chain == run.history.chain

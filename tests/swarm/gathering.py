@@ -1,0 +1,110 @@
+"""Matchmakers over a `MemoryNetwork`, each with a directory and a position that the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+import torch
+
+from peer.outer.round import Due
+from peer.protocol.identity import Identity
+from peer.protocol.manifest import RoundSpec
+from peer.protocol.records import PeerRecord, dump_json, seal
+from peer.protocol.wire import JoinMessage, Kind
+from peer.swarm.matchmaking import JOIN_DOMAIN, Matchmaker, Position, Self
+from tests.swarm.runs import RUN
+
+NOMINAL = 1000
+PARENT = "a" * 64
+NEXT = "b" * 64
+JOIN_NAME = f"atoll/{RUN[:16]}/join"
+
+
+def rank(peer_id):
+    """The lowest leads."""
+    return hashlib.sha256(f"{RUN} leads {peer_id}".encode()).digest()
+
+
+def join_of(identity, **changes):
+    """(the sealed join of a peer, the join)."""
+    join = JoinMessage(**{"run_id": RUN, "round": 5, "parent": PARENT, "tokens": 10, **changes})
+    return seal(identity, JOIN_DOMAIN, dump_json(join)), join
+
+
+class PlainDirectory:
+    """What the matchmaker reads of a directory."""
+
+    def __init__(self):
+        self.peers = {}
+        self.later = {}
+
+    async def refresh(self):
+        self.peers.update(self.later)
+
+
+class Member:
+    """One peer: a production matchmaker, everything around it played."""
+
+    def __init__(self, node, rounds):
+        self.node, self.directory = node, PlainDirectory()
+        self.position = Position(5, PARENT, 100)
+        self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
+        me = Self(
+            position=lambda: self.position,
+            due_in_s=lambda: self.due_in_s,
+            hurry=self.hurried.set,
+            training=lambda: self.training,
+            nudge=lambda *claim: self.nudges.append(claim),
+        )
+        self.matchmaker = Matchmaker(node, self.directory, RUN, rounds, NOMINAL, me)
+
+    @property
+    def peer_id(self):
+        return self.node.peer_id
+
+    def record(self, **changes):
+        values = {
+            "run_id": RUN, "nickname": "x", "state": "training", "round": self.position.round,
+            "lineage_id": self.position.lineage_id, "lineage_weight": self.position.weight, "expires_at": 1e10,
+        }  # fmt: skip
+        return PeerRecord(**{**values, **changes})
+
+    def match(self, tokens=100):
+        return asyncio.wait_for(self.matchmaker.match(Due(1, tokens, torch.empty(0))), 20.0)
+
+    def move(self, lineage_id):
+        """One round further, without a group of this member's own."""
+        self.position = Position(self.position.round + 1, lineage_id, self.position.weight + 100)
+        self.matchmaker.moved()
+
+    def commit(self, group, lineage_id):
+        """One round further with this group."""
+        self.position = Position(self.position.round + 1, lineage_id, self.position.weight + 100)
+        self.matchmaker.committed(group, lineage_id)
+
+    async def hand_in(self, leader, sealed):
+        """Open a stream to a leader and hand in any bytes as a join."""
+        stream = await self.node.open(leader.peer_id, JOIN_NAME, "round")
+        await stream.send(Kind.JOIN, sealed)
+        return stream
+
+
+async def gather(network, count, *, wait=30.0, low=2, high=16):
+    """`count` members who all know each other, in the order of their rank: the first leads."""
+    rounds = RoundSpec(min_group=low, max_group=high, straggler_wait_s=wait)
+    identities = sorted((Identity.generate() for _ in range(count)), key=lambda identity: rank(identity.peer_id))
+    members = [Member(network.node(identity), rounds) for identity in identities]
+    for member in members:
+        await member.matchmaker.start()
+        member.directory.peers = {other.peer_id: other.record() for other in members if other is not member}
+    return members
+
+
+async def until(condition, timeout_s=5.0):
+    """Let everything in this loop go on until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)

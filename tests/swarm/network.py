@@ -1,0 +1,78 @@
+"""Production `Node`s without libp2p: every stream is a socket pair, and all hosts live in one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+from hivemind.p2p import P2PDaemonError
+
+from peer.protocol.identity import Identity
+from peer.swarm.node import Node, NodeConfig
+from peer.swarm.streams import Stream, Traffic
+from peer.swarm.tasks import cancel_and_wait
+
+CONFIG = NodeConfig(identity_path=Path("identity.key"), host_maddrs=())
+
+
+async def stream_pair(left="left", right="right"):
+    """Two ends of one stream; `left` is who the first end talks to."""
+    ours, theirs = socket.socketpair()
+    one, two = await asyncio.open_connection(sock=ours), await asyncio.open_connection(sock=theirs)
+    return Stream(left, *one, Traffic()), Stream(right, *two, Traffic())
+
+
+class MemoryP2P:
+    """The two calls of hivemind's P2P that a node makes."""
+
+    def __init__(self, network, peer_id):
+        self._network, self._peer_id = network, peer_id
+        self.handlers = {}
+
+    async def add_binary_stream_handler(self, name, handler):
+        self.handlers[name] = handler
+
+    async def call_binary_stream_handler(self, peer_id, name):
+        remote = self._network.hosts.get(str(peer_id))
+        if remote is None or name not in remote.handlers:
+            raise P2PDaemonError(f"failed to dial {peer_id}")
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        self._network.writers.append(writer)
+        info = SimpleNamespace(peer_id=self._peer_id)
+        self._network.spawn(remote.handlers[name](info, reader, writer))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._network.writers.append(writer)
+        return info, reader, writer
+
+
+class MemoryNetwork:
+    """All hosts of one test."""
+
+    def __init__(self):
+        self.hosts, self.nodes, self.tasks, self.writers = {}, [], set(), []
+
+    def node(self, identity=None):
+        """A node that the others can reach."""
+        identity = identity or Identity.generate()
+        p2p = MemoryP2P(self, identity.peer_id)
+        self.hosts[identity.peer_id] = p2p
+        self.nodes.append(Node(CONFIG, identity, p2p, None, ()))
+        return self.nodes[-1]
+
+    def cut(self, peer_id):
+        """Nobody can open a stream to this peer any more."""
+        del self.hosts[peer_id]
+
+    def spawn(self, work):
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def close(self):
+        await cancel_and_wait(self.tasks.union(*(node._tasks for node in self.nodes)))
+        for writer in self.writers:
+            writer.close()

@@ -1,0 +1,77 @@
+"""Committed rounds without a network: states, updates and certificates as a real group would make them."""
+
+from __future__ import annotations
+
+import torch
+
+from peer.outer.compress.registry import compressor
+from peer.outer.fragments import partition
+from peer.outer.optimizer import Nesterov
+from peer.outer.round import reduce_part
+from peer.outer.state import OuterState, Update
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
+from peer.swarm.history import History
+
+RUN = "1" * 64
+NUMEL = 1000
+TOKENS = 64
+
+
+def make_state(numel=NUMEL, codec="int8"):
+    """The genesis state of the tests' run."""
+    anchor = torch.sin(torch.arange(numel, dtype=torch.float32))
+    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), compressor(codec))
+    state.lineage_id = state.digest()
+    return state
+
+
+def contributions(state, count, seed):
+    """Local parameters of `count` members, fp32 [P] each."""
+    generator = torch.Generator().manual_seed(seed)
+    return [state.anchor + 0.01 * torch.randn(state.numel, generator=generator) for _ in range(count)]
+
+
+def reduce_all(state, locals_, weights):
+    """The update that an exchange among these members must arrive at."""
+    bounds = partition(state.numel, len(locals_), state.compressor.block)
+    sent = [state.encode_contribution(local, bounds) for local in locals_]
+    parts = [
+        reduce_part([payloads[part] for payloads in sent], weights, stop - start, state.compressor)[0]
+        for part, (start, stop) in enumerate(bounds)
+    ]
+    return Update(tuple(parts), state.numel, state.compressor)
+
+
+class Run:
+    """A peer that has committed rounds with the same companions since genesis."""
+
+    def __init__(self, folder, numel=NUMEL, members=3):
+        self.state = make_state(numel)
+        self.history = History(folder, self.state.lineage_id)
+        self.identities = [Identity.generate() for _ in range(members)]
+        self.states = [self.state.digest()]
+
+    def commit(self, rounds=1, *, seed=0, tokens=TOKENS):
+        """Commit rounds; every one gets a certificate of all members."""
+        for _ in range(rounds):
+            locals_ = contributions(self.state, len(self.identities), self.state.round + 1000 * seed)
+            update = reduce_all(self.state, locals_, [tokens] * len(locals_))
+            certificate = self.certify(update, tokens=tokens)
+            self.history.append(certificate, update.payload)
+            self.state.apply(update, self.state.round + 1, certificate.link.id)
+            self.states.append(self.state.digest())
+        return self
+
+    def certify(self, update, *, signers=None, tokens=TOKENS, **changes):
+        """A certificate for `update` on the present state; `changes` are lies about the link."""
+        roster = tuple(Member(peer_id=identity.peer_id, tokens=tokens) for identity in self.identities)
+        link = Link(
+            **{
+                "run_id": RUN, "round": self.state.round, "parent": self.state.lineage_id, "roster": roster,
+                "update_digest": update.digest(), "state_digest": self.state.preview(update), **changes,
+            }
+        )  # fmt: skip
+        statement = bytes.fromhex(link.id)
+        signers = self.identities if signers is None else signers
+        return Certificate(link=link, signatures={i.peer_id: i.sign(VOTE_DOMAIN, statement).hex() for i in signers})

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from peer.errors import ProtocolError
+from peer.outer.state import CHUNK, Update
+from peer.protocol.identity import Identity
+from peer.protocol.records import PeerRecord
+from peer.protocol.wire import Kind
+from peer.swarm import catchup
+from peer.swarm.catchup import CatchUpError, NotHeavierError, Standing, ahead
+from peer.swarm.history import history_name
+from peer.swarm.streams import StreamClosedError
+from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
+from tests.swarm.runs import NUMEL, RUN, Run, contributions, reduce_all
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "donor").commit(3)
+
+
+@pytest.fixture
+async def donor(network, run):
+    return await ScriptedDonor(network.node(), run).start()
+
+
+@pytest.fixture
+def joiner(network, tmp_path):
+    return Joiner(network, tmp_path / "joiner")
+
+
+async def test_missed_updates_are_replayed_bit_for_bit(run, donor, joiner):
+    how = await joiner.catch_up(donor)
+    assert (how.donor, how.replayed, how.snapshot_round) == (donor.peer_id, 3, None)
+    assert donor.asked == ["chain", "update", "update", "update"]
+    assert_same(joiner, run)
+
+
+async def test_a_peer_without_a_valid_state_takes_a_snapshot(run, donor, joiner):
+    joiner.valid = False
+    joiner.state.anchor.fill_(7.0)
+    how = await joiner.catch_up(donor)
+    assert (how.replayed, how.snapshot_round) == (0, 3)
+    assert_same(joiner, run)
+
+
+async def test_a_donor_that_dropped_old_updates_gives_a_snapshot(run, donor, joiner):
+    donor.updates.clear()
+    assert (await joiner.catch_up(donor)).snapshot_round == 3
+    assert_same(joiner, run)
+
+
+async def test_the_lighter_lineage_gives_way_to_the_heavier(network, tmp_path, donor, run):
+    lighter = Run(tmp_path / "lighter").commit(2, seed=9)
+    joiner = Joiner(network, tmp_path / "joiner")
+    joiner.state, joiner.history = lighter.state, lighter.history
+    assert (await joiner.catch_up(donor)).snapshot_round == 3
+    assert_same(joiner, run)
+
+
+async def test_a_donor_that_is_not_heavier_is_no_liar(network, tmp_path, donor):
+    heavier = Run(tmp_path / "heavier").commit(3, seed=9, tokens=65)
+    joiner = Joiner(network, tmp_path / "joiner")
+    joiner.state, joiner.history = heavier.state, heavier.history
+    await joiner.refuses(donor, NotHeavierError, "not heavier")
+
+
+async def test_an_update_with_another_digest(donor, joiner):
+    first = next(iter(donor.updates))
+    donor.updates[first] = donor.updates[first][:-1] + b"\x01"
+    await joiner.refuses(donor, CatchUpError, "another digest than round 0's")
+
+
+async def test_an_update_that_is_too_long_is_cut_off(donor, joiner):
+    first = next(iter(donor.updates))
+    donor.updates[first] = bytes(100_000_000)
+    await joiner.refuses(donor, CatchUpError, "more than 1208 bytes")
+
+
+async def test_a_certified_update_that_is_malformed(network, tmp_path, joiner):
+    run = Run(tmp_path / "bad")
+    update = reduce_all(run.state, contributions(run.state, 3, 1), [1, 1, 1])
+    garbage = b"\xff" * len(update.payload)
+    donor = await _one_lying_round(network, run, update, garbage)
+    await joiner.refuses(donor, ProtocolError, "scale")
+
+
+async def test_a_certified_update_that_leads_elsewhere(network, tmp_path, joiner):
+    run = Run(tmp_path / "bad")
+    update = reduce_all(run.state, contributions(run.state, 3, 1), [1, 1, 1])
+    donor = await _one_lying_round(network, run, update, update.payload, state_digest="f" * 64)
+    await joiner.refuses(donor, CatchUpError, "round 0 leads to [0-9a-f]{12}, certified ffffffffffff")
+
+
+async def test_a_certified_update_that_overflows(network, tmp_path, joiner):
+    run = Run(tmp_path / "bad")
+    largest = b"\x03\x02\x01\x7c"
+    bounds = Update((bytes(1016),), NUMEL, run.state.compressor).bounds
+    payload = largest * 4 + b"\x81" * (bounds[0][1])
+    update = reduce_all(run.state, contributions(run.state, 1, 1), [1])
+    run.identities = run.identities[:1]
+    donor = await _one_lying_round(network, run, update, payload)
+    await joiner.refuses(donor, CatchUpError, "infinite")
+
+
+async def _one_lying_round(network, run, update, payload, **lies):
+    lies = {"update_digest": hashlib.sha256(payload).hexdigest(), **lies}
+    certificate = run.certify(update, **lies)
+    run.history.append(certificate, payload)
+    return await ScriptedDonor(network.node(), run).start()
+
+
+@pytest.mark.parametrize("valid", [True, False])
+async def test_a_chain_signed_by_strangers(run, donor, joiner, valid):
+    strangers = [Identity.generate() for _ in range(3)]
+    link = donor.chain[1].link
+    forged = {peer: i.sign("vote", bytes.fromhex(link.id)).hex() for peer, i in zip(_ids(run), strangers, strict=True)}
+    donor.chain[1] = donor.chain[1].model_copy(update={"signatures": forged})
+    joiner.valid = valid
+    await joiner.refuses(donor, ProtocolError, "round 1 has 0 valid signatures; 2 are needed")
+
+
+def _ids(run):
+    return [identity.peer_id for identity in run.identities]
+
+
+async def test_a_chain_with_a_missing_link(donor, joiner):
+    del donor.chain[1]
+    await joiner.refuses(donor, ProtocolError, "does not follow")
+
+
+async def test_a_claim_that_the_chain_does_not_prove(donor, joiner):
+    joiner.valid = False
+    donor.meta = donor.meta.model_copy(update={"lineage_id": "f" * 64})
+    await joiner.refuses(donor, CatchUpError, "does not lead to its snapshot")
+    donor.chain.clear()
+    await joiner.refuses(donor, CatchUpError, "does not lead to its snapshot")
+
+
+async def test_a_donor_with_nothing(donor, joiner):
+    donor.chain.clear()
+    donor.meta = None
+    await joiner.refuses(donor, CatchUpError, "has no snapshot")
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2, 3])
+async def test_a_snapshot_with_one_flipped_bit_in_any_chunk(network, tmp_path, chunk):
+    run = Run(tmp_path / "donor", numel=CHUNK + 512).commit(1)
+    donor = await ScriptedDonor(network.node(), run).start()
+    joiner = Joiner(network, tmp_path / "joiner", numel=CHUNK + 512)
+    joiner.valid = False
+    piece = bytearray(donor.pieces[chunk])
+    piece[len(piece) // 2] ^= 1
+    donor.pieces[chunk] = bytes(piece)
+    await joiner.refuses(donor, CatchUpError, "damaged chunk")
+
+
+DAMAGE = {
+    "digests": "another state than the certified",
+    "fewer digests": "1 chunk digests; must be 2",
+    "short chunk": "damaged chunk",
+    "no chunk": "damaged chunk",
+    "numel": "has 1001 parameters; this run has 1000",
+    "buffers": "has 1000 parameters",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_other_damaged_snapshots(donor, joiner, damage):
+    joiner.valid = False
+    if damage == "digests":
+        donor.digests[0] = bytes(32)
+    elif damage == "fewer digests":
+        donor.digests.pop()
+    elif damage == "short chunk":
+        donor.pieces[0] = donor.pieces[0][:-4]
+    elif damage == "no chunk":
+        donor.pieces.pop()
+    else:
+        field = {"numel": "numel", "buffers": "num_buffers"}[damage]
+        donor.meta = donor.meta.model_copy(update={field: getattr(donor.meta, field) + 1})
+    await joiner.refuses(donor, ProtocolError, DAMAGE[damage])
+
+
+async def test_a_silent_donor_is_given_up(donor, joiner, monkeypatch, network):
+    monkeypatch.setattr(catchup, "FRAME_TIMEOUT_S", 0.05)
+
+    async def silence(stream):
+        await stream.receive({Kind.REQUEST: 1000})
+        await stream.closed()
+
+    await donor.node.serve(history_name(RUN), "history", silence)
+    await joiner.refuses(donor, StreamClosedError, "sent nothing for 0.05 s")
+    network.cut(donor.peer_id)
+    await joiner.refuses(donor, StreamClosedError, "cannot be reached")
+
+
+async def test_the_genesis_state_comes_from_any_donor_that_still_has_it(network, tmp_path):
+    run = Run(tmp_path / "donor")
+    donor = await ScriptedDonor(network.node(), run).start()
+    joiner = Joiner(network, tmp_path / "joiner")
+    joiner.state.anchor.fill_(1.0)
+    await joiner.fetcher.genesis(donor.peer_id, joiner.standing(), joiner.adopt)
+    assert_same(joiner, run)
+    donor.pieces[0] = bytes(len(donor.pieces[0]))
+    with pytest.raises(CatchUpError, match="damaged chunk"):
+        await joiner.fetcher.genesis(donor.peer_id, joiner.standing(), joiner.adopt)
+    donor.meta = donor.meta.model_copy(update={"round": 2})
+    with pytest.raises(CatchUpError, match="holds round 2, not the genesis"):
+        await joiner.fetcher.genesis(donor.peer_id, joiner.standing(), joiner.adopt)
+
+
+def test_donors_are_sought_by_weight_then_id(tmp_path):
+    run = Run(tmp_path / "here").commit(2)
+    ours = run.history.weight
+
+    def record(weight, lineage_id, state="training"):
+        return PeerRecord(
+            run_id=RUN, nickname="x", state=state, round=2, lineage_id=lineage_id, lineage_weight=weight, expires_at=1.0
+        )  # fmt: skip
+
+    peers = {
+        "same": record(ours, run.state.lineage_id),
+        "lighter": record(ours - 1, "a" * 64),
+        "tie, higher id": record(ours, "f" * 64),
+        "tie, lower id": record(ours, "0" * 64),
+        "heavier": record(ours + 1, "f" * 64),
+        "heaviest": record(ours + 2, "f" * 64),
+        "finished": record(ours + 3, "e" * 64, "finished"),
+        "joining": record(ours + 9, "e" * 64, "joining"),
+        "known liar": record(ours + 9, "e" * 64),
+    }
+    valid = Standing(state=run.state, history=run.history, valid=True)
+    assert ahead(peers, valid, {"known liar"}) == ["finished", "heaviest", "heavier", "tie, lower id"]
+    invalid = Standing(state=run.state, history=run.history, valid=False)
+    assert ahead(peers, invalid, {"known liar"})[-1] == "lighter"

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import torch
+
+from peer.outer.fragments import partition
+from peer.outer.round import RoundAborted
+from peer.protocol.lineage import VOTE_DOMAIN, quorum
+from peer.protocol.records import dump_json
+from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
+from peer.swarm import exchange as exchange_module
+from peer.swarm.exchange import MIN_BUDGET_S, Exchange
+from tests.swarm.runs import RUN, reduce_all
+from tests.swarm.table import NAME, Table, other_digest
+
+NAN_SCALE = b"\x00\x00\xc0\x7f"
+
+
+def part_of(table, liar, to):
+    """What an honest `liar` would send to `to` as its part."""
+    state = table.states[liar]
+    bounds = partition(state.numel, len(table.nodes), state.compressor.block)
+    return state.encode_contribution(table.locals[liar], bounds)[to]
+
+
+@pytest.mark.parametrize(
+    ("count", "codec", "numel"), [(2, "int8", 2000), (3, "int8", 2000), (3, "fp32", 10), (5, "int8", 300)]
+)
+async def test_all_members_get_the_same_update_and_it_is_the_reference(network, count, codec, numel):
+    table = Table(network, count, codec=codec, numel=numel)
+    expected = reduce_all(table.states[0], table.locals, table.weights)
+    outcomes = await table.all()
+    assert [outcome.update.payload for outcome in outcomes] == [expected.payload] * count
+    assert [outcome.update.digest() for outcome in outcomes] == [expected.digest()] * count
+    assert all(outcome.cosine is None or abs(outcome.cosine) <= 1.0 for outcome in outcomes)
+    sent = sum(node.traffic["round"].sent for node in table.nodes)
+    assert sent == sum(node.traffic["round"].received for node in table.nodes)
+    assert sent >= 2 * (count - 1) * len(expected.payload)
+    for state in table.states:
+        assert state.round == 0
+        assert state.digest() == table.states[0].lineage_id
+
+
+async def test_the_weights_are_the_rosters(network):
+    table = Table(network, 2)
+    table.locals[0] = table.states[0].anchor - 3.0
+    table.locals[1] = table.states[0].anchor.clone()
+    (one, _) = await table.all()
+    mean = one.update.decode_range(0, table.states[0].numel)
+    torch.testing.assert_close(mean, torch.full_like(mean, 3.0 * 100 / 300), rtol=0.01, atol=0.0)
+
+
+async def test_a_member_may_start_late_and_rounds_follow_each_other(network):
+    table = Table(network, 3)
+    await table.exchanges[2].start()
+    early = [asyncio.ensure_future(work) for work in (table.all([0]), table.all([1]))]
+    await asyncio.wait(early, timeout=0.05)
+    outcomes = [*await table.all([2]), *(await early[0]), *(await early[1])]
+    assert len({outcome.update.payload for outcome in outcomes}) == 1
+    for exchange, group in zip(table.exchanges, table.groups, strict=True):
+        await exchange.release(group, None)
+    again = await table.all()
+    assert again[0].update.payload == outcomes[0].update.payload
+
+
+async def aborts(table, honest):
+    outcomes = await table.all(honest)
+    assert all(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
+    for index in honest:
+        assert table.states[index].digest() == table.states[index].lineage_id
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(lambda n: NAN_SCALE * (n // 4) + bytes(n % 4), "malformed contribution"), (lambda n: bytes(n - 1), "must be"),
+     (lambda n: bytes(n + 1), "the limit is"), (lambda _: b"", "must be")],
+    ids=["nan", "short", "long", "empty"],
+)  # fmt: skip
+async def test_a_bad_contribution_aborts_the_round_and_is_named(network, body, reason):
+    table = Table(network, 3)
+    await table.absorb(2)
+    for exchange in table.exchanges[:2]:
+        await exchange.start()
+    work = asyncio.ensure_future(aborts(table, [0, 1]))
+    streams = [await table.speak(2, to, (Kind.PART, body(table.part_bytes(to)))) for to in (0, 1)]
+    for abort in await work:
+        assert (abort.phase, abort.culprit) == ("exchange", table.nodes[2].peer_id)
+        assert reason in abort.reason
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize("reduced", ["bad scale", "short"])
+async def test_a_bad_mean_aborts_the_round_and_its_reducer_is_named(network, reduced):
+    table = Table(network, 3)
+    await table.absorb(2)
+    for exchange in table.exchanges[:2]:
+        await exchange.start()
+    work = asyncio.ensure_future(aborts(table, [0, 1]))
+    size = table.part_bytes(2)
+    body = b"\xff" * size if reduced == "bad scale" else bytes(size - 4)
+    for to in (0, 1):
+        await table.speak(2, to, (Kind.PART, part_of(table, 2, to)), (Kind.REDUCED, body))
+    for abort in await work:
+        assert (abort.phase, abort.culprit) == ("exchange", table.nodes[2].peer_id)
+
+
+@pytest.mark.parametrize("stage", ["nothing", "hello", "part"])
+async def test_a_silent_member_ends_the_round_at_its_deadline_and_is_named(network, stage):
+    table = Table(network, 3, timeout_s=0.4)
+    await table.absorb(2)
+    for exchange in table.exchanges[:2]:
+        await exchange.start()
+    began = time.monotonic()
+    work = asyncio.ensure_future(aborts(table, [0, 1]))
+    for to in (0, 1) if stage != "nothing" else ():
+        await table.speak(2, to, *([(Kind.PART, part_of(table, 2, to))] if stage == "part" else []))
+    for abort in await work:
+        assert "deadline passed waiting for the" in abort.reason
+        assert abort.culprit == table.nodes[2].peer_id
+    assert 0.4 <= time.monotonic() - began < 3.0
+
+
+async def test_a_member_that_cannot_be_reached_or_leaves_is_named_at_once(network):
+    table = Table(network, 3, timeout_s=30.0)
+    network.cut(table.nodes[2].peer_id)
+    for abort in await aborts(table, [0, 1]):
+        assert (abort.phase, abort.culprit) == ("exchange", table.nodes[2].peer_id)
+    table = Table(network, 2, timeout_s=30.0)
+    await table.absorb(1)
+    await table.exchanges[0].start()
+    work = asyncio.ensure_future(aborts(table, [0]))
+    (await table.speak(1, 0)).close()
+    (abort,) = await work
+    assert abort.culprit == table.nodes[1].peer_id
+    assert "stream ended" in abort.reason
+
+
+async def test_a_member_that_has_diverged_names_itself(network):
+    table = Table(network, 2, timeout_s=1.0)
+    table.locals[0][7] = float("nan")
+    outcomes = await table.all()
+    assert "own contribution" in outcomes[0].reason
+    assert outcomes[0].culprit == table.nodes[0].peer_id
+
+
+async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
+    table = Table(network, 3, timeout_s=30.0)
+    await table.absorb(2)
+    for exchange in table.exchanges[:2]:
+        await exchange.start()
+    began = time.monotonic()
+    first, second = (asyncio.ensure_future(table.exchange(index)) for index in (0, 1))
+    await table.speak(2, 0, (Kind.PART, b"\xff" * table.part_bytes(0)))  # to the first alone; the second waits
+    with pytest.raises(RoundAborted, match="malformed contribution") as caught:
+        await first
+    await table.exchanges[0].release(table.groups[0], caught.value)
+    with pytest.raises(RoundAborted, match="gave up: malformed contribution") as told:
+        await second
+    assert told.value.culprit == table.nodes[2].peer_id
+    assert time.monotonic() - began < 5.0
+
+
+async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):
+    monkeypatch.setattr(exchange_module, "HELLO_TIMEOUT_S", 0.05)
+    table, outsider = Table(network, 2), network.node()
+    for exchange in table.exchanges:
+        await exchange.start()
+    work = asyncio.ensure_future(table.all())
+    abort = dump_json(AbortMessage(reason="no", culprit=table.nodes[0].peer_id))
+    for identifier in (table.groups[0].id, other_digest("another group")):
+        stream = await outsider.open(table.nodes[1].peer_id, NAME, "round")
+        await stream.send_message(Kind.HELLO, HelloMessage(group_id=identifier))
+        await stream.send(Kind.ABORT, abort)
+        await asyncio.wait({asyncio.ensure_future(stream.closed())}, timeout=5.0)
+    one, two = await work
+    assert one.update.payload == two.update.payload
+    assert caplog.text.count("which it is not expected in") == 2
+
+
+async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, caplog):
+    monkeypatch.setattr(exchange_module, "EARLY_STREAMS", 2)
+    monkeypatch.setattr(exchange_module, "HELLO_TIMEOUT_S", 0.2)
+    table = Table(network, 2)
+    await table.exchanges[0].start()
+    streams = [await table.speak(1, 0) for _ in range(3)]
+    await asyncio.gather(*(asyncio.wait_for(stream.closed(), 5.0) for stream in streams), return_exceptions=True)
+    assert caplog.text.count("the limit is 2") == 1
+
+
+def test_the_budget_follows_what_bytes_took_within_the_cap(network):
+    exchange = Exchange(network.node(), RUN, 100.0)
+
+    class Session:
+        wire_bytes = 10_000_000
+
+    assert exchange._budget_s(Session) == MIN_BUDGET_S + 80.0
+    exchange._learn_rate(Session, 2.0)
+    assert exchange._budget_s(Session) == MIN_BUDGET_S + 8.0
+    Session.wire_bytes = 10**12
+    assert exchange._budget_s(Session) == 100.0
+
+
+class TestCommit:
+    """Votes on what was exchanged."""
+
+    @staticmethod
+    async def commit(table, links):
+        async def one(index):
+            return await table.exchanges[index].commit(table.groups[index], links[index])
+
+        jobs = [one(index) for index in range(len(links))]
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20.0)
+
+    @pytest.mark.parametrize("count", [2, 3, 4])
+    async def test_equal_links_get_a_certificate_that_checks(self, network, count):
+        table = Table(network, count)
+        outcomes = await table.all()
+        links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
+        for certificate in await self.commit(table, links):
+            certificate.check()
+            assert certificate.link.id == links[0].id
+            assert len(certificate.signatures) >= quorum(count)
+
+    async def test_below_quorum_nothing_commits(self, network):
+        table = Table(network, 2)
+        outcomes = await table.all()
+        links = [
+            table.link(0, outcomes[0].update),
+            table.link(1, outcomes[1].update, state_digest=other_digest("another machine")),
+        ]
+        for abort in await self.commit(table, links):
+            assert isinstance(abort, RoundAborted)
+            assert (abort.phase, "1 of 2 signed link" in abort.reason) == ("commit", True)
+
+    async def test_the_majority_commits_without_the_one_that_disagrees(self, network):
+        table = Table(network, 3)
+        outcomes = await table.all()
+        links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
+        links[2] = table.link(2, outcomes[2].update, state_digest=other_digest("another machine"))
+        first, second, third = await self.commit(table, links)
+        assert first.link.id == second.link.id == links[0].id
+        assert table.nodes[2].peer_id not in first.signatures
+        assert isinstance(third, RoundAborted)
+
+    @pytest.mark.parametrize("signature", ["forged", "of another domain"])
+    async def test_a_vote_without_a_valid_signature_does_not_count(self, network, signature):
+        table = Table(network, 2, timeout_s=5.0)
+        outcomes = await table.all()
+        link, identity = table.link(0, outcomes[0].update), table.nodes[1].identity
+        domain = "join" if signature == "of another domain" else VOTE_DOMAIN
+        text = identity.sign(domain, bytes.fromhex(link.id)).hex() if signature != "forged" else "0" * 128
+        vote = VoteMessage(link_id=link.id, signature=text)
+        stream = table.exchanges[1]._session.outbound[table.nodes[0].peer_id]
+        await stream.send_message(Kind.VOTE, vote)
+        with pytest.raises(RoundAborted, match="1 of 2 signed"):
+            await table.exchanges[0].commit(table.groups[0], link)
+
+    async def test_missing_votes_end_the_round_at_its_deadline(self, network):
+        table = Table(network, 2, timeout_s=0.5)
+        outcomes = await table.all()
+        with pytest.raises(RoundAborted, match="1 of 2 votes by the deadline"):
+            await table.exchanges[0].commit(table.groups[0], table.link(0, outcomes[0].update))

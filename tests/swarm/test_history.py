@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from peer.outer.state import CHUNK, state_digest
+from peer.protocol.lineage import check_chain
+from peer.swarm import history as history_module
+from peer.swarm.history import History, SnapshotFile, chunk_lengths, load_snapshot, read_chain
+from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "history")
+
+
+def test_what_is_appended_is_on_disk_and_verifies(run):
+    run.commit(3)
+    chain = read_chain(run.history.chain_path)
+    assert chain == run.history.chain
+    check_chain(chain, RUN, run.history.genesis, 0)
+    assert [certificate.link.state_digest for certificate in chain] == run.states[1:]
+    assert run.history.weight == 3 * 3 * TOKENS
+    for certificate in chain:
+        path = run.history.update(certificate.link.update_digest)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == certificate.link.update_digest
+    assert run.history.update("f" * 64) is None
+
+
+def test_a_chain_loads_up_to_the_state_that_is_there(run, tmp_path):
+    run.commit(4)
+    for rounds in range(5):
+        lineage_id = run.history.chain[rounds - 1].link.id if rounds else run.history.genesis
+        other = History(tmp_path / f"other{rounds}", run.history.genesis)
+        assert other.load(run.history.chain_path, lineage_id)
+        assert other.chain == run.history.chain[:rounds]
+        assert read_chain(other.chain_path) == other.chain
+
+
+def test_a_chain_that_does_not_lead_there_is_not_loaded(run, tmp_path):
+    run.commit(2)
+    other = History(tmp_path / "other", run.history.genesis)
+    assert not other.load(run.history.chain_path, "f" * 64)
+    assert not other.load(tmp_path / "missing.jsonl", "f" * 64)
+    assert other.load(tmp_path / "missing.jsonl", run.history.genesis)
+    assert other.chain == []
+
+
+def test_a_torn_last_line_costs_that_line_at_every_offset(run, caplog):
+    run.commit(2)
+    path, whole = run.history.chain_path, run.history.chain
+    content = path.read_bytes()
+    first = content.index(b"\n") + 1
+    for length in range(first, len(content) - 1, 7):
+        path.write_bytes(content[:length])
+        assert read_chain(path) == whole[:1]
+    assert "ignoring what follows round 1" in caplog.text
+    path.write_bytes(content[: first - 1])
+    assert read_chain(path) == whole[:1]
+    path.write_bytes(b"\xff\n" + content)
+    assert read_chain(path) == []
+
+
+def test_rounds_go_on_after_a_torn_line(run):
+    run.commit(2)
+    path = run.history.chain_path
+    path.write_bytes(path.read_bytes()[:-20])
+    again = History(path.parent, run.history.genesis)
+    lineage_id = run.history.chain[0].link.id
+    assert again.load(path, lineage_id)
+    again.append(run.history.chain[1], b"update")
+    assert read_chain(path) == run.history.chain
+
+
+def updates_on_disk(history):
+    return {path.name for path in history.folder.glob("update-*.bin")}
+
+
+def names(chain):
+    return {f"update-{certificate.link.update_digest}.bin" for certificate in chain}
+
+
+def test_the_newest_updates_are_kept_and_no_others(run, monkeypatch):
+    monkeypatch.setattr(history_module, "KEPT_UPDATES", 4)
+    for rounds in range(1, 8):
+        run.commit()
+        assert updates_on_disk(run.history) == names(run.history.chain[-4:])
+        assert len(run.history.chain) == rounds
+
+
+def test_an_update_that_two_rounds_share_stays_while_the_newer_is_kept(run, monkeypatch):
+    monkeypatch.setattr(history_module, "KEPT_UPDATES", 2)
+    twice, once = (reduce_all(run.state, contributions(run.state, 3, seed), [1, 1, 1]) for seed in (1, 2))
+    for update in (twice, once, twice):
+        run.history.append(run.certify(update), update.payload)
+    assert updates_on_disk(run.history) == names(run.history.chain)
+    assert run.history.update(twice.digest()).read_bytes() == twice.payload
+
+
+def test_another_chain_replaces_the_updates_of_the_one_that_was_left(run):
+    run.commit(3)
+    run.history.replace(run.history.chain[:2])
+    assert updates_on_disk(run.history) == names(run.history.chain)
+    assert len(read_chain(run.history.chain_path)) == 2
+    run.history.replace([])
+    assert updates_on_disk(run.history) == set()
+    assert run.history.weight == 0
+
+
+@pytest.mark.parametrize("numel", [NUMEL, CHUNK, CHUNK + 3])
+def test_a_snapshot_file_survives_with_its_digests(numel, tmp_path):
+    state = make_state(numel)
+    state.buffers[0].copy_(torch.cos(torch.arange(numel, dtype=torch.float32)))
+    snapshot = SnapshotFile.write(tmp_path / "snapshot.bin", state)
+    assert snapshot.path.stat().st_size == 8 * numel == sum(chunk_lengths(snapshot.meta))
+    num_chunks = 2 * -(-numel // CHUNK)
+    assert snapshot.meta.num_chunks == len(snapshot.digests) == len(chunk_lengths(snapshot.meta)) == num_chunks
+    assert state_digest(snapshot.digests, numel, 1) == state.digest()
+    content, position = snapshot.path.read_bytes(), 0
+    for length, digest in zip(chunk_lengths(snapshot.meta), snapshot.digests, strict=True):
+        assert hashlib.sha256(content[position : position + length]).digest() == digest
+        position += length
+    other = make_state(numel)
+    other.anchor.zero_()
+    anchor = other.anchor
+    load_snapshot(snapshot.path, other)
+    assert other.digest() == state.digest()
+    assert anchor.data_ptr() == other.anchor.data_ptr()  # in place: it lies in shared memory
+    assert list(tmp_path.iterdir()) == [snapshot.path]

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.errors import ProtocolError
+from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, HelloMessage, Kind, pack_header
+from peer.swarm import node as node_module
+from peer.swarm.streams import SLICE_BYTES, StreamClosedError
+from tests.swarm.network import stream_pair
+
+
+@pytest.fixture
+async def pair():
+    one, two = await stream_pair()
+    yield one, two
+    one.close()
+    two.close()
+
+
+def raw(stream, data):
+    stream._writer.write(data)
+
+
+async def test_frames_arrive_whole_and_in_order(pair):
+    one, two = pair
+    bodies = [b"", b"x", bytes(range(256)) * 10, b"y" * SLICE_BYTES, b"z" * (3 * SLICE_BYTES + 1)]
+
+    async def send():
+        for body in bodies:
+            await one.send(Kind.DATA, body)
+        await one.send(Kind.END)
+
+    sending = asyncio.ensure_future(send())
+    for body in bodies:
+        assert await two.receive({Kind.DATA: 10**6, Kind.END: 0}) == (Kind.DATA, body)
+    assert await two.receive({Kind.DATA: 10**6, Kind.END: 0}) == (Kind.END, b"")
+    await sending
+    total = sum(HEADER_BYTES + len(body) for body in (*bodies, b""))
+    assert (one.traffic.sent, one.traffic.received) == (total, 0)
+    assert (two.traffic.sent, two.traffic.received) == (0, total)
+
+
+async def test_a_message_survives(pair):
+    one, two = pair
+    message = HelloMessage(group_id="a" * 64)
+    await one.send_message(Kind.HELLO, message)
+    assert await two.receive_message(Kind.HELLO, HelloMessage) == message
+
+
+async def test_a_malformed_message_is_a_protocol_error(pair):
+    one, two = pair
+    await one.send(Kind.HELLO, b'{"group_id":"A"}')
+    with pytest.raises(ProtocolError, match="malformed HelloMessage"):
+        await two.receive_message(Kind.HELLO, HelloMessage)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (pack_header(Kind.PART, 101), "announces 101 bytes of PART; the limit is 100"),
+        (pack_header(Kind.PART, 2**31), "announces 2147483648 bytes of PART"),
+        (pack_header(Kind.VOTE, 1), "sent VOTE; expected PART or ABORT"),
+        (b"ATL1\x07\0\0\0\xff\xff\xff\xff", "the limit is 2147483648"),
+        (b"GET / HTTP/1", "not an Atoll frame"),
+        (b"ATL1\x63" + bytes(7), "unknown frame kind 99"),
+    ],
+)
+async def test_limits_hold_before_a_byte_of_the_body_is_read(pair, header, reason):
+    one, two = pair
+    raw(one, header)  # no body follows: whoever waited for it would hang
+    with pytest.raises(ProtocolError, match=reason):
+        await two.receive({Kind.PART: 100, Kind.ABORT: MAX_MESSAGE_BYTES})
+    assert two.traffic.received == 0
+
+
+async def test_exact_means_neither_more_nor_less(pair):
+    one, two = pair
+    await one.send(Kind.PART, bytes(100))
+    assert await two.receive({Kind.PART: 100}, exact=True) == (Kind.PART, bytes(100))
+    raw(one, pack_header(Kind.PART, 99))
+    with pytest.raises(ProtocolError, match="announces 99 bytes"):
+        await two.receive({Kind.PART: 100}, exact=True)
+
+
+@pytest.mark.parametrize("sent", [b"", pack_header(Kind.PART, 50)[:-1], pack_header(Kind.PART, 50) + bytes(49)])
+async def test_an_end_at_any_place_is_a_closed_stream(pair, sent):
+    one, two = pair
+    raw(one, sent)
+    one.close()
+    with pytest.raises(StreamClosedError, match=r"right: stream ended") as caught:
+        await two.receive({Kind.PART: 100})
+    assert caught.value.remote == "right"
+    assert two.traffic.received == 0
+
+
+async def test_sending_to_a_closed_stream_is_noticed(pair):
+    one, two = pair
+    two.close()
+
+    async def flood():
+        for _ in range(100):
+            await one.send(Kind.DATA, bytes(SLICE_BYTES))
+
+    with pytest.raises(StreamClosedError, match="left"):
+        await flood()
+    with pytest.raises(StreamClosedError):
+        await one.send(Kind.END)
+    one.close()
+    one.close()
+
+
+async def test_closed_waits_for_the_end_and_refuses_data(pair):
+    one, two = pair
+    waiting = asyncio.ensure_future(two.closed())
+    await asyncio.wait({waiting}, timeout=0.01)
+    assert not waiting.done()
+    one.close()
+    await asyncio.wait_for(waiting, 5.0)
+    one, two = await stream_pair()
+    await one.send(Kind.END)
+    with pytest.raises(ProtocolError, match="out of turn"):
+        await two.closed()
+    one.close()
+    two.close()
+
+
+async def test_a_node_counts_traffic_by_purpose_and_closes_streams_after_their_handler(network):
+    one, two = network.node(), network.node()
+    heard = []
+
+    async def handler(stream):
+        heard.append((stream.remote, await stream.receive({Kind.DATA: 10})))
+
+    await two.serve("name", "round", handler)
+    stream = await one.open(two.peer_id, "name", "round")
+    await stream.send(Kind.DATA, b"12345")
+    await asyncio.wait_for(stream.closed(), 5.0)
+    assert heard == [(one.peer_id, (Kind.DATA, b"12345"))]
+    assert one.traffic["round"].sent == two.traffic["round"].received == HEADER_BYTES + 5
+
+
+async def test_an_unreachable_peer_is_a_closed_stream(network):
+    one, two = network.node(), network.node()
+    with pytest.raises(StreamClosedError, match="cannot be reached"):
+        await one.open(two.peer_id, "name", "round")
+
+
+async def test_a_failing_handler_drops_its_own_stream_only(network, caplog):
+    one, two = network.node(), network.node()
+    failures = [RuntimeError("bug"), ProtocolError("bad bytes"), StreamClosedError("x", "gone"), asyncio.TimeoutError()]
+
+    async def handler(stream):
+        await stream.receive({Kind.END: 0})
+        if failures:
+            raise failures.pop(0)
+        await stream.send(Kind.END)
+
+    await two.serve("name", "round", handler)
+    for _ in range(4):
+        stream = await one.open(two.peer_id, "name", "round")
+        await stream.send(Kind.END)
+        await asyncio.wait_for(stream.closed(), 5.0)
+    stream = await one.open(two.peer_id, "name", "round")
+    await stream.send(Kind.END)
+    assert await stream.receive({Kind.END: 0}) == (Kind.END, b"")
+    assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]  # the bug alone
+    assert "dropped a stream: bad bytes" in caplog.text
+
+
+async def test_one_peer_cannot_hold_all_streams(network, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_STREAMS_PER_PEER", 2)
+    monkeypatch.setattr(node_module, "MAX_STREAMS", 3)
+    server, greedy, second, third = (network.node() for _ in range(4))
+
+    async def handler(stream):
+        await stream.send(Kind.END)
+        await stream.closed()
+
+    async def admitted(node):
+        stream = await node.open(server.peer_id, "name", "round")
+        try:
+            await asyncio.wait_for(stream.receive({Kind.END: 0}), 5.0)
+        except StreamClosedError:
+            return None
+        return stream
+
+    await server.serve("name", "round", handler)
+    held = [await admitted(greedy), await admitted(greedy)]
+    assert None not in held
+    assert await admitted(greedy) is None
+    assert await admitted(second) is not None
+    assert await admitted(third) is None
+    held[0].close()
+    while server._open_streams.get(greedy.peer_id) == 2:
+        await asyncio.wait(network.tasks, timeout=0.01)
+    assert await admitted(greedy) is not None

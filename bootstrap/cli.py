@@ -12,14 +12,18 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bootstrap.node import Bootstrap, build_genesis, start_bootstrap
 from peer.errors import UserError
 from peer.lifetime import children_die_with_us
 from peer.preflight import check_host_ports, check_output_dir, lock_identity
 from peer.protocol.address import parse_host_address, parse_peer_address
-from peer.swarm.node import NodeConfig
+from peer.protocol.manifest import RunManifest, parse_manifest
+from peer.swarm.keys import check_identity
 from peer.swarm.sockets import sweep_stale_sockets
+
+if TYPE_CHECKING:
+    from bootstrap.node import Bootstrap
 
 log = logging.getLogger("bootstrap")
 STATUS_PERIOD_S = 10.0
@@ -83,15 +87,12 @@ async def _serve(arguments: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     children_die_with_us()
     sweep_stale_sockets()
-    check_output_dir(arguments.state_dir)
-    for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
-        parse_host_address(address)
-    for address in arguments.initial_peers:
-        parse_peer_address(address)
-    check_host_ports(arguments.host_maddrs)
+    manifest = _check_arguments(arguments)
     identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
     with lock_identity(identity_path):
-        starting = asyncio.ensure_future(_start(arguments, identity_path))
+        check_identity(identity_path)
+        check_host_ports(arguments.host_maddrs)
+        starting = asyncio.ensure_future(_start(arguments, manifest, identity_path))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -106,8 +107,26 @@ async def _serve(arguments: argparse.Namespace) -> None:
             await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
 
 
-async def _start(arguments: argparse.Namespace, identity_path: Path) -> Bootstrap:
-    genesis = await build_genesis(arguments.manifest, arguments.state_dir)
+def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
+    try:
+        text = arguments.manifest.read_bytes()
+    except OSError as error:
+        what = f"cannot read the manifest {arguments.manifest}: {error.strerror}"
+        raise UserError(what, "give the path of a YAML file such as configs/runs/quickstart.yaml") from None
+    for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
+        parse_host_address(address)
+    for address in arguments.initial_peers:
+        parse_peer_address(address)
+    check_output_dir(arguments.state_dir, "state_dir")
+    return parse_manifest(text, str(arguments.manifest))
+
+
+async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path) -> Bootstrap:
+    # torch and hivemind take seconds to import; the checks before need neither
+    from bootstrap.node import build_genesis, start_bootstrap
+    from peer.swarm.node import NodeConfig
+
+    genesis = await build_genesis(manifest, arguments.manifest, arguments.state_dir)
     config = NodeConfig(
         identity_path=identity_path,
         host_maddrs=tuple(arguments.host_maddrs),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import ProtocolError, UserError
-from peer.protocol.manifest import RunManifest, parse_manifest
+from peer.protocol.manifest import RunManifest
 from peer.protocol.records import seal_manifest
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.directory import Directory, publish_manifest_forever
@@ -31,17 +31,12 @@ class Genesis:
     snapshot: SnapshotFile
 
 
-async def build_genesis(manifest_path: Path, state_dir: Path) -> Genesis:
-    """Build the initial state in a child process.
+async def build_genesis(manifest: RunManifest, manifest_path: Path, state_dir: Path) -> Genesis:
+    """Build the initial state in a child process, which reads the manifest once more.
 
     Raises:
-        UserError: the manifest is unreadable or invalid, or its model cannot be built.
+        UserError: the model cannot be built, or does not fit this machine.
     """
-    try:
-        text = manifest_path.read_text()
-    except OSError as error:
-        raise UserError(f"cannot read the manifest {manifest_path}: {error.strerror}") from None
-    manifest = parse_manifest(text, str(manifest_path))
     out = state_dir / "genesis.bin"
     command = [sys.executable, "-m", "peer.genesis", str(manifest_path), "--out", str(out)]
     child = await asyncio.create_subprocess_exec(

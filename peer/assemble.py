@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peer.checkpoint.store import find_checkpoint, read_checkpoint
+from peer.checkpoint.store import find_checkpoint, list_checkpoints, read_checkpoint
 from peer.data.batches import Batches, DataState
 from peer.data.packing import PackedTokens, pack_documents
 from peer.data.sources import load_documents, split_documents
@@ -103,8 +103,9 @@ def assemble(
     manifest = parse_published(published)
     recipe = resolve(manifest.recipe)
     device = pick_device(settings.device)
-    text = load_text(settings, manifest)
-    check_fits(count_parameters(manifest.model, text.tokenizer.vocab_size), device)
+    tokenizer = load_tokenizer(manifest.tokenizer)
+    check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)
+    text = load_text(settings, manifest, tokenizer)
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)
     layout = FlatLayout.of(model)
@@ -158,9 +159,8 @@ def assemble(
     )
 
 
-def load_text(settings: PeerSettings, manifest: RunManifest) -> Text:
+def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer) -> Text:
     """Documents -> packed tokens, split into training and validation."""
-    tokenizer = load_tokenizer(manifest.tokenizer)
     documents = load_documents(manifest.data, settings.train_files, settings.output_dir / "cache")
     train, validation = split_documents(documents, manifest.data.validation_fraction)
     batch = settings.per_device_train_batch_size or manifest.inner.batch_sequences
@@ -202,7 +202,11 @@ def _read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | No
     wanted = settings.resume_from_checkpoint
     if wanted is None:
         return None
-    folder = find_checkpoint(settings.output_dir / CHECKPOINTS if wanted == LATEST else Path(wanted))
+    root = settings.output_dir / CHECKPOINTS
+    if wanted == LATEST and not list_checkpoints(root):
+        log.info("no checkpoint in %s yet; starting fresh", root)  # so a machine can always be started with 'latest'
+        return None
+    folder = find_checkpoint(root if wanted == LATEST else Path(wanted).expanduser())
     tensors, state = read_checkpoint(folder)
     if state.get("run_id") != manifest.run_id:
         raise UserError(

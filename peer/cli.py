@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from peer.errors import UserError
+from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
+from peer.protocol.address import parse_peer_address
 from peer.settings import add_setting_flags, load_settings, setting_overrides
+from peer.swarm.keys import check_identity
 
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
 
@@ -69,10 +73,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _join(arguments: argparse.Namespace) -> int:
+    # Nothing runs yet that would have to be ended, and an exception in the middle of an import can get lost.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
-    from peer.life import live  # imports torch and transformers: only when a peer really starts
+    addresses = [parse_peer_address(address) for address in arguments.addresses]
+    check_output_dir(settings.output_dir)
+    identity_path = settings.identity_path or settings.output_dir / "identity.key"
+    with lock_identity(identity_path):
+        check_identity(identity_path)
+        check_host_ports(settings.host_maddrs)
+        reachable = check_reachable(addresses)
+        from peer.life import live  # imports torch and transformers, which takes longer than all checks above
 
-    return live(settings, tuple(arguments.addresses))
+        return live(settings, reachable, identity_path)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,8 @@ from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import resolve
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest, parse_manifest
-from peer.train.model import build_model
+from peer.train.device import check_memory
+from peer.train.model import build_model, check_sequence_length, count_parameters
 
 
 def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
@@ -41,6 +42,20 @@ def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
     return OuterState(anchor, buffers, recipe.outer, compressor(recipe.compressor))
 
 
+def build_genesis(manifest: RunManifest) -> OuterState:
+    """The state of round 0, after checks that every joining peer would fail as well.
+
+    Raises:
+        UserError: the model cannot be built, does not fit this machine's memory, or has too few positions.
+    """
+    vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
+    num_tensors = 2 + resolve(manifest.recipe).outer.num_buffers  # the model, the anchor and the buffers, fp32 each
+    check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
+    model = build_initial_model(manifest)
+    check_sequence_length(model, manifest.data.sequence_length)
+    return genesis_state(manifest, model)
+
+
 def main() -> None:
     """Build, write the state as raw fp32 (anchor, then buffers), print its figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m peer.genesis", description="build the initial state of a run")
@@ -52,17 +67,23 @@ def main() -> None:
         die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
-        manifest = parse_manifest(arguments.manifest.read_text(), str(arguments.manifest))
-        state = genesis_state(manifest, build_initial_model(manifest))
+        state = build_genesis(parse_manifest(arguments.manifest.read_bytes(), str(arguments.manifest)))
+        _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))
         sys.exit(2)
-    with arguments.out.open("wb") as file:
-        for tensor in (state.anchor, *state.buffers):
-            file.write(tensor.numpy().data)
     digests = [digest.hex() for digest in state.chunk_digests()]
     figures = {"digest": state.digest(), "numel": state.numel, "num_buffers": len(state.buffers), "chunks": digests}
     print(json.dumps(figures))
+
+
+def _write_state(path: Path, state: OuterState) -> None:
+    try:
+        with path.open("wb") as file:
+            for tensor in (state.anchor, *state.buffers):
+                file.write(tensor.numpy().data)
+    except OSError as error:
+        raise UserError(f"cannot write the initial state {path}: {error.strerror}", "check the disk") from None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from peer.errors import UserError
 from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
-from peer.protocol.address import parse_peer_address
+from peer.protocol.address import PeerAddress
 from peer.settings import PeerSettings, detect_announce_maddrs
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.metrics import MetricsFile
-from peer.train.device import set_threads
+from peer.train.device import autocast, pick_device, set_threads
 from peer.train.evaluate import sample_text
 from peer.train.loop import train
 
@@ -53,41 +52,40 @@ class StopSignal:
         self.requested = True
 
 
-def live(settings: PeerSettings, addresses: tuple[str, ...]) -> int:
+def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> int:
     """Join the swarm at `addresses` and train until the run ends or a signal comes; -> exit code.
+
+    The caller has checked the surroundings (`peer.preflight`) and holds the identity's lock.
 
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
     stop = StopSignal()
     console = Console()
-    start = _prepare(settings, addresses, console)
-    identity_path = Path(start.identity_path)
-    with lock_identity(identity_path):
-        agent = AgentProcess(settings.output_dir / "agent.log")
-        try:
-            return _run(settings, start, agent, stop, console)
-        except KeyboardInterrupt:
-            log.warning("stopped before the first step")
-            return 130
-        finally:
-            agent.close()
+    start = _prepare(settings, addresses, identity_path, console)
+    agent = AgentProcess(settings.output_dir / "agent.log")
+    try:
+        return _run(settings, start, agent, stop, console)
+    except KeyboardInterrupt:
+        log.warning("stopped before the first step")
+        return 130
+    finally:
+        agent.close()
 
 
-def _prepare(settings: PeerSettings, addresses: tuple[str, ...], console: Console) -> Start:
-    parsed = [parse_peer_address(address) for address in addresses]
-    check_output_dir(settings.output_dir)
+def _prepare(
+    settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, console: Console
+) -> Start:
     setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console)
-    check_host_ports(settings.host_maddrs)
-    reachable = check_reachable(parsed)
+    autocast(pick_device(settings.device), settings.bf16)  # a mistake is told before anything is dialled
     if settings.torch_threads is not None:
         set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return Start(
-        initial_peers=tuple(str(address) for address in reachable),
+        initial_peers=tuple(str(address) for address in addresses),
         host_maddrs=settings.host_maddrs,
         announce_maddrs=settings.announce_maddrs or detect_announce_maddrs(settings.host_maddrs, os.environ),
-        identity_path=str(settings.identity_path or settings.output_dir / "identity.key"),
+        identity_path=str(identity_path),
         nickname=settings.nickname,
         directory=str(settings.output_dir),
         run_id=settings.run_id,
@@ -96,18 +94,12 @@ def _prepare(settings: PeerSettings, addresses: tuple[str, ...], console: Consol
 
 
 def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, console: Console) -> int:
-    agent.start()
-    agent.send(start)
-    log.info("looking for the run at %s", ", ".join(start.initial_peers))
-    published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
-    manifest = parse_published(published)
-    log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
     receive = _Late()
-    peer = assemble(settings, start, published, agent, receive)
-    agent.send(peer.mapped)
-    log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
-    anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
-    peer.sync.begin(anchor)
+    try:
+        peer, anchor = _arrive(settings, start, agent, receive)
+    except AgentGoneError as gone:
+        raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
+    manifest, published = peer.manifest, peer.published
     metrics = MetricsFile(settings.output_dir / "metrics.jsonl")
     metrics.write(
         "start", peer_id=published.peer_id, nickname=settings.nickname, run_id=manifest.run_id, round=anchor.round
@@ -123,6 +115,24 @@ def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSi
         table.note(f"training from round {anchor.round}")
         train(peer.trainer, peer.batches, peer.sync, hooks)
         return _wind_down(peer, hooks, metrics, anchor.round)
+
+
+def _arrive(
+    settings: PeerSettings, start: Start, agent: AgentProcess, receive: Callable[[Message], None]
+) -> tuple[Peer, Anchor]:
+    """Find the run, build this peer's parts, take the swarm's state."""
+    agent.start()
+    agent.send(start)
+    log.info("looking for the run at %s", ", ".join(start.initial_peers))
+    published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
+    manifest = parse_published(published)
+    log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
+    peer = assemble(settings, start, published, agent, receive)
+    agent.send(peer.mapped)
+    log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
+    anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)
+    peer.sync.begin(anchor)
+    return peer, anchor
 
 
 class _Late:

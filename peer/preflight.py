@@ -21,21 +21,21 @@ RETRY_PAUSE_S = 1.0
 MAX_PROBES_AT_ONCE = 16
 
 
-def check_output_dir(path: Path) -> None:
-    """Create the folder if needed, and write to it.
+def check_output_dir(path: Path, setting: str = "output_dir") -> None:
+    """Create the folder if needed, and write to it; `setting` names it in messages.
 
     Raises:
         UserError: it is a file, or cannot be created or written to.
     """
-    remedy = "Choose another folder with --output-dir."
+    remedy = f"Choose another folder with --{setting.replace('_', '-')}."
     if path.exists() and not path.is_dir():
-        raise UserError(f"output_dir={path}: is a file, not a folder", remedy)
+        raise UserError(f"{setting}={path}: is a file, not a folder", remedy)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as probe:
             probe.write(b"\0")
     except OSError as error:
-        raise UserError(f"output_dir={path}: cannot be written to: {_reason(error)}", remedy) from None
+        raise UserError(f"{setting}={path}: cannot be written to: {_reason(error)}", remedy) from None
 
 
 def check_host_ports(host_maddrs: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -82,7 +83,31 @@ class Certificate(Spec):
             )
 
 
-def check_chain(certificates: Sequence[Certificate], run_id: str, parent: str, first_round: int) -> None:
+@dataclass(frozen=True)
+class RosterLimits:
+    """What a run allows in one roster: so that the weight of a forged chain is bounded by its length.
+
+    Attributes:
+        min_members, max_members: group size.
+        max_tokens: the weight of one seat.
+    """
+
+    min_members: int = 1
+    max_members: int = 64
+    max_tokens: int = 2**40
+
+    def check(self, link: Link) -> None:
+        """Raise ProtocolError when the link's roster is outside."""
+        if not self.min_members <= len(link.roster) <= self.max_members:
+            raise ProtocolError(f"round {link.round} has {len(link.roster)} members; the run allows {self}")
+        heaviest = max(member.tokens for member in link.roster)
+        if heaviest > self.max_tokens:
+            raise ProtocolError(f"round {link.round} has a weight of {heaviest}; the run allows {self.max_tokens}")
+
+
+def check_chain(
+    certificates: Sequence[Certificate], run_id: str, parent: str, first_round: int, limits: RosterLimits | None = None
+) -> None:
     """Raise ProtocolError unless the certificates lead, link by link, on from `parent` at `first_round`."""
     for offset, certificate in enumerate(certificates):
         link = certificate.link
@@ -90,6 +115,8 @@ def check_chain(certificates: Sequence[Certificate], run_id: str, parent: str, f
             raise ProtocolError(f"link of another run: {link.run_id[:12]}")
         if link.parent != parent or link.round != first_round + offset:
             raise ProtocolError(f"link of round {link.round} does not follow {parent[:12]} at {first_round + offset}")
+        if limits is not None:
+            limits.check(link)
         certificate.check()
         parent = link.id
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.state import OuterState, Update, state_digest
-from peer.protocol.lineage import Certificate, chain_weight, check_chain, heavier
+from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.history import SLICE_BYTES, History, chunk_lengths, history_name
@@ -21,7 +21,6 @@ from peer.swarm.streams import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
-MAX_CHAIN = 1_000_000
 Apply = Callable[[Update, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
 
@@ -71,10 +70,11 @@ class Fetcher:
 
     Args:
         folder: where an incoming snapshot is written until it is verified.
+        limits: what the run allows in a roster.
     """
 
-    def __init__(self, node: Node, run_id: str, folder: Path) -> None:
-        self._node, self._run_id, self._folder = node, run_id, folder
+    def __init__(self, node: Node, run_id: str, folder: Path, limits: RosterLimits) -> None:
+        self._node, self._run_id, self._folder, self._limits = node, run_id, folder, limits
 
     async def catch_up(self, donor: str, standing: Standing, apply: Apply, adopt: Adopt) -> CaughtUp:
         """Bring the state to the donor's tip.
@@ -85,12 +85,10 @@ class Fetcher:
         """
         state, history = standing.state, standing.history
         if standing.valid:
-            onward = await self._chain(donor, len(history.chain))
-            if onward and onward[0].link.parent == state.lineage_id:
-                check_chain(onward, self._run_id, state.lineage_id, state.round)
-                replayed = await self._replay(donor, onward, state, apply)
-                if replayed == len(onward):
-                    return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
+            onward = await self._chain(donor, len(history.chain), state.lineage_id)
+            replayed = await self._replay(donor, onward, state, apply)
+            if onward and replayed == len(onward):
+                return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
         return await self._snapshot(donor, standing, adopt)
 
     async def genesis(self, donor: str, standing: Standing, adopt: Adopt) -> None:
@@ -124,8 +122,7 @@ class Fetcher:
         history = standing.history
         async with self._asking(donor, HistoryRequest(what="snapshot", run_id=self._run_id)) as stream:
             meta = await _receive_meta(stream)
-            chain = (await self._chain(donor, 0))[: meta.round]
-            check_chain(chain, self._run_id, history.genesis, 0)
+            chain = (await self._chain(donor, 0, history.genesis))[: meta.round]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             if standing.valid and not heavier(
@@ -136,14 +133,20 @@ class Fetcher:
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round)
 
-    async def _chain(self, donor: str, from_round: int) -> list[Certificate]:
+    async def _chain(self, donor: str, from_round: int, parent: str) -> list[Certificate]:
+        """The donor's certificates from a round on, each checked before the next is read; none if the first does not
+        follow `parent`: the donor is on another lineage, or no further than this peer.
+        """
         chain: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
         async with self._asking(donor, request) as stream:
             while (piece := await _piece(stream, MAX_MESSAGE_BYTES)) is not None:
-                chain.append(parse_json(Certificate, piece))
-                if len(chain) > MAX_CHAIN:
-                    raise CatchUpError(f"{donor} sent more than {MAX_CHAIN} links")
+                certificate = parse_json(Certificate, piece)
+                if not chain and certificate.link.parent != parent:
+                    return []
+                check_chain([certificate], self._run_id, parent, from_round + len(chain), self._limits)
+                parent = certificate.link.id
+                chain.append(certificate)
         return chain
 
     async def _update(self, donor: str, certificate: Certificate, state: OuterState) -> bytes | None:

@@ -38,21 +38,21 @@ class History:
     Args:
         folder: where updates, chain and snapshot files live; created if missing.
         genesis: lineage id 0.
+
+    Attributes:
+        chain: certificates from genesis on.
+        weight: committed tokens of the whole chain.
     """
 
     def __init__(self, folder: Path, genesis: str) -> None:
         self.folder, self.genesis = folder, genesis
         self.chain: list[Certificate] = []
+        self.weight = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def chain_path(self) -> Path:
         return self.folder / "chain.jsonl"
-
-    @property
-    def weight(self) -> int:
-        """Committed tokens of the whole chain."""
-        return chain_weight(self.chain)
 
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
@@ -71,12 +71,14 @@ class History:
             file.flush()
             os.fsync(file.fileno())
         self.chain.append(certificate)
+        self.weight += certificate.link.weight
         self._prune()
 
     def replace(self, chain: list[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one)."""
         _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
         self.chain = list(chain)
+        self.weight = chain_weight(chain)
         self._prune()
 
     def _prune(self) -> None:

@@ -32,6 +32,16 @@ def load_or_create_identity(path: Path) -> Identity:
     return identity
 
 
+def check_identity(path: Path) -> None:
+    """Say what is wrong with the key at `path`; that there is none yet is fine.
+
+    Raises:
+        UserError: unreadable, not such a key, or readable by other users.
+    """
+    if path.exists():
+        _load(path)
+
+
 def _load(path: Path) -> Identity:
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -138,6 +138,10 @@ class Matchmaker:
         self._companions = (lineage_id, frozenset(group.others))
         self.moved()
 
+    def avoid(self, peer_id: str) -> None:
+        """Do not follow or expect this peer for some seconds."""
+        self._gone[peer_id] = self._clock() + GONE_FOR_S
+
     def moved(self) -> None:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
         self._moved.set()
@@ -400,7 +404,7 @@ class Matchmaker:
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
         if reject.reason == "behind":
-            raise RoundAborted("match", f"{leader} is at round {reject.round}", behind=True)
+            raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)
             self._gone[leader] = self._clock() + GONE_FOR_S
@@ -483,7 +487,7 @@ class Matchmaker:
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._learn(leader)
-            if self._me.due_in_s() > invite.wait_s:
+            if leader == self._leader() and self._me.due_in_s() > invite.wait_s:
                 self._me.hurry()
             return True
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)

@@ -14,7 +14,7 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
 from peer.outer.state import OuterState, Update
-from peer.protocol.lineage import Certificate, Link, heavier
+from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
 from peer.protocol.manifest import RunManifest
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead
 from peer.swarm.directory import Directory
@@ -26,6 +26,7 @@ from peer.swarm.streams import StreamClosedError
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
+JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
@@ -71,7 +72,8 @@ class Rounds:
         )
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
         self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s)
-        self._fetcher = Fetcher(node, manifest.run_id, history.folder)
+        limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
+        self._fetcher = Fetcher(node, manifest.run_id, history.folder, limits)
         self._lock = asyncio.Lock()
         self._merged = asyncio.Event()
         self._merged.set()
@@ -177,8 +179,12 @@ class Rounds:
     async def join(self, resumed: Head | None) -> None:
         """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
         contributed = resumed.contributed if resumed is not None else None
+        patience = _now() + JOIN_PATIENCE_S
         while True:
             await self._directory.refresh()
+            if not self._directory.peers and _now() < patience:
+                await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
+                continue
             if await self.catch_up():
                 contributed = None
             elif self.valid:
@@ -250,6 +256,8 @@ class Rounds:
         elif record.behind:
             if await self._until_caught_up():
                 return
+            if record.culprit is not None:
+                self._matchmaker.avoid(record.culprit)  # it said that we are behind, and nobody can show it
         else:
             log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
             self._aborts_in_row += 1

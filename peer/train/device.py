@@ -97,10 +97,24 @@ def check_fits(
     else:
         needs = [(ram, DEVICE_BYTES_PER_PARAMETER + AGENT_BYTES_PER_PARAMETER)]
     for place, bytes_per_parameter in needs:
-        needed, free = parameters * bytes_per_parameter, available_bytes(place)
-        if needed > free:
-            raise UserError(
-                f"a model of {parameters / 1e6:.1f}M parameters needs {needed / _GIB:.2f} GiB; "
-                f"{free / _GIB:.2f} GiB free on {place}",
-                "free memory, use a larger machine, or join a run with a smaller model",
-            )
+        check_memory(parameters, bytes_per_parameter, place, available_bytes)
+
+
+def check_memory(
+    parameters: int,
+    bytes_per_parameter: int,
+    place: torch.device,
+    available_bytes: Callable[[torch.device], int] = available_memory,
+) -> None:
+    """Refuse what needs more than the free memory of one place.
+
+    Raises:
+        UserError: GiB needed and GiB free.
+    """
+    needed, free = parameters * bytes_per_parameter, available_bytes(place)
+    if needed > free:
+        raise UserError(
+            f"a model of {parameters / 1e6:.1f}M parameters needs {needed / _GIB:.2f} GiB; "
+            f"{free / _GIB:.2f} GiB free on {place}",
+            "free memory, use a larger machine, or choose a smaller model",
+        )

@@ -283,10 +283,10 @@ class TestSwarm:
         """What everybody did, for the message of a failed test."""
         lines = ["timed out"]
         for member in self.members:
-            lines.append(f"{member.name} {member.peer_id[-8:]} round {member.round} lineage {str(member.lineage_id)[:8]}")
-            lines += [
-                f"   {r.status} {r.round} {r.phase or ''} {r.reason or ''} {len(r.members)}" for r in member.records[-8:]
-            ]
+            place = f"round {member.round} lineage {str(member.lineage_id)[:8]}"
+            lines.append(f"{member.name} {member.peer_id[-8:]} {place}")
+            for r in member.records[-8:]:
+                lines.append(f"   {r.status} {r.round} {r.phase or ''} {r.reason or ''} {len(r.members)}")
             lines.append("   " + "\n   ".join(member.log_text().splitlines()[-12:]))
         return "\n".join(lines)
 

@@ -74,7 +74,7 @@ class Joiner:
     def __init__(self, network, folder, numel=NUMEL):
         self.state = make_state(numel)
         self.history = History(folder, self.state.lineage_id)
-        self.fetcher = Fetcher(network.node(), RUN, folder)
+        self.fetcher = Fetcher(network.node(), RUN, folder, RosterLimits())
         self.valid, self.applied, self.adopted = True, 0, 0
 
     async def apply(self, update, certificate):

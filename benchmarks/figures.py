@@ -1,0 +1,188 @@
+"""What all benchmarks share: statistics, the report as JSON, the table, the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from peer.errors import UserError
+
+DEFAULT_SEED = 17
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One number with its unit and, where there is one, the limit that it has to keep.
+
+    Attributes:
+        limit: None when the figure is for information.
+        at_most: the figure must be at most `limit`; otherwise at least.
+    """
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    at_most: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the limit is kept; None without a limit."""
+        if self.limit is None:
+            return None
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    @property
+    def target(self) -> str:
+        """`<= 15 s`, or nothing."""
+        if self.limit is None:
+            return ""
+        return f"{'<=' if self.at_most else '>='} {self.limit:g} {self.unit}".rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON document."""
+        limit = {"limit": self.limit, "target": self.target, "met": self.met}
+        return {"name": self.name, "value": self.value, "unit": self.unit, **limit}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The outcome of one benchmark.
+
+    Attributes:
+        name: of the module in `benchmarks`.
+        about: one sentence: what was measured against what.
+        figures: in the order to show them.
+        samples: the raw measurements behind the figures.
+    """
+
+    name: str
+    about: str
+    seed: int
+    figures: tuple[Figure, ...]
+    samples: dict[str, Any]
+    machine: dict[str, Any] = field(default_factory=lambda: describe_machine())
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON document."""
+        return {
+            "benchmark": self.name,
+            "about": self.about,
+            "command": f"python -m benchmarks.{self.name}",
+            "seed": self.seed,
+            "machine": self.machine,
+            "figures": [figure.to_dict() for figure in self.figures],
+            "samples": self.samples,
+        }
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, or the mean of the two middle ones."""
+    return quantile(values, 0.5)
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The value below which `fraction` of the sample lies, linear between neighbours (Hyndman and Fan's type 7)."""
+    assert values
+    assert 0.0 <= fraction <= 1.0
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    lower = int(place)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (place - lower) * (ordered[upper] - ordered[lower])
+
+
+def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Least squares of y = slope x + intercept; -> (slope, intercept)."""
+    assert len(x) == len(y) >= 2
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    return slope, mean_y - slope * mean_x
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures depend on, and nothing that names the machine or its owner."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu_model(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load_average_1_min": os.getloadavg()[0],
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_model() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
+
+
+def benchmark_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """The flags that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write the report to FILE, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, metavar="N", help=f"of model and data (default: {DEFAULT_SEED})"
+    )
+    return parser
+
+
+def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace, Say], Report]) -> None:
+    """Parse, measure with progress lines on stderr, show, write; exit code 2 on a user's error."""
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    try:
+        report = measure(arguments, say)
+    except UserError as error:
+        print(error.render(parser.prog), file=sys.stderr)
+        sys.exit(2)
+    text = json.dumps(report.to_dict(), indent=2) + "\n"
+    if arguments.report is not None:
+        arguments.report.parent.mkdir(parents=True, exist_ok=True)
+        arguments.report.write_text(text)
+    if arguments.json:
+        print(text, end="")
+    else:
+        Console().print(figure_table(report))
+
+
+def figure_table(report: Report) -> Table:
+    """The figures of a report for a terminal."""
+    table = Table("figure", "value", "target", "met", title=report.about)
+    for figure in report.figures:
+        met = {True: "yes", False: "no", None: ""}[figure.met]
+        table.add_row(figure.name, f"{figure.value:.4g} {figure.unit}".rstrip(), figure.target, met)
+    return table
+
+
+def check_count(flag: str, value: int, at_least: int) -> None:
+    """Raises UserError when the value of a flag is too small."""
+    if value < at_least:
+        raise UserError(f"{flag}={value}: must be at least {at_least}")

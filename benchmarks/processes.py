@@ -1,0 +1,81 @@
+"""Memory and processor time of an agent together with the processes that it started (Linux)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_SESSION_FIELD = 3  # of /proc/PID/stat, counted from the field behind the command's name
+_CPU_FIELDS = slice(11, 13)
+
+
+def session_pids(leader: int) -> list[int]:
+    """Processes of the session that `leader` leads: an agent and its libp2p daemon."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if int(_stat_fields(int(entry.name))[_SESSION_FIELD]) == leader:
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def pss_bytes(leader: int) -> int:
+    """Proportional set size of a session in bytes: a page that n processes map counts 1/n in each."""
+    return sum(_pss_of(pid) for pid in session_pids(leader))
+
+
+def cpu_seconds(leader: int) -> float:
+    """Processor time that the living processes of a session have used, user and system."""
+    ticks = sum(sum(map(int, _stat_fields(pid)[_CPU_FIELDS])) for pid in session_pids(leader))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def parse_pss(rollup: str) -> int:
+    """The `Pss:` line of a smaps_rollup, in bytes."""
+    match = re.search(r"^Pss:\s+(\d+) kB$", rollup, re.MULTILINE)
+    assert match is not None
+    return int(match.group(1)) * 1024
+
+
+@contextlib.contextmanager
+def sampled(read: Callable[[], float], period_s: float) -> Iterator[list[float]]:
+    """Values of `read`, taken by a thread of its own every `period_s` while the context lasts."""
+    values: list[float] = []
+    over = threading.Event()
+
+    def take() -> None:
+        while not over.is_set():
+            values.append(read())
+            over.wait(period_s)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    try:
+        yield values
+    finally:
+        over.set()
+        thread.join()
+
+
+def read_for(read: Callable[[], float], period_s: float, seconds: float) -> list[float]:
+    """Values of `read` over some seconds in which this process does nothing else."""
+    with sampled(read, period_s) as values:
+        time.sleep(seconds)
+    return values
+
+
+def _pss_of(pid: int) -> int:
+    try:
+        return parse_pss(Path(f"/proc/{pid}/smaps_rollup").read_text())
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return 0
+
+
+def _stat_fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()

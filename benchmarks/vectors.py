@@ -1,0 +1,90 @@
+"""Swarms of real agents whose training is arithmetic on a vector: all of the network, nothing of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.network.harness import Member, TestSwarm
+
+MANIFEST = """
+name: benchmark
+seed: {seed}
+model:
+  architecture: llama
+  config: {{vocab_size: 264, hidden_size: {hidden}, intermediate_size: {intermediate}, num_hidden_layers: {layers},
+           num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 256, tie_word_embeddings: true,
+           bos_token_id: null, eos_token_id: 1, pad_token_id: 0}}
+data: {{sequence_length: 8}}
+inner: {{batch_sequences: 4}}
+recipe: {{name: diloco, steps_per_round: {steps}, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6}}
+rounds: {{straggler_wait_s: 15, timeout_s: 60}}
+"""
+STEPS_PER_ROUND = 5
+PACE_S = 0.05
+NOISE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A llama with 264 tokens, tied embeddings and as many key-value heads as heads."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+
+    @property
+    def numel(self) -> int:
+        """P: embeddings, attention, MLP and norms."""
+        layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return 264 * self.hidden + self.layers * layer + self.hidden
+
+    def manifest_text(self, seed: int) -> str:
+        """A run of this model as YAML."""
+        return MANIFEST.format(
+            seed=seed, hidden=self.hidden, intermediate=self.intermediate, layers=self.layers, steps=STEPS_PER_ROUND
+        )
+
+
+SHAPES = {
+    "0.8M": Shape(hidden=128, intermediate=344, layers=4),  # the model of the demo
+    "10M": Shape(hidden=320, intermediate=864, layers=8),
+    "50M": Shape(hidden=640, intermediate=1728, layers=10),
+}
+
+
+@contextlib.contextmanager
+def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[TestSwarm]:
+    """A bootstrap and one agent for each name, all at their first anchor. Every step moves a member by a noise vector."""
+    with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
+        swarm = TestSwarm(Path(folder))
+        swarm.manifest_text = shape.manifest_text(seed)
+        try:
+            swarm.bootstrap()
+            generator = torch.Generator().manual_seed(seed)
+            for member in swarm.add(*names):
+                member.push = torch.randn(shape.numel, generator=generator) * NOISE
+            yield swarm
+        finally:
+            swarm.close()
+
+
+def drive_rounds(swarm: TestSwarm, rounds: int, timeout_s: float) -> None:
+    """Until every member has committed so many rounds more."""
+    goals = [len(member.committed) + rounds for member in swarm.members]
+
+    def reached() -> bool:
+        return all(len(m.committed) >= goal for m, goal in zip(swarm.members, goals, strict=True))
+
+    swarm.drive(reached, timeout_s, PACE_S)
+
+
+def leader_of(member: Member) -> int:
+    """Process id of the agent, which leads a session of its own."""
+    assert member.agent.pid is not None
+    return member.agent.pid

@@ -8,6 +8,7 @@ import pytest
 
 from peer.errors import ProtocolError
 from peer.outer.state import chunks
+from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.catchup import Fetcher, Standing

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from peer.errors import UserError
 from tests.network.harness import Member, TestSwarm
 
 MANIFEST = """
@@ -28,6 +29,7 @@ rounds: {{straggler_wait_s: 15, timeout_s: 60}}
 STEPS_PER_ROUND = 5
 PACE_S = 0.05
 NOISE = 1e-3
+LOG_CHARS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ SHAPES = {
 
 @contextlib.contextmanager
 def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[TestSwarm]:
-    """A bootstrap and one agent for each name, all at their first anchor. Every step moves a member by a noise vector."""
+    """A bootstrap and one agent for each name, all at their first anchor; steps add noise, its own for each."""
     with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
         swarm = TestSwarm(Path(folder))
         swarm.manifest_text = shape.manifest_text(seed)
@@ -70,6 +72,9 @@ def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[Te
             for member in swarm.add(*names):
                 member.push = torch.randn(shape.numel, generator=generator) * NOISE
             yield swarm
+        except UserError as error:
+            logs = (path.read_text()[-LOG_CHARS:] for path in sorted(Path(folder).glob("*/*.log")))
+            raise UserError(error.what, "\n".join(logs)) from None
         finally:
             swarm.close()
 

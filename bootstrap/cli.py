@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from peer.errors import UserError
 from peer.lifetime import children_die_with_us
-from peer.preflight import check_host_ports, check_output_dir, lock_identity
+from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.swarm.keys import check_identity
@@ -122,6 +122,8 @@ def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
 
 
 async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path) -> Bootstrap:
+    if arguments.initial_peers:
+        await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
     # torch and hivemind take seconds to import; the checks before need neither
     from bootstrap.node import build_genesis, start_bootstrap
     from peer.swarm.node import NodeConfig

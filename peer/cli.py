@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from peer.errors import UserError
-from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
+from peer.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
 from peer.protocol.address import parse_peer_address
-from peer.settings import add_setting_flags, load_settings, setting_overrides
+from peer.settings import LATEST, add_setting_flags, load_settings, setting_overrides
 from peer.swarm.keys import check_identity
 
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
@@ -78,6 +79,8 @@ def _join(arguments: argparse.Namespace) -> int:
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
     check_output_dir(settings.output_dir)
+    if settings.resume_from_checkpoint not in (None, LATEST):
+        check_resumable(Path(settings.resume_from_checkpoint).expanduser())
     identity_path = settings.identity_path or settings.output_dir / "identity.key"
     with lock_identity(identity_path):
         check_identity(identity_path)

@@ -42,7 +42,7 @@ def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
     return OuterState(anchor, buffers, recipe.outer, compressor(recipe.compressor))
 
 
-def build_genesis(manifest: RunManifest) -> OuterState:
+def checked_genesis(manifest: RunManifest) -> OuterState:
     """The state of round 0, after checks that every joining peer would fail as well.
 
     Raises:
@@ -67,7 +67,7 @@ def main() -> None:
         die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
-        state = build_genesis(parse_manifest(arguments.manifest.read_bytes(), str(arguments.manifest)))
+        state = checked_genesis(parse_manifest(arguments.manifest.read_bytes(), str(arguments.manifest)))
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))

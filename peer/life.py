@@ -127,6 +127,7 @@ def _arrive(
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
     manifest = parse_published(published)
     log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
+    log.info("others can join through %s as well", ", ".join(published.maddrs))
     peer = assemble(settings, start, published, agent, receive)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")

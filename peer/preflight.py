@@ -38,6 +38,19 @@ def check_output_dir(path: Path, setting: str = "output_dir") -> None:
         raise UserError(f"{setting}={path}: cannot be written to: {_reason(error)}", remedy) from None
 
 
+def check_resumable(path: Path) -> None:
+    """Check that a checkpoint folder that was named is there; what is in it is verified when it is read.
+
+    Raises:
+        UserError: no such folder.
+    """
+    if not path.is_dir():
+        raise UserError(
+            f"resume_from_checkpoint={path}: no such folder",
+            "Name a folder checkpoint-<step>, or give --resume-from-checkpoint alone for the newest one.",
+        )
+
+
 def check_host_ports(host_maddrs: Sequence[str]) -> None:
     """Check that every listening address belongs to this machine and that its port is free.
 

@@ -26,7 +26,6 @@ from peer.protocol.manifest import Digest, Spec
 from peer.protocol.wire import JoinMessage
 
 Phase = Literal["match", "exchange", "commit"]
-REDUCE_CHUNK = 1 << 20
 
 
 class RoundAborted(AtollError):
@@ -201,15 +200,15 @@ def reduce_part(
     Raises:
         PayloadError: a payload is malformed.
     """
-    mean = torch.empty(numel, dtype=torch.float32)
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
-    for start in range(0, numel, REDUCE_CHUNK):
-        stop = min(start + REDUCE_CHUNK, numel)
-        chunks = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
-        mean[start:stop] = weighted_mean(chunks, weights)
-        stacked = torch.stack(chunks)
-        gram += (stacked @ stacked.T).double()
-    return compressor.encode(mean), _mean_cosine(gram)
+
+    def mean(start: int, stop: int) -> Tensor:
+        pieces = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
+        stacked = torch.stack(pieces)
+        gram.add_((stacked @ stacked.T).double())
+        return weighted_mean(pieces, weights)
+
+    return compressor.encode_ranges(numel, mean), _mean_cosine(gram)
 
 
 def _mean_cosine(gram: Tensor) -> float | None:

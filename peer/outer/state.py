@@ -162,10 +162,16 @@ class OuterState:
         payloads = []
         for start, stop in bounds:
             try:
-                payloads.append(self.compressor.encode(self.pseudo_gradient(local, start, stop)))
+                payloads.append(self._encode_part(local, start, stop))
             except NonFiniteError:
                 raise NonFiniteError(f"local parameters [{start}, {stop}) hold NaN or infinity") from None
         return payloads
+
+    def _encode_part(self, local: Tensor, start: int, stop: int) -> bytes:
+        def read(first: int, last: int) -> Tensor:
+            return self.pseudo_gradient(local, start + first, start + last)
+
+        return self.compressor.encode_ranges(stop - start, read)
 
     def preview(self, update: Update) -> str:
         """The digest that `apply(update, ...)` would produce, changing nothing; temporaries are a few chunks.

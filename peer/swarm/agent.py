@@ -11,6 +11,7 @@ import socket
 import sys
 
 from peer.lifetime import children_die_with_us, die_with_parent
+from peer.swarm.heap import return_large_blocks
 from peer.swarm.sockets import sweep_stale_sockets
 
 
@@ -25,6 +26,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer drains on Ctrl-C and then stops its agent
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sweep_stale_sockets()
+    return_large_blocks()
 
     import torch
     import uvloop

@@ -162,6 +162,8 @@ async def find_manifest(
                 log.warning("ignoring a manifest: %s", error)
                 continue
             except UserError as error:
+                if owner in organisers:
+                    raise  # the run that was asked for: waiting cannot mend it
                 incompatible = error
                 continue
             if signer == owner:

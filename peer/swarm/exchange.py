@@ -128,7 +128,9 @@ class Exchange:
         except AtollError as error:
             raise RoundAborted("exchange", f"own contribution: {error}", culprit=group.me) from None
         await self._bounded(session, self._send_parts(session, payloads), "while sending parts")
-        parts = await self._collect(session, "part", payloads[group.index])
+        own = payloads[group.index]
+        payloads.clear()  # a byte a parameter, not needed while reducing
+        parts = await self._collect(session, "part", own)
         weights = [member.tokens for member in group.members]
         start, stop = session.bounds[group.index]
         reduced, cosine = await self._reduce(session, parts, weights, stop - start)

@@ -11,20 +11,16 @@ its roster is the leader's word alone, and with an unknown group size it always 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from pydantic import Field
 
 from peer.errors import ProtocolError
 from peer.outer.round import Due, Group, RoundAborted
-from peer.protocol.lineage import Member, heavier
-from peer.protocol.manifest import RoundSpec, Spec
-from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, open_sealed, parse_json, seal
+from peer.protocol.lineage import heavier
+from peer.protocol.manifest import RoundSpec
+from peer.protocol.records import MAX_RECORD_BYTES, parse_json
 from peer.protocol.wire import (
     MAX_MESSAGE_BYTES,
     InviteMessage,
@@ -32,34 +28,19 @@ from peer.protocol.wire import (
     Kind,
     RejectMessage,
     StatusMessage,
-    group_id,
 )
 from peer.swarm.directory import Directory
+from peer.swarm.keeper import Position
 from peer.swarm.node import Node
+from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0
 SOLO_PATIENCE_S = 4.0
-GONE_FOR_S = 6.0
 RECHECK_S = 0.25
-JOIN_DOMAIN = "join"
-
-
-class RosterMessage(Spec):
-    """The leader's roster: every member's sealed join, hex, in roster order."""
-
-    joins: Annotated[tuple[str, ...], Field(min_length=2, max_length=64)]
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where this peer stands."""
-
-    round: int
-    lineage_id: str
-    weight: int
 
 
 @dataclass
@@ -115,10 +96,10 @@ class Matchmaker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
-        self._nominal_tokens, self._me, self._clock = nominal_tokens, me, clock
+        self._me, self._clock = me, clock
         self._seats: dict[str, Seat] = {}
-        self._gone: dict[str, float] = {}
-        self._companions: tuple[str, frozenset[str]] = ("", frozenset())
+        self.view = View(node.peer_id, run_id, directory, me.position, clock)
+        self._rosters = Rosters(node.identity, run_id, rounds, nominal_tokens)
         self._behind: str | None = None
         self._moved = asyncio.Event()
         self._changed = asyncio.Event()
@@ -133,14 +114,10 @@ class Matchmaker:
     def anybody_waiting(self) -> bool:
         return bool(self._seats)
 
-    def committed(self, group: Group, lineage_id: str) -> None:
-        """The group stands: its members are at `lineage_id` now, whatever the DHT has heard of it so far."""
-        self._companions = (lineage_id, frozenset(group.others))
+    def committed(self, group: Group) -> None:
+        """The group stands: its members are where this peer is now, whatever the DHT has heard so far."""
+        self.view.learn(*group.others)
         self.moved()
-
-    def avoid(self, peer_id: str) -> None:
-        """Do not follow or expect this peer for some seconds."""
-        self._gone[peer_id] = self._clock() + GONE_FOR_S
 
     def moved(self) -> None:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
@@ -157,49 +134,20 @@ class Matchmaker:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
         position = self._me.position()
         self._behind = None
-        join = JoinMessage(
-            run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=due.tokens
-        )
-        sealed = seal(self._node.identity, JOIN_DOMAIN, dump_json(join))
+        join, sealed = self._rosters.join(position, due.tokens)
         started = self._clock()
-        if not self._expected():
+        if not self.view.expected():
             await self._directory.refresh()
         while True:
             if self._me.position() != position:
                 raise RoundAborted("match", "this peer moved on", behind=True)
-            leader = self._leader()
+            leader = self.view.leader()
             if leader == self._node.peer_id:
                 group = await self._lead(sealed, join, started)
             else:
                 group = await self._follow(leader, sealed, join)
             if group is not None:
                 return group
-
-    def _expected(self) -> dict[str, PeerRecord]:
-        """Live peers that train, as far as the directory has heard."""
-        now = self._clock()
-        self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
-        peers = self._directory.peers.items()
-        return {p: record for p, record in peers if record.state == "training" and p not in self._gone}
-
-    def _candidates(self) -> list[str]:
-        """Those of them known to be at this peer's lineage id: records lag, the last roster and answers do not."""
-        lineage_id = self._me.position().lineage_id
-        companions = self._companions[1] if self._companions[0] == lineage_id else frozenset()
-        expected = self._expected().items()
-        return [p for p, record in expected if record.lineage_id == lineage_id or p in companions]
-
-    def _leader(self) -> str:
-        return min([self._node.peer_id, *self._candidates()], key=self._rank)
-
-    def _learn(self, peer_id: str) -> None:
-        """`peer_id` has shown that it stands at our lineage id."""
-        lineage_id = self._me.position().lineage_id
-        known = self._companions[1] if self._companions[0] == lineage_id else frozenset()
-        self._companions = (lineage_id, known | {peer_id})
-
-    def _rank(self, peer_id: str) -> bytes:
-        return hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()
 
     # -- leading ------------------------------------------------------------------------------------------------
 
@@ -210,8 +158,8 @@ class Matchmaker:
                 self._changed.clear()
                 if self._behind is not None:
                     raise RoundAborted("match", f"{self._behind} is on a heavier lineage", behind=True)
-                if self._leader() != self._node.peer_id:
-                    await self._disband(self._leader())
+                if self.view.leader() != self._node.peer_id:
+                    await self._disband(self.view.leader())
                     return None
                 pending = self._pending(probes, started)
                 members = len(self._present(join.parent)) + 1
@@ -243,7 +191,7 @@ class Matchmaker:
 
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
-        expected = [peer_id for peer_id in self._expected() if peer_id not in self._seats]
+        expected = [peer_id for peer_id in self.view.expected() if peer_id not in self._seats]
         left = self._rounds.straggler_wait_s - (self._clock() - self._window_start(started))
         for peer_id in expected:
             if peer_id not in probes:
@@ -257,7 +205,7 @@ class Matchmaker:
             stream = await self._node.open(peer_id, self._invite_name, "round", PROBE_TIMEOUT_S)
         except StreamClosedError as error:
             log.info("%s is gone: %s", peer_id, error)
-            self._gone[peer_id] = self._clock() + GONE_FOR_S
+            self.view.avoid(peer_id)
             self._changed.set()
             return
         try:
@@ -276,7 +224,7 @@ class Matchmaker:
                 self._heed_status(peer_id, status)
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("%s is gone: %s", peer_id, error or "no answer")
-            self._gone[peer_id] = self._clock() + GONE_FOR_S
+            self.view.avoid(peer_id)
         except ProtocolError as error:
             log.warning("invitation to %s: %s", peer_id, error)
         finally:
@@ -286,9 +234,9 @@ class Matchmaker:
     def _heed_status(self, peer_id: str, status: StatusMessage) -> None:
         position = self._me.position()
         if status.lineage_id == position.lineage_id:
-            self._learn(peer_id)
+            self.view.learn(peer_id)
             if status.leader in self._directory.peers:
-                self._learn(status.leader)
+                self.view.learn(status.leader)
         elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
             self._behind = peer_id
             self._me.nudge(peer_id, status.weight, status.lineage_id)
@@ -300,28 +248,27 @@ class Matchmaker:
         chosen = waiting[: self._rounds.max_group - 1]
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
-        order = sorted(joins, key=lambda peer_id: roster_key(join.parent, peer_id))
-        message = RosterMessage(joins=tuple(joins[peer_id][0].hex() for peer_id in order))
+        message, group = self._rosters.write(joins, join.parent)
         for peer_id, seat in chosen:
-            del self._seats[peer_id]
+            self._seats.pop(peer_id, None)
             try:
                 await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), PROBE_TIMEOUT_S)
             except (StreamClosedError, asyncio.TimeoutError):
                 log.info("member %s left while the roster was sent", peer_id)  # the exchange will see it
             seat.told = True
             seat.taken.set()
-        return self._group([(peer_id, joins[peer_id][1]) for peer_id in order])
+        return group
 
     async def _disband(self, leader: str) -> None:
         for peer_id, seat in list(self._seats.items()):
-            del self._seats[peer_id]
+            self._seats.pop(peer_id, None)
             seat.told = True
             await self._reject(seat.stream, "follow", leader)
             seat.taken.set()
 
     async def _on_join(self, stream: Stream) -> None:
         _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
-        join = self._open_join(sealed, stream.remote)
+        join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join)
         if reason is not None:
             await self._reject(stream, reason, leader)
@@ -329,7 +276,7 @@ class Matchmaker:
         seat = Seat(sealed, join, stream, since=self._clock())
         self._seats[stream.remote] = seat
         if join.parent == self._me.position().lineage_id:
-            self._learn(stream.remote)
+            self.view.learn(stream.remote)
         self._changed.set()
         at_our_round = join.parent == self._me.position().lineage_id
         if at_our_round and self._me.due_in_s() > self._rounds.straggler_wait_s:
@@ -360,7 +307,7 @@ class Matchmaker:
             return "behind", None  # or on another lineage; a join for a later round waits until we get there
         if not self._me.training():
             return "excluded", None
-        leader = self._leader()
+        leader = self.view.leader()
         return ("follow", leader) if leader != self._node.peer_id else (None, None)
 
     async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
@@ -382,7 +329,7 @@ class Matchmaker:
             stream = await self._node.open(leader, self._join_name, "round", PROBE_TIMEOUT_S)
         except StreamClosedError as error:
             log.info("leader %s is gone: %s", leader, error)
-            self._gone[leader] = self._clock() + GONE_FOR_S
+            self.view.avoid(leader)
             return None
         try:
             await stream.send(Kind.JOIN, sealed)
@@ -391,76 +338,32 @@ class Matchmaker:
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("leader %s is gone while a group formed: %s", leader, error or "no answer")
-            self._gone[leader] = self._clock() + GONE_FOR_S
+            self.view.avoid(leader)
             return None
         except ProtocolError as error:
             raise RoundAborted("match", str(error), culprit=leader) from None
         finally:
             stream.close()
         if reject is None:
-            return self._accept_roster(body, sealed, join, leader)
+            return self._accept(body, sealed, join, leader)
         await self._heed(reject, leader)
         return None
+
+    def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
+        try:
+            return self._rosters.read(body, sealed, join, leader)
+        except ProtocolError as error:
+            raise RoundAborted("match", f"bad roster: {error}", culprit=leader) from None
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
         if reject.reason == "behind":
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)
-            self._gone[leader] = self._clock() + GONE_FOR_S
+            self.view.avoid(leader)
         await self._directory.refresh()
         self._changed.clear()
         await _wait(self._changed, RECHECK_S)
-
-    def _accept_roster(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
-        try:
-            roster = parse_json(RosterMessage, body)
-            joins: list[tuple[str, JoinMessage]] = []
-            for text in roster.joins:
-                signer, payload = open_sealed(JOIN_DOMAIN, bytes.fromhex(text))
-                joins.append((signer, parse_json(JoinMessage, payload)))
-            self._check_roster(joins, join, sealed.hex() in roster.joins, leader)
-        except (ProtocolError, ValueError) as error:
-            raise RoundAborted("match", f"bad roster: {error}", culprit=leader) from None
-        return self._group(joins)
-
-    def _check_roster(
-        self, joins: list[tuple[str, JoinMessage]], mine: JoinMessage, holds_mine: bool, leader: str
-    ) -> None:
-        peer_ids = [peer_id for peer_id, _ in joins]
-        if not holds_mine or leader not in peer_ids:
-            raise ProtocolError("it lacks this peer's own join or the leader's")
-        if not self._rounds.min_group <= len(joins) <= self._rounds.max_group:
-            raise ProtocolError(f"{len(joins)} members; the run allows {self._rounds.max_group}")
-        if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
-            raise ProtocolError("members twice or out of order")
-        for peer_id, join in joins:
-            if (join.run_id, join.fragment, join.round, join.parent) != (
-                mine.run_id,
-                mine.fragment,
-                mine.round,
-                mine.parent,
-            ):
-                raise ProtocolError(f"the join of {peer_id} is for another round")
-
-    def _open_join(self, sealed: bytes, remote: str) -> JoinMessage:
-        signer, payload = open_sealed(JOIN_DOMAIN, sealed)
-        join = parse_json(JoinMessage, payload)
-        if signer != remote or join.run_id != self._run_id:
-            raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
-        position = self._me.position()
-        if join.fragment != 0 or (join.parent == position.lineage_id and join.round != position.round):
-            raise ProtocolError(f"{remote} wants fragment {join.fragment} of round {join.round}, which does not exist")
-        return join
-
-    def _group(self, joins: list[tuple[str, JoinMessage]]) -> Group:
-        peer_ids = [peer_id for peer_id, _ in joins]
-        members = tuple(
-            Member(peer_id=peer_id, tokens=min(join.tokens, self._nominal_tokens)) for peer_id, join in joins
-        )
-        index = peer_ids.index(self._node.peer_id)
-        identifier = group_id([join for _, join in joins], peer_ids)
-        return Group(identifier, joins[index][1], members, index)
 
     # -- being invited ------------------------------------------------------------------------------------------
 
@@ -486,8 +389,8 @@ class Matchmaker:
             return False
         position = self._me.position()
         if invite.parent == position.lineage_id:
-            self._learn(leader)
-            if leader == self._leader() and self._me.due_in_s() > invite.wait_s:
+            self.view.learn(leader)
+            if leader == self.view.leader() and self._me.due_in_s() > invite.wait_s:
                 self._me.hurry()
             return True
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
@@ -502,13 +405,8 @@ class Matchmaker:
             round=position.round,
             lineage_id=position.lineage_id,
             weight=position.weight,
-            leader=self._leader(),
+            leader=self.view.leader(),
         )
-
-
-def roster_key(parent: str, peer_id: str) -> bytes:
-    """Order of a roster: changes every round, so that no peer always reduces the same part."""
-    return hashlib.sha256(f"{parent} {peer_id}".encode()).digest()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 from peer.errors import ProtocolError
-from peer.link.memory import Head, SharedState
+from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
 from peer.outer.state import OuterState, Update
@@ -19,8 +17,8 @@ from peer.protocol.manifest import RunManifest
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
-from peer.swarm.history import History, SnapshotFile, load_snapshot
-from peer.swarm.matchmaking import Matchmaker, Position, Self
+from peer.swarm.keeper import Keeper, Position
+from peer.swarm.matchmaking import Matchmaker, Self
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 
@@ -40,7 +38,7 @@ class Rounds:
     Args:
         node, directory: the network and who is on it.
         manifest: the run.
-        memory, state, history: what this peer holds.
+        keeper: the outer state.
         organiser: peer id that serves the genesis state.
         nominal_tokens: tokens of a regular contribution.
         tell: sends a message to the trainer.
@@ -52,16 +50,14 @@ class Rounds:
         node: Node,
         directory: Directory,
         manifest: RunManifest,
-        memory: SharedState,
-        state: OuterState,
-        history: History,
+        keeper: Keeper,
         organiser: str,
         nominal_tokens: int,
         tell: Callable[[ToTrainer], None],
         rng: random.Random,
     ) -> None:
         self._node, self._directory, self._manifest = node, directory, manifest
-        self._memory, self.state, self.history = memory, state, history
+        self.keeper = keeper
         self._organiser, self._tell, self._rng = organiser, tell, rng
         me = Self(
             position=self.position,
@@ -73,8 +69,7 @@ class Rounds:
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
         self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s)
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
-        self._fetcher = Fetcher(node, manifest.run_id, history.folder, limits)
-        self._lock = asyncio.Lock()
+        self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits)
         self._merged = asyncio.Event()
         self._merged.set()
         self._work = asyncio.Event()
@@ -84,10 +79,7 @@ class Rounds:
         self._last_sequence = 0
         self._distrusted: set[str] = set()
         self._nudged: dict[str, tuple[int, str]] = {}
-        self._snapshot_file: SnapshotFile | None = None
         self._aborts_in_row = 0
-        self.valid = False
-        self._position = Position(0, history.genesis, 0)
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -97,18 +89,12 @@ class Rounds:
     # -- what others see ---------------------------------------------------------------------------------------------
 
     def position(self) -> Position:
-        """Where this peer stands; while an update is being applied, still where it stood."""
-        return self._position
-
-    def settle(self) -> None:
-        """The state is whole again: from now on this peer stands where it says."""
-        self.valid = True
-        self._position = Position(self.state.round, self.state.lineage_id, self.history.weight)
+        return self.keeper.position
 
     @property
     def finished(self) -> bool:
         total = self._manifest.rounds.total
-        return total is not None and self.state.round >= total
+        return total is not None and self.keeper.state.round >= total
 
     def _taking_part(self) -> bool:
         return self.joined and not self.finished and not self.leaving
@@ -119,24 +105,6 @@ class Rounds:
         if self.progress is None:
             return float("inf")
         return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
-
-    async def snapshot(self) -> SnapshotFile | None:
-        """The current state as a file, for joiners; None while this peer has no valid state."""
-        async with self._lock:
-            if not self.valid:
-                return None
-            current = self._snapshot_file
-            if current is None or current.meta.lineage_id != self.state.lineage_id:
-                path = self.history.folder / "snapshot.bin"
-                current = await asyncio.to_thread(SnapshotFile.write, path, self.state)
-                self._snapshot_file = current
-            return current
-
-    @contextlib.asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """Hold the outer state still: no update is applied inside."""
-        async with self._lock:
-            yield
 
     # -- from the trainer --------------------------------------------------------------------------------------------
 
@@ -149,7 +117,7 @@ class Rounds:
         if not self._merged.is_set():
             return
         self._wanted = False
-        self._due = Due(message.sequence, message.tokens, self._memory.snapshot)
+        self._due = Due(message.sequence, message.tokens, self.keeper.memory.snapshot)
         self._work.set()
 
     def on_merged(self) -> None:
@@ -187,7 +155,7 @@ class Rounds:
                 continue
             if await self.catch_up():
                 contributed = None
-            elif self.valid:
+            elif self.keeper.valid:
                 break
             else:
                 await self._fetch_genesis()
@@ -199,7 +167,7 @@ class Rounds:
         donors = [self._organiser, *self._directory.peers]
         for donor in donors:
             try:
-                await self._fetcher.genesis(donor, self._standing(), self._adopt)
+                await self._fetcher.genesis(donor, self._standing(), self.keeper.adopt)
             except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
                 log.warning("no genesis state from %s: %s", donor, error)
             else:
@@ -235,7 +203,7 @@ class Rounds:
         sent, received = self._traffic()
         self._in_round = True
         try:
-            record = await run_round(due, self.state, self)
+            record = await run_round(due, self.keeper.state, self)
         finally:
             self._in_round = False
             self._due = None
@@ -257,7 +225,7 @@ class Rounds:
             if await self._until_caught_up():
                 return
             if record.culprit is not None:
-                self._matchmaker.avoid(record.culprit)  # it said that we are behind, and nobody can show it
+                self._matchmaker.view.avoid(record.culprit)  # it said that we are behind, and nobody can show it
         else:
             log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
             self._aborts_in_row += 1
@@ -270,7 +238,7 @@ class Rounds:
         deadline = _now() + ALONE_RECHECK_S
         while _now() < deadline and not self._matchmaker.anybody_waiting:
             peers = self._directory.peers.values()
-            if any(peer.lineage_id == self.state.lineage_id and peer.state == "training" for peer in peers):
+            if any(peer.lineage_id == self.keeper.state.lineage_id and peer.state == "training" for peer in peers):
                 return
             if self._donors():
                 return
@@ -288,10 +256,10 @@ class Rounds:
     # -- catching up -------------------------------------------------------------------------------------------------
 
     def _standing(self) -> Standing:
-        return Standing(state=self.state, history=self.history, valid=self.valid)
+        return Standing(state=self.keeper.state, history=self.keeper.history, valid=self.keeper.valid)
 
     def _donors(self) -> list[str]:
-        mine = (self._position.weight, self._position.lineage_id)
+        mine = (self.keeper.position.weight, self.keeper.position.lineage_id)
         self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
         nudged = [donor for donor in self._nudged if donor not in self._distrusted]
         return list(dict.fromkeys([*nudged, *ahead(self._directory.peers, self._standing(), self._distrusted)]))
@@ -302,7 +270,7 @@ class Rounds:
         for donor in self._donors():
             self._nudged.pop(donor, None)
             try:
-                how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self._adopt)
+                how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self.keeper.adopt)
             except NotHeavierError as error:
                 log.info("%s", error)
                 self._distrust(donor, NOT_HEAVIER_S)
@@ -316,7 +284,7 @@ class Rounds:
                 return True
         if self.position() == before:
             return False
-        replayed = self.state.round - before.round  # a donor left half-way
+        replayed = self.keeper.state.round - before.round  # a donor left half-way
         self._report_catch_up(CaughtUp(donor="a donor that left", replayed=replayed, snapshot_round=None), before)
         return True
 
@@ -332,51 +300,18 @@ class Rounds:
             else f"took the snapshot of round {how.snapshot_round} from {how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
         )
-        log.info("caught up to round %d: %s", self.state.round, reason)
-        self._tell(
-            Round(
-                record=RoundRecord(
-                    status="caught_up", round=self.state.round, lineage_id=self.state.lineage_id, reason=reason
-                )
-            )
-        )
+        log.info("caught up to round %d: %s", self.keeper.state.round, reason)
+        now = self.position()
+        record = RoundRecord(status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason)
+        self._tell(Round(record=record))
 
     async def _replay(self, update: Update, certificate: Certificate) -> None:
-        await self._apply(update, certificate, None)
-
-    async def _adopt(self, path: Path, chain: list[Certificate]) -> None:
-        """Take a verified snapshot file as the state."""
-        async with self._lock:
-            self._memory.head = None
-            self.valid = False
-            await asyncio.to_thread(load_snapshot, path, self.state)
-            self.state.round = len(chain)
-            self.state.lineage_id = chain[-1].link.id if chain else self.history.genesis
-            await asyncio.to_thread(self.history.replace, chain)
-            self._write_head(self.state.digest(), None)
-        path.unlink()
-
-    async def _apply(self, update: Update, certificate: Certificate, contributed: int | None) -> None:
-        link = certificate.link
-        async with self._lock:
-            await asyncio.to_thread(self.history.append, certificate, update.payload)
-            self._memory.head = None
-            self.valid = False
-            await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
-            self._write_head(link.state_digest, contributed)
-
-    def _write_head(self, digest: str, contributed: int | None) -> None:
-        self._memory.head = Head(
-            round=self.state.round,
-            lineage_id=self.state.lineage_id,
-            state_digest=digest,
-            contributed=contributed,
-        )
-        self.settle()
+        await self.keeper.apply(update, certificate, None)
 
     def _announce_anchor(self, contributed: int | None) -> None:
         self._merged.clear()
-        self._tell(Anchor(round=self.state.round, lineage_id=self.state.lineage_id, contributed=contributed))
+        now = self.position()
+        self._tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
 
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
@@ -391,8 +326,8 @@ class Rounds:
 
     async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None:
         await self._merged.wait()
-        await self._apply(update, certificate, due.sequence)
-        self._matchmaker.committed(group, self.state.lineage_id)
+        await self.keeper.apply(update, certificate, due.sequence)
+        self._matchmaker.committed(group)
         self._announce_anchor(due.sequence)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:

@@ -38,6 +38,7 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.history import History, HistoryServer
+from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, NodeConfig, start_node
 from peer.swarm.rounds import Rounds
 
@@ -127,7 +128,7 @@ class AgentSession:
         directory = Directory(node, manifest.run_id)
         rounds, resumed = self._build(node, directory, manifest, organiser, mapped, Path(start.directory))
         await rounds.start()
-        await HistoryServer(node, manifest.run_id, rounds.history, rounds.snapshot).start()
+        await HistoryServer(node, manifest.run_id, rounds.keeper.history, rounds.keeper.snapshot).start()
         directory.follow()
         self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))
@@ -151,37 +152,12 @@ class AgentSession:
         )
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
-        rounds = Rounds(
-            node,
-            directory,
-            manifest,
-            memory,
-            state,
-            history,
-            organiser,
-            recipe.steps_per_round * per_step,
-            self._channel.tell,
-            self._rng,
-        )
-        head = memory.head
-        digest = state.digest()
+        keeper = Keeper(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
-        chains = [history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])]
-        if (
-            head is not None
-            and digest == head.state_digest
-            and any(history.load(path, head.lineage_id) for path in chains)
-        ):
-            state.round, state.lineage_id = head.round, head.lineage_id
-            rounds.settle()
-            return rounds, head
-        history.replace([])
-        if digest == manifest.genesis:
-            rounds.settle()
-        if head is not None:
-            log.warning("the state of round %d does not verify; taking another from the swarm", head.round)
-        memory.head = None
-        return rounds, None
+        resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
+        nominal_tokens = recipe.steps_per_round * per_step
+        rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, self._channel.tell, self._rng)
+        return rounds, resumed
 
     async def _work(self, node: Node, directory: Directory, rounds: Rounds, resumed: Head | None) -> None:
         await rounds.join(resumed)
@@ -197,9 +173,9 @@ class AgentSession:
         exchanged, served = node.traffic["round"], node.traffic["history"]
         self._channel.tell(
             Stopped(
-                round=rounds.state.round,
-                lineage_id=rounds.state.lineage_id,
-                state_digest=await asyncio.to_thread(rounds.state.digest) if rounds.valid else None,
+                round=rounds.keeper.state.round,
+                lineage_id=rounds.keeper.state.lineage_id,
+                state_digest=await asyncio.to_thread(rounds.keeper.state.digest) if rounds.keeper.valid else None,
                 round_bytes_sent=exchanged.sent,
                 round_bytes_received=exchanged.received,
                 state_bytes_sent=served.sent,
@@ -213,8 +189,8 @@ class AgentSession:
         deadline = asyncio.get_running_loop().time() + linger_s
         while asyncio.get_running_loop().time() < deadline:
             await directory.refresh()
-            lagging = [p for p, record in directory.peers.items() if record.lineage_weight < rounds.history.weight]
-            if not lagging:
+            own_weight = rounds.position().weight
+            if all(record.lineage_weight >= own_weight for record in directory.peers.values()):
                 return
             await asyncio.sleep(0.25)
 
@@ -262,15 +238,15 @@ class AgentSession:
 
 async def save_outer_state(rounds: Rounds, path: Path) -> Saved:
     """Write the outer state and the chain that leads to it into `path` (a checkpoint being made)."""
-    state = rounds.state
+    state = rounds.keeper.state
 
     def write() -> None:
         tensors = {"anchor": state.anchor, **{f"buffer{i}": buffer for i, buffer in enumerate(state.buffers)}}
         save_file(tensors, path / "outer.safetensors")
-        (path / "chain.jsonl").write_bytes(rounds.history.chain_path.read_bytes())
+        (path / "chain.jsonl").write_bytes(rounds.keeper.history.chain_path.read_bytes())
 
     problem = None
-    async with rounds.still():
+    async with rounds.keeper.still():
         try:
             await asyncio.to_thread(write)
         except OSError as error:

@@ -199,7 +199,7 @@ def test_members_go_on_without_the_bootstrap_and_find_it_again(make_swarm: MakeS
     swarm.drive(lambda: all_at(members, 4))
     again = swarm.bootstrap(port=port)
     assert again.address == address
-    swarm.drive(lambda: all("again" in member.log_text() for member in members), 60.0)
+    swarm.drive(lambda: all("reached" in member.log_text() for member in members), 60.0)
     (late,) = swarm.add("late")
     assert late.round >= 4
 

@@ -13,7 +13,9 @@ from peer.protocol.identity import Identity
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm.matchmaking import JOIN_DOMAIN, Matchmaker, Position, Self
+from peer.swarm.keeper import Position
+from peer.swarm.matchmaking import Matchmaker, Self
+from peer.swarm.roster import JOIN_DOMAIN
 from tests.swarm.runs import RUN
 
 NOMINAL = 1000
@@ -82,7 +84,7 @@ class Member:
     def commit(self, group, lineage_id):
         """One round further with this group."""
         self.position = Position(self.position.round + 1, lineage_id, self.position.weight + 100)
-        self.matchmaker.committed(group, lineage_id)
+        self.matchmaker.committed(group)
 
     async def hand_in(self, leader, sealed):
         """Open a stream to a leader and hand in any bytes as a join."""

@@ -8,7 +8,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import Kind
-from peer.swarm.matchmaking import RosterMessage, roster_key
+from peer.swarm.roster import RosterMessage, roster_key
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of
 
@@ -63,7 +63,7 @@ def hostile_answers(me, mine, peer_id):
         "is for another round": ordered(mine, peer_id, me, run_id="f" * 64),
         "members twice or out of order": roster(mine, mine, join_of(me)[0]),
         "no valid signature": roster(mine, join_of(me)[0][:-1] + b" "),
-        "non-hexadecimal": (Kind.ROSTER, b'{"joins":["xx","yy"]}'),
+        "not hexadecimal": (Kind.ROSTER, b'{"joins":["xx","yy"]}'),
         "malformed RosterMessage": (Kind.ROSTER, b"[" * 60_000),
         "malformed RejectMessage": (Kind.REJECT, b'{"reason":"dislike"}'),
         "expected ROSTER or REJECT": (Kind.END, b""),

@@ -8,7 +8,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm import matchmaking
-from peer.swarm.matchmaking import roster_key
+from peer.swarm.roster import roster_key
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
 

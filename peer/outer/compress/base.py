@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from peer.errors import AtollError, ProtocolError
 
 Payload = bytes | bytearray | memoryview
+Read = Callable[[int, int], Tensor]
 
 
 class PayloadError(ProtocolError):
@@ -37,6 +39,18 @@ class Compressor(Protocol):
 
         Raises:
             NonFiniteError: `x` holds NaN or infinity (it is a ValueError too).
+        """
+
+    def encode_ranges(self, n: int, read: Read) -> bytes:
+        """`encode` of a vector that need not exist as a whole, with temporaries of a few MB whatever n is.
+
+        Args:
+            n: elements of the vector.
+            read: (start, stop) -> elements [start, stop) as fp32 [stop - start]. It is called once for each of the
+                consecutive ranges that make up [0, n); `start` is a multiple of `block`, `stop` too or n.
+
+        Raises:
+            NonFiniteError: see `encode`.
         """
 
     def decode(self, payload: Payload, n: int) -> Tensor:

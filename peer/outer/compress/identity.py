@@ -12,11 +12,14 @@ from peer.outer.compress.base import (
     NonFiniteError,
     Payload,
     PayloadError,
+    Read,
     check_length,
     check_range,
     check_vector,
     is_finite,
 )
+
+_GROUP_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,20 @@ class Fp32:
     def encode(self, x: Tensor) -> bytes:
         """See `Compressor.encode`."""
         check_vector(x)
-        if not is_finite(x):
-            raise NonFiniteError(f"cannot encode {x.numel()} values: some are NaN or infinite")
-        return x.detach().numpy().astype("<f4", copy=False).tobytes()
+        return self.encode_ranges(x.numel(), lambda start, stop: x[start:stop])
+
+    def encode_ranges(self, n: int, read: Read) -> bytes:
+        """See `Compressor.encode_ranges`."""
+        payload = bytearray(self.wire_bytes(n))
+        values = np.frombuffer(payload, "<f4")
+        for start in range(0, n, _GROUP_ELEMENTS):
+            stop = min(start + _GROUP_ELEMENTS, n)
+            x = read(start, stop)
+            check_vector(x)
+            if not is_finite(x):
+                raise NonFiniteError(f"cannot encode {n} values: some of [{start}, {stop}) are NaN or infinite")
+            values[start:stop] = x.detach().numpy()
+        return bytes(payload)
 
     def decode(self, payload: Payload, n: int) -> Tensor:
         """See `Compressor.decode`."""

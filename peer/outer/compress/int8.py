@@ -14,7 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.compress.base import NonFiniteError, Payload, PayloadError, check_length, check_range, check_vector
+from peer.outer.compress.base import (
+    NonFiniteError,
+    Payload,
+    PayloadError,
+    Read,
+    check_length,
+    check_range,
+    check_vector,
+)
 
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32
@@ -40,20 +48,29 @@ class BlockInt8:
     def encode(self, x: Tensor) -> bytes:
         """See `Compressor.encode`."""
         check_vector(x)
-        n, num_full = x.numel(), x.numel() // self.block
+        return self.encode_ranges(x.numel(), lambda start, stop: x[start:stop])
+
+    def encode_ranges(self, n: int, read: Read) -> bytes:
+        """See `Compressor.encode_ranges`."""
         scales = torch.empty(self._num_blocks(n))
         payload = bytearray(self.wire_bytes(n))
         if n == 0:
             return bytes(payload)
         values = torch.frombuffer(payload, dtype=torch.int8, count=n, offset=4 * scales.numel())
-        rows = max(1, _GROUP_ELEMENTS // self.block)
-        for first in range(0, num_full, rows):
-            last = min(first + rows, num_full)
-            group = slice(first * self.block, last * self.block)
-            _quantize(x[group].view(-1, self.block), scales[first:last], values[group].view(-1, self.block))
-        if n % self.block:
-            tail = slice(num_full * self.block, n)
-            _quantize(x[tail].view(1, -1), scales[num_full:], values[tail].view(1, -1))
+        group = max(1, _GROUP_ELEMENTS // self.block) * self.block
+        for start in range(0, n, group):
+            stop = min(start + group, n)
+            x = read(start, stop)
+            check_vector(x)
+            full = (stop - start) // self.block * self.block
+            cut = start // self.block + full // self.block
+            rows, tail = slice(start, start + full), slice(start + full, stop)
+            if full:
+                _quantize(
+                    x[:full].view(-1, self.block), scales[start // self.block : cut], values[rows].view(-1, self.block)
+                )
+            if full < x.numel():
+                _quantize(x[full:].view(1, -1), scales[cut:], values[tail].view(1, -1))
         payload[: 4 * scales.numel()] = scales.numpy().astype("<f4", copy=False).tobytes()
         return bytes(payload)
 

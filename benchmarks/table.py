@@ -1,0 +1,64 @@
+"""docs/results/README.md from the reports beside it: `python -m benchmarks.table`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path("docs/results")
+INTRODUCTION = """\
+# Results
+
+Written by `make bench`, which runs every command below and then `python -m benchmarks.table`. Each table is one run;
+the JSON file beside it holds the raw samples, the seed and the machine. The peers of a benchmark share one machine,
+so that every second below includes their competition for its cores.
+"""
+
+
+def main() -> None:
+    """Read every report in the folder, write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
+    folder = parser.parse_args().folder
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    (folder / "README.md").write_text(page(reports))
+
+
+def page(reports: Sequence[dict[str, Any]]) -> str:
+    """The whole page as Markdown."""
+    return "\n".join([INTRODUCTION, *map(section, reports)])
+
+
+def section(report: dict[str, Any]) -> str:
+    """One report as Markdown."""
+    machine = report["machine"]
+    lines = [
+        f"## {report['benchmark']}",
+        "",
+        f"{report['about']}. Raw samples: [{report['benchmark']}.json]({report['benchmark']}.json).",
+        "",
+        f"    {report['command']}",
+        "",
+        "| figure | value | target | met |",
+        "|---|---|---|---|",
+        *map(_row, report["figures"]),
+        "",
+        f"Machine: {machine['cores']} shared cores ({machine['cpu']}), {machine['memory_gb']:g} GB, "
+        f"Python {machine['python']}, torch {machine['torch']}; load average {machine['load_average_1_min']:.1f} at "
+        f"the end of the run. Seed {report['seed']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(figure: dict[str, Any]) -> str:
+    met = {True: "yes", False: "**no**", None: ""}[figure["met"]]
+    value = f"{figure['value']:.4g} {figure['unit']}".rstrip()
+    return f"| {figure['name']} | {value} | {figure['target']} | {met} |"
+
+
+if __name__ == "__main__":
+    main()

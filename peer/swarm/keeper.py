@@ -1,0 +1,123 @@
+"""The outer state of this peer, kept whole: shared memory, head, chain and snapshot file change together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.link.memory import Head, SharedState
+from peer.outer.state import OuterState, Update
+from peer.protocol.lineage import Certificate
+from peer.swarm.history import History, SnapshotFile, load_snapshot
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a peer stands: rounds applied, the lineage id they lead to, the tokens committed on the way."""
+
+    round: int
+    lineage_id: str
+    weight: int
+
+
+class Keeper:
+    """Owns every change of the outer state.
+
+    Args:
+        memory: the shared memory that the state's tensors lie in.
+        state: the outer state.
+        history: its chain and updates.
+
+    Attributes:
+        valid: the state is whole. False before the first valid state, and for the moment of a change.
+        position: where this peer stands; during a change, still where it stood.
+    """
+
+    def __init__(self, memory: SharedState, state: OuterState, history: History) -> None:
+        self.memory, self.state, self.history = memory, state, history
+        self.valid = False
+        self.position = Position(0, history.genesis, 0)
+        self._lock = asyncio.Lock()
+        self._snapshot_file: SnapshotFile | None = None
+
+    def restore(self, chains: list[Path]) -> Head | None:
+        """Take up what the shared memory holds: a state with a head, whose chain is in one of the files, or genesis.
+
+        Returns:
+            the head of a state that was taken up; None for genesis, and when the state does not verify (`valid`
+            tells).
+        """
+        head, digest = self.memory.head, self.state.digest()
+        if (
+            head is not None
+            and digest == head.state_digest
+            and any(self.history.load(path, head.lineage_id) for path in chains)
+        ):
+            self.state.round, self.state.lineage_id = head.round, head.lineage_id
+            self._settle()
+            return head
+        if head is not None:
+            log.warning("the state of round %d does not verify; taking another from the swarm", head.round)
+        self.history.replace([])
+        self.memory.head = None
+        if digest == self.history.genesis:
+            self._settle()
+        return None
+
+    async def apply(self, update: Update, certificate: Certificate, contributed: int | None) -> None:
+        """Apply a certified update; `contributed` is the snapshot of this peer that went into it."""
+        link = certificate.link
+        async with self._lock:
+            await asyncio.to_thread(self.history.append, certificate, update.payload)
+            self._unsettle()
+            await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
+            self._write_head(link.state_digest, contributed)
+
+    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+        """Take a verified snapshot file as the state, and its verified chain."""
+        async with self._lock:
+            self._unsettle()
+            await asyncio.to_thread(load_snapshot, path, self.state)
+            self.state.round = len(chain)
+            self.state.lineage_id = chain[-1].link.id if chain else self.history.genesis
+            await asyncio.to_thread(self.history.replace, chain)
+            self._write_head(await asyncio.to_thread(self.state.digest), None)
+        path.unlink()
+
+    async def snapshot(self) -> SnapshotFile | None:
+        """The current state as a file, for joiners; None while there is no valid state."""
+        async with self._lock:
+            if not self.valid:
+                return None
+            current = self._snapshot_file
+            if current is None or current.meta.lineage_id != self.state.lineage_id:
+                path = self.history.folder / "snapshot.bin"
+                current = await asyncio.to_thread(SnapshotFile.write, path, self.state)
+                self._snapshot_file = current
+            return current
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Hold the outer state still: nothing changes inside."""
+        async with self._lock:
+            yield
+
+    def _unsettle(self) -> None:
+        self.memory.head = None
+        self.valid = False
+
+    def _write_head(self, digest: str, contributed: int | None) -> None:
+        self.memory.head = Head(
+            round=self.state.round, lineage_id=self.state.lineage_id, state_digest=digest, contributed=contributed
+        )
+        self._settle()
+
+    def _settle(self) -> None:
+        self.valid = True
+        self.position = Position(self.state.round, self.state.lineage_id, self.history.weight)

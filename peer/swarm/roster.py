@@ -1,0 +1,100 @@
+"""Joins and rosters: what makes one valid, and the group that follows from it. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from pydantic import Field
+
+from peer.errors import ProtocolError
+from peer.outer.round import Group
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import Member
+from peer.protocol.manifest import RoundSpec, Spec
+from peer.protocol.records import dump_json, open_sealed, parse_json, seal
+from peer.protocol.wire import JoinMessage, group_id
+from peer.swarm.keeper import Position
+
+JOIN_DOMAIN = "join"
+Joins = list[tuple[str, JoinMessage]]
+
+
+class RosterMessage(Spec):
+    """The leader's roster: every member's sealed join, hex, in roster order."""
+
+    joins: Annotated[tuple[str, ...], Field(min_length=2, max_length=64)]
+
+
+def roster_key(parent: str, peer_id: str) -> bytes:
+    """Order of a roster: changes every round, so that no peer always reduces the same part."""
+    return hashlib.sha256(f"{parent} {peer_id}".encode()).digest()
+
+
+class Rosters:
+    """Makes and checks joins, rosters and groups of one run.
+
+    Args:
+        identity: this peer.
+        run_id, rounds: the run and its group limits.
+        nominal_tokens: tokens of one regular contribution: the cap of every weight.
+    """
+
+    def __init__(self, identity: Identity, run_id: str, rounds: RoundSpec, nominal_tokens: int) -> None:
+        self._identity, self._run_id, self._rounds = identity, run_id, rounds
+        self._nominal_tokens = nominal_tokens
+
+    def join(self, position: Position, tokens: int) -> tuple[JoinMessage, bytes]:
+        """This peer's join for the next round at `position`, and the same sealed."""
+        join = JoinMessage(run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=tokens)
+        return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
+
+    def open_join(self, sealed: bytes, remote: str, position: Position) -> JoinMessage:
+        """A join that `remote` hands in; raises ProtocolError when it is not its own, or for no round that can be."""
+        signer, payload = open_sealed(JOIN_DOMAIN, sealed)
+        join = parse_json(JoinMessage, payload)
+        if signer != remote or join.run_id != self._run_id:
+            raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
+        if join.fragment != 0 or (join.parent == position.lineage_id and join.round != position.round):
+            raise ProtocolError(f"{remote} wants fragment {join.fragment} of round {join.round}, which does not exist")
+        return join
+
+    def write(self, joins: dict[str, tuple[bytes, JoinMessage]], parent: str) -> tuple[RosterMessage, Group]:
+        """The roster of these members (peer id -> sealed join, join), in its order, and its group."""
+        order = sorted(joins, key=lambda peer_id: roster_key(parent, peer_id))
+        message = RosterMessage(joins=tuple(joins[peer_id][0].hex() for peer_id in order))
+        return message, self._group([(peer_id, joins[peer_id][1]) for peer_id in order])
+
+    def read(self, body: bytes, sealed: bytes, mine: JoinMessage, leader: str) -> Group:
+        """The group of a roster that `leader` sent; raises ProtocolError unless every rule holds."""
+        roster = parse_json(RosterMessage, body)
+        joins: Joins = []
+        for text in roster.joins:
+            try:
+                signer, payload = open_sealed(JOIN_DOMAIN, bytes.fromhex(text))
+            except ValueError:
+                raise ProtocolError("a join that is not hexadecimal") from None
+            joins.append((signer, parse_json(JoinMessage, payload)))
+        self._check(joins, mine, leader, sealed.hex() in roster.joins)
+        return self._group(joins)
+
+    def _check(self, joins: Joins, mine: JoinMessage, leader: str, holds_mine: bool) -> None:
+        peer_ids = [peer_id for peer_id, _ in joins]
+        if not holds_mine or leader not in peer_ids:
+            raise ProtocolError("it lacks this peer's own join or the leader's")
+        if not self._rounds.min_group <= len(joins) <= self._rounds.max_group:
+            raise ProtocolError(f"{len(joins)} members; the run allows {self._rounds.max_group}")
+        if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
+            raise ProtocolError("members twice or out of order")
+        for peer_id, join in joins:
+            if join.model_copy(update={"tokens": mine.tokens}) != mine:
+                raise ProtocolError(f"the join of {peer_id} is for another round")
+
+    def _group(self, joins: Joins) -> Group:
+        peer_ids = [peer_id for peer_id, _ in joins]
+        members = tuple(
+            Member(peer_id=peer_id, tokens=min(join.tokens, self._nominal_tokens)) for peer_id, join in joins
+        )
+        index = peer_ids.index(self._identity.peer_id)
+        identifier = group_id([join for _, join in joins], peer_ids)
+        return Group(identifier, joins[index][1], members, index)

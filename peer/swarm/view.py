@@ -1,0 +1,65 @@
+"""Who this peer takes to be there, at its lineage id, and leading: the directory, corrected by what it saw itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from peer.swarm.directory import Directory
+from peer.swarm.keeper import Position
+
+GONE_FOR_S = 6.0
+
+
+class View:
+    """Directory records lag by seconds; the last roster, answers and broken streams do not.
+
+    Args:
+        own_id: this peer.
+        run_id: mixes the leaders' order.
+        directory: live peers by their own account.
+        position: where this peer stands.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        own_id: str,
+        run_id: str,
+        directory: Directory,
+        position: Callable[[], Position],
+        clock: Callable[[], float],
+    ) -> None:
+        self._own_id, self._run_id, self._directory = own_id, run_id, directory
+        self._position, self._clock = position, clock
+        self._gone: dict[str, float] = {}
+        self._companions: tuple[str, frozenset[str]] = ("", frozenset())
+
+    def expected(self) -> list[str]:
+        """Live peers that train, as far as the directory has heard."""
+        now = self._clock()
+        self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
+        peers = self._directory.peers.items()
+        return [peer_id for peer_id, record in peers if record.state == "training" and peer_id not in self._gone]
+
+    def leader(self) -> str:
+        """The lowest hash among this peer and those that are known to be at its lineage id."""
+        lineage_id, known = self._position().lineage_id, self._known()
+        peers = self._directory.peers
+        level = [p for p in self.expected() if p in known or peers[p].lineage_id == lineage_id]
+        return min([self._own_id, *level], key=self._rank)
+
+    def learn(self, *peer_ids: str) -> None:
+        """These have shown that they stand at our lineage id."""
+        self._companions = (self._position().lineage_id, self._known().union(peer_ids))
+
+    def avoid(self, peer_id: str) -> None:
+        """Neither follow nor expect this peer for some seconds."""
+        self._gone[peer_id] = self._clock() + GONE_FOR_S
+
+    def _known(self) -> frozenset[str]:
+        lineage_id, companions = self._companions
+        return companions if lineage_id == self._position().lineage_id else frozenset()
+
+    def _rank(self, peer_id: str) -> bytes:
+        return hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()

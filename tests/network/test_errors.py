@@ -1,0 +1,294 @@
+"""Whatever a person can mend is said in their words: exit code 2, no traceback, the value, the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.checkpoint.store import write_checkpoint
+from tests.network.harness import MANIFEST, BootstrapProcess
+from tests.network.processes import LOOPBACK, JoinedPeer, alive, descendants, environment, run, until
+from tests.network.publisher import GIANT
+
+SMALL = MANIFEST.format(hidden=16, steps=5, wait=5.0, total="")
+WIDE = SMALL
+for key, old in (("hidden_size", 16), ("intermediate_size", 16), ("num_hidden_layers", 1)):
+    WIDE = WIDE.replace(f"{key}: {old}", f"{key}: {GIANT[key]}")
+PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A command that a person typed wrongly: `<dead>`, `<busy>` (a port), `<here>` (a folder) are filled in."""
+
+    line: str
+    says: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+BEFORE_THE_NETWORK = {
+    "unknown key in the settings file": Case(
+        line="join <dead> --config <here>/s.yaml", files={"s.yaml": "save_step: 5\n"},
+        says=("unknown setting save_step in <here>/s.yaml", "did you mean 'save_steps'?")),
+    "bad value in the settings file": Case(
+        line="join <dead> --config <here>/s.yaml", files={"s.yaml": "save_total_limit: 0\n"},
+        says=("save_total_limit=0 in <here>/s.yaml", "greater than or equal to 1")),
+    "settings file that is absent": Case(
+        line="join <dead> --config <here>/s.yaml", says=("cannot read the settings file <here>/s.yaml", "--config")),
+    "unknown variable": Case(
+        line="join <dead>", env={"ATOLL_SAVE_STEP": "5"}, says=("ATOLL_SAVE_STEP", "did you mean 'save_steps'?")),
+    "bad value in a variable": Case(
+        line="join <dead>", env={"ATOLL_SAVE_STEPS": "-1"}, says=("ATOLL_SAVE_STEPS='-1'", "or equal to 0")),
+    "bad value of a flag": Case(
+        line="join <dead> --max-rounds 0", says=("--max-rounds='0'", "greater than or equal to 1")),
+    "malformed address": Case(
+        line="join /ip4/127.0.0.1/tcp/1", says=("/ip4/127.0.0.1/tcp/1", "/p2p/")),
+    "address that is no address": Case(
+        line="join localhost:31337", says=("localhost:31337", "/ip4/203.0.113.7/tcp/31337/p2p/")),
+    "unreachable address": Case(
+        line="join <dead> --output-dir <here>/out",
+        says=("cannot join", "<dead>", "connection refused", "Check that the port is open", "(tried 3 times)")),
+    "port in use": Case(
+        line="join <dead> --output-dir <here>/out --host-maddrs /ip4/127.0.0.1/tcp/<busy>",
+        says=("port <busy> is in use", "--host-maddrs")),
+    "file in place of the output folder": Case(
+        line="join <dead> --output-dir <here>/out", files={"out": ""},
+        says=("output_dir=<here>/out: is a file", "--output-dir")),
+    "output folder below a file": Case(
+        line="join <dead> --output-dir <here>/file/out", files={"file": ""},
+        says=("output_dir=<here>/file/out: cannot be written to", "--output-dir")),
+    "output folder where nothing can be made": Case(
+        line="join <dead> --output-dir /proc/atoll", says=("output_dir=/proc/atoll", "--output-dir")),
+    "damaged identity": Case(
+        line="join <dead> --output-dir <here>", files={"identity.key": "not a key"},
+        says=("identity file <here>/identity.key is damaged", "move it away")),
+    "identity for everybody to read": Case(
+        line="join <dead> --output-dir <here> --identity-path <here>/open.key", files={"open.key": "0644"},
+        says=("<here>/open.key has mode 0644", "chmod 600")),
+    "checkpoint that is absent": Case(
+        line="join <dead> --output-dir <here> --resume-from-checkpoint <here>/old",
+        says=("resume_from_checkpoint=<here>/old: no such folder", "--resume-from-checkpoint alone")),
+    "no command": Case(line="", says=("COMMAND",)),
+    "unknown flag": Case(line="join <dead> --save-stepz 1", says=("--save-stepz",)),
+}  # fmt: skip
+
+BOOTSTRAP = {
+    "unknown key in the manifest": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL.replace("batch_sequences", "batch_sequence")},
+        says=("unknown key 'inner.batch_sequence'", "did you mean 'batch_sequences'?")),
+    "bad value in the manifest": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL.replace("outer_momentum: 0.6", "outer_momentum: 1.5")},
+        says=("recipe.outer_momentum=1.5", "less than 1")),
+    "manifest of another version": Case(
+        line="<here>/run.yaml", files={"run.yaml": "protocol: 999\n" + SMALL},
+        says=("uses protocol version 999; this atoll speaks 1", "upgrade atoll")),
+    "manifest that is not text": Case(
+        line="<here>/run.yaml", files={"run.yaml": "\0\1"}, says=("<here>/run.yaml cannot be read",)),
+    "manifest that is absent": Case(
+        line="<here>/run.yaml", says=("cannot read the manifest <here>/run.yaml: No such file", "configs/runs/")),
+    "model that does not fit": Case(
+        line="<here>/run.yaml", files={"run.yaml": WIDE},
+        says=("a model of 1340050.3M parameters needs 14976.23 GiB", "GiB free", "smaller model")),
+    "port in use": Case(
+        line="<here>/run.yaml --host-maddrs /ip4/127.0.0.1/tcp/<busy>", files={"run.yaml": SMALL},
+        says=("port <busy> is in use", "--host-maddrs")),
+    "malformed address": Case(
+        line="<here>/run.yaml --initial-peers nowhere", files={"run.yaml": SMALL}, says=("nowhere", "/p2p/")),
+    "file in place of the state folder": Case(
+        line="<here>/run.yaml --state-dir <here>/file", files={"run.yaml": SMALL, "file": ""},
+        says=("state_dir=<here>/file: is a file", "--state-dir")),
+    "damaged identity": Case(
+        line="<here>/run.yaml --identity-path <here>/key", files={"run.yaml": SMALL, "key": "not a key"},
+        says=("identity file <here>/key is damaged", "move it away")),
+    "unreachable address": Case(
+        line="<here>/run.yaml --initial-peers <dead>", files={"run.yaml": SMALL},
+        says=("cannot join", "<dead>", "connection refused", "Check that the port is open")),
+}  # fmt: skip
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check(case: Case, module: str, folder: Path, busy: int, extra: list[str]) -> None:
+    """Run the case and compare what it says."""
+    for name, content in case.files.items():
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o644 if content == "0644" else 0o600)
+    places = {
+        "<here>": str(folder), "<busy>": str(busy), "<dead>": f"/ip4/127.0.0.1/tcp/{_free_port()}/p2p/{PEER_ID}",
+    }  # fmt: skip
+
+    def filled(text: str) -> str:
+        for mark, value in places.items():
+            text = text.replace(mark, value)
+        return text
+
+    code, said = run(module, [*filled(case.line).split(), *extra], case.env)
+    assert code == 2, said
+    assert "Traceback" not in said
+    for phrase in map(filled, case.says):
+        assert phrase in said
+
+
+@pytest.mark.parametrize("name", BEFORE_THE_NETWORK)
+def test_join_says_what_is_wrong_before_it_touches_the_network(
+    name: str, tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATOLL_CONFIG", raising=False)
+    began = time.monotonic()
+    check(BEFORE_THE_NETWORK[name], "peer.cli", tmp_path, listener.getsockname()[1], [])
+    assert time.monotonic() - began < 30.0
+
+
+@pytest.mark.parametrize("name", BOOTSTRAP)
+def test_bootstrap_says_what_is_wrong(name: str, tmp_path: Path, listener: socket.socket) -> None:
+    case = BOOTSTRAP[name]
+    extra = [] if "--state-dir" in case.line else ["--state-dir", str(tmp_path / "state")]
+    extra += [] if "--host-maddrs" in case.line else ["--host-maddrs", LOOPBACK]
+    check(case, "bootstrap.cli", tmp_path, listener.getsockname()[1], extra)
+
+
+# -- what only a swarm can tell ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Addresses of live nodes by name, and a peer that trains."""
+
+    folder: Path
+    bootstrap: BootstrapProcess
+    addresses: dict[str, str]
+    resident: JoinedPeer
+
+    def fill(self, text: str, here: Path) -> str:
+        marks = {"<here>": str(here), "<resident>": str(self.resident.folder), "<run>": self.bootstrap.run_id[:16]}
+        marks["<hash>"] = self.bootstrap.run_id
+        marks["<id>"] = self.resident.events("start")[0]["peer_id"]
+        marks |= {f"<{name}>": address for name, address in self.addresses.items()}
+        for mark, value in marks.items():
+            text = text.replace(mark, value)
+        return text
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    folder = tmp_path_factory.mktemp("swarm")
+    (folder / "run.yaml").write_text(SMALL)
+    command = [sys.executable, "-m", "tests.network.publisher", str(folder), str(folder / "run.yaml")]
+    publisher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment())
+    bootstrap = BootstrapProcess(folder / "bootstrap", SMALL)
+    resident = JoinedPeer(folder / "resident", bootstrap.address)
+    assert publisher.stdout is not None
+    addresses = {"live": bootstrap.address, **json.loads(publisher.stdout.readline())}
+    resident.wait_for(lambda: resident.step > 0)
+    resident.process.send_signal(signal.SIGSTOP)  # its agent stays in the swarm; the processor is for the tests
+    yield Places(folder=folder, bootstrap=bootstrap, addresses=addresses, resident=resident)
+    resident.close()
+    bootstrap.close()
+    publisher.kill()
+    publisher.wait()
+
+
+def _empty_folder(here: Path, _: Places) -> None:
+    (here / "nothing").mkdir()
+
+
+def _copied_key(here: Path, places: Places) -> None:
+    shutil.copy(places.resident.identity, here / "copy.key")  # with its mode
+
+
+def _foreign_checkpoint(here: Path, _: Places) -> None:
+    write_checkpoint(here / "old", 3, {"inner": {"parameters": torch.zeros(1)}}, {"run_id": "f" * 64})
+
+
+def _nothing(here: Path, _: Places) -> None:
+    assert here.is_dir()
+
+
+IN_THE_SWARM = {
+    "manifest hash mismatch": (
+        _nothing, f"<live> --run-id {'0' * 64}",
+        ("manifest hash mismatch: the swarm runs <hash>, not 0000000000", "check --run-id")),
+    "incompatible protocol version": (
+        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 1", "upgrade atoll")),
+    "no manifest": (
+        _nothing, "<empty>", ("holds no manifest (waited 10 s)", "the address that of an Atoll bootstrap")),
+    "identity in use on this machine": (
+        _nothing, "<live> --identity-path <resident>/identity.key",
+        ("identity in use: <resident>/identity.key belongs to process", "--output-dir")),
+    "identity in use elsewhere": (
+        _copied_key, "<live> --identity-path <here>/copy.key",
+        ("identity in use: a live peer already has the id <id>", "--identity-path")),
+    "empty data set": (
+        _empty_folder, "<live> --train-files <here>/nothing",
+        ("train_files '<here>/nothing' matches no file", "takes files, folders and globs")),
+    "model that does not fit": (
+        _nothing, "<giant>",
+        ("a model of 1340050.3M parameters needs 34944.53 GiB", "GiB free", "smaller model")),
+    "device that is not there": (
+        _nothing, "<live> --device cuda:9", ("device='cuda:9' is not available: this torch sees", "use auto, cpu")),
+    "checkpoint of another run": (
+        _foreign_checkpoint, "<live> --resume-from-checkpoint <here>/old/checkpoint-3",
+        ("belongs to run ffffffffffffffff, not <run>", "without --resume-from-checkpoint")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_THE_SWARM)
+def test_join_says_what_is_wrong_with_the_run(name: str, tmp_path: Path, places: Places) -> None:
+    prepare, line, says = IN_THE_SWARM[name]
+    prepare(tmp_path, places)
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 100)
+    own = [] if "--train-files" in line else ["--train-files", str(text)]
+    folder = ["--output-dir", str(tmp_path / "out"), "--host-maddrs", LOOPBACK]
+    began = time.monotonic()
+    code, said = run("peer.cli", ["join", *places.fill(line, tmp_path).split(), *folder, *own])
+    assert code == 2, said
+    assert "Traceback" not in said
+    flat = " ".join(said.split())
+    for phrase in says:
+        assert places.fill(phrase, tmp_path) in flat
+    assert time.monotonic() - began < 60.0
+    assert places.resident.process.poll() is None  # and nobody else was disturbed
+
+
+@pytest.mark.parametrize("moment", ["while it imports", "while it looks for the run"])
+def test_ctrl_c_while_starting_leaves_nothing_alive(moment: str, tmp_path: Path, places: Places) -> None:
+    peer = JoinedPeer(tmp_path / "early", places.addresses["empty"])
+    begun = {
+        "while it imports": lambda: peer.identity.with_name("identity.key.lock").exists(),
+        "while it looks for the run": lambda: peer.daemon is not None,
+    }[moment]
+    try:
+        peer.wait_for(begun)
+        family = descendants(peer.process.pid)
+        assert len(family) == (0 if moment == "while it imports" else 2)
+        peer.signal(signal.SIGINT)
+        assert peer.process.wait(10.0) == 130
+        until(lambda: not any(map(alive, family)), 5.0, lambda: family)
+        assert "Traceback" not in peer.log_text()
+    finally:
+        peer.close()

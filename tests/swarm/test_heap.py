@@ -1,0 +1,37 @@
+"""Memory that was freed goes back to the system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# After one large block was freed, glibc would take the next from its heap, where a later small block holds it fast.
+PROGRAM = """
+import ctypes, re
+from peer.swarm.heap import return_large_blocks
+
+def resident_kb():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+
+def block(size):
+    address = libc.malloc(ctypes.c_size_t(size))
+    ctypes.memset(address, 1, size)
+    return address
+
+return_large_blocks()
+libc.free(block(16 << 20))
+large = block(8 << 20)
+small = [block(100_000) for _ in range(20)]
+before = resident_kb()
+libc.free(large)
+print(before - resident_kb())
+"""
+
+
+def test_a_large_block_is_returned_even_below_small_ones() -> None:
+    finished = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert int(finished.stdout) > 7 * 1024

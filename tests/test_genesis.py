@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from peer.errors import UserError
+from peer.genesis import checked_genesis
+from peer.protocol.manifest import RunManifest, parse_manifest
+from tests.network.harness import MANIFEST
+
+SMALL = MANIFEST.format(hidden=16, steps=5, wait=5.0, total="")
+
+
+def manifest(old: str = "", new: str = "") -> RunManifest:
+    assert old in SMALL
+    return parse_manifest(SMALL.replace(old, new), "run.yaml")
+
+
+def test_the_first_state_follows_from_the_manifest_alone():
+    one, two = checked_genesis(manifest()), checked_genesis(manifest())
+    assert one.digest() == two.digest()
+    assert one.numel == 264 * 16 + 16 * (4 * 16 + 3 * 16) + 3 * 16  # embedding, attention and mlp, norms
+    assert [float(buffer.abs().sum()) for buffer in one.buffers] == [0.0]
+    assert checked_genesis(manifest("seed: 3", "seed: 4")).digest() != one.digest()
+    assert torch.isfinite(one.anchor).all()
+
+
+@pytest.mark.parametrize(("old", "new", "what"), [
+    ("architecture: llama", "architecture: lama", "unknown model architecture 'lama'"),
+    ("name: diloco", "name: diloca", "diloca"),
+    ("sequence_length: 8", "sequence_length: 65", "sequence_length=65 is above .*max_position_embeddings=64"),
+    ("hidden_size: 16", "hidden_size: 1048576", "a model of .* needs .* GiB; .* GiB free on cpu"),
+])
+def test_what_no_peer_could_join_is_refused_by_the_bootstrap_already(old, new, what):
+    with pytest.raises(UserError, match=what):
+        checked_genesis(manifest(old, new))

@@ -27,7 +27,7 @@ demo: env ## a bootstrap and several peers on this machine (REPORT=file.json kee
 
 lint: env ## style, types, import floors, spelling
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict peer bootstrap
+	$(BIN)/mypy --strict peer bootstrap benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
@@ -35,8 +35,10 @@ test: lint ## lint, then all tests; the real swarms of tests/network run one at 
 	$(BIN)/pytest tests -x -q -n $(WORKERS) --ignore=tests/network
 	$(BIN)/pytest tests/network -x -q
 
-bench: env ## the headline numbers: every script in benchmarks/, one after another
-	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench: env ## the headline numbers, one after another (about six minutes on two cores), into docs/results/
+	@set -e; for name in join memory rounds loop; do echo "== $$name"; \
+		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
+	$(BIN)/python -m benchmarks.table
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

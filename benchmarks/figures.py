@@ -7,10 +7,11 @@ import json
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Report:
         about: one sentence: what was measured against what.
         figures: in the order to show them.
         samples: the raw measurements behind the figures.
+        machine: as `describe_machine` gives it.
     """
 
     name: str
@@ -75,7 +77,7 @@ class Report:
     seed: int
     figures: tuple[Figure, ...]
     samples: dict[str, Any]
-    machine: dict[str, Any] = field(default_factory=lambda: describe_machine())
+    machine: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON document."""
@@ -116,7 +118,9 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures depend on, and nothing that names the machine or its owner."""
+    """What the figures depend on, and nothing that names the machine or its owner. Call it before the work begins:
+    the load average then tells what else the machine had to do.
+    """
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu_model(),
@@ -152,14 +156,15 @@ def benchmark_parser(name: str, description: str, epilog: str = "") -> argparse.
 def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace, Say], Report]) -> None:
     """Parse, measure with progress lines on stderr, show, write; exit code 2 on a user's error."""
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that children are ended in order
     torch.set_num_threads(1)
-    began = time.monotonic()
+    machine, began = describe_machine(), time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     try:
-        report = measure(arguments, say)
+        report = replace(measure(arguments, say), machine=machine)
     except UserError as error:
         print(error.render(parser.prog), file=sys.stderr)
         sys.exit(2)

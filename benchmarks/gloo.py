@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from peer.lifetime import children_die_with_us
-
 TIMEOUT_S = 120.0
 WARM_UP = 3
 
@@ -23,7 +21,6 @@ def all_reduce_seconds(numel: int, num_processes: int, repeats: int) -> list[flo
     Raises:
         RuntimeError: a process said nothing in time.
     """
-    children_die_with_us()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
         meeting = f"file://{Path(folder) / 'meeting'}"

@@ -51,8 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
         "then the loop that one writes by hand (forward, backward, clip, AdamW) on a copy of the same model and the\n"
         "same batches. The agent stays up during both; its processor time is reported.",
     )
-    parser.add_argument("--blocks", type=int, default=12, metavar="N", help="blocks of each kind (default: 12)")
-    parser.add_argument("--steps", type=int, default=50, metavar="N", help="steps in a block (default: 50)")
+    parser.add_argument("--blocks", type=int, default=15, metavar="N", help="blocks of each kind (default: 15)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps in a block (default: 20)")
     return parser
 
 

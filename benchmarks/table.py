@@ -47,8 +47,8 @@ def section(report: dict[str, Any]) -> str:
         *map(_row, report["figures"]),
         "",
         f"Machine: {machine['cores']} shared cores ({machine['cpu']}), {machine['memory_gb']:g} GB, "
-        f"Python {machine['python']}, torch {machine['torch']}; load average {machine['load_average_1_min']:.1f} at "
-        f"the end of the run. Seed {report['seed']}.",
+        f"Python {machine['python']}, torch {machine['torch']}; load average {machine['load_average_1_min']:.1f} "
+        f"before the run. Seed {report['seed']}.",
         "",
     ]
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -38,6 +39,7 @@ from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
+OUTER_FILE = "outer.safetensors"
 SETTLED_STEPS = 10**9  # resumed moments need no local warm-up
 
 
@@ -123,7 +125,7 @@ def assemble(
     )
     sync = SwarmSync(
         agent=agent,
-        start=start,
+        start=start.model_copy(update={"run_id": manifest.run_id}),  # a restarted agent joins this run and no other
         mapped=mapped,
         memory=memory,
         replica=replica,
@@ -213,7 +215,10 @@ def _read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | No
             f"the checkpoint {folder} belongs to run {str(state.get('run_id'))[:16]}, not {manifest.run_id[:16]}",
             "join without --resume-from-checkpoint, or give the address of the other run",
         )
-    return Resumed(folder, tensors, state)
+    outer = folder / OUTER_FILE  # written by the agent, verified by its hash like every file
+    if not outer.exists():
+        raise UserError(f"the checkpoint {folder} holds no {OUTER_FILE}", "resume from another checkpoint")
+    return Resumed(folder, {**tensors, "outer": load_file(outer)}, state)
 
 
 def _fill_memory(memory: SharedState, recipe: Recipe, resumed: Resumed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -88,7 +89,11 @@ def _join(arguments: argparse.Namespace) -> int:
         reachable = check_reachable(addresses)
         from peer.life import live  # imports torch and transformers, which takes longer than all checks above
 
-        return live(settings, reachable, identity_path)
+        code = live(settings, reachable, identity_path)
+    # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

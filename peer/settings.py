@@ -94,7 +94,7 @@ class PeerSettings(BaseModel):
     identity_path: UserPath | None = Field(None, description="private key file; unset: identity.key in output_dir")
     nickname: str = Field(
         default_factory=lambda: nickname_from_hostname(socket.gethostname()), pattern=r"^[a-z0-9._-]{1,64}$",
-        description="name of this peer in logs and on the dashboard; unset: from the host's name")
+        description="name of this peer in logs and in the table; unset: from the host's name")
     train_files: Texts = Field((), description="own files, folders or globs to train on; empty: the run's data")
     data_seed: Count | None = Field(None, ge=0, lt=2**31, description="data order; unset: from the identity")
     save_steps: Count = Field(200, ge=0, description="steps between checkpoints; 0: never")

@@ -18,7 +18,9 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 
 
 class Start(Spec):
-    """First message to an agent: where to find the swarm and who this peer is."""
+    """First message to an agent: where to find the swarm and who this peer is. `restarted`: an earlier agent of this
+    trainer had the same identity, so that it need not be asked whether somebody else has it.
+    """
 
     kind: Literal["start"] = "start"
     initial_peers: tuple[str, ...]
@@ -29,6 +31,7 @@ class Start(Spec):
     directory: str
     run_id: str | None = None
     nat_port_map: bool = True
+    restarted: bool = False
 
 
 class Published(Spec):
@@ -104,10 +107,13 @@ class Round(Spec):
 
 
 class Swarm(Spec):
-    """The peers that the directory shows now, this one included, for the live table."""
+    """The peers that the directory shows now, this one included, for the live table; and addresses of those that this
+    peer is connected to, through which a restarted agent finds the swarm while the bootstrap is away.
+    """
 
     kind: Literal["swarm"] = "swarm"
     peers: dict[str, PeerRecord]
+    addresses: tuple[str, ...] = ()
 
 
 class Save(Spec):

@@ -23,6 +23,7 @@ from peer.link.messages import (
     Published,
     Snapshot,
     Start,
+    Swarm,
     WantSnapshot,
 )
 from peer.link.supervisor import AgentGoneError, AgentProcess
@@ -103,6 +104,7 @@ class SwarmSync:
         self._steps_at_snapshot = 0
         self._tokens_before = 0
         self._resumed = False
+        self._known_addresses: tuple[str, ...] = ()
         self._last_progress = float("-inf")
         self._started = clock()
         self._loss: float | None = None
@@ -191,6 +193,8 @@ class SwarmSync:
             elif isinstance(message, Published):
                 self.agent.send(self._mapped)
             else:
+                if isinstance(message, Swarm) and message.addresses:
+                    self._known_addresses = message.addresses
                 self._on_message(message)
 
     def _hand_over(self) -> None:
@@ -248,5 +252,7 @@ class SwarmSync:
             return
         log.warning("agent ended (%s); starting another, training goes on", gone)
         self.agent.start()
+        initial_peers = dict.fromkeys((*self._start.initial_peers, *self._known_addresses))
+        again = self._start.model_copy(update={"initial_peers": tuple(initial_peers), "restarted": True})
         with contextlib.suppress(AgentGoneError):  # gone again already: the next step sees it
-            self.agent.send(self._start)
+            self.agent.send(again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import random
 import signal
 import socket
@@ -39,19 +40,23 @@ def main() -> None:
     uvloop.install()
     channel = socket.socket(fileno=arguments.channel)
 
-    async def run() -> int:
+    async def run() -> None:
         from peer.swarm.session import AgentSession, Channel
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
         link = await Channel.over(channel)
         try:
-            return await AgentSession(link, arguments.memory, random.Random()).run()
+            code = await AgentSession(link, arguments.memory, random.Random()).run()
         except UserError as error:
             link.tell(Fatal(what=error.what, hint=error.hint))
             await link.flush()
-            return 2
+            code = 2
+        # Returning would cancel every task once and wait for all; one that misses it (`wait_for` before Python 3.12
+        # can swallow a cancellation) would keep a useless agent alive, and its trainer from starting another.
+        logging.shutdown()
+        os._exit(code)
 
-    sys.exit(asyncio.run(run()))
+    asyncio.run(run())
 
 
 def _print_tasks() -> None:

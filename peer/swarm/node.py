@@ -32,6 +32,7 @@ OPEN_TIMEOUT_S = 10.0
 RECONNECT_PERIOD_S = 5.0
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
+MAX_ADDRESSES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class NodeConfig:
     announce_maddrs: tuple[str, ...] = ()
     initial_peers: tuple[str, ...] = ()
     nat_port_map: bool = True
+    check_identity: bool = True
 
 
 @dataclass
@@ -121,6 +123,15 @@ class Node:
             raise StreamClosedError(peer_id, f"cannot be reached: {error or type(error).__name__}") from None
         return Stream(peer_id, reader, writer, self.traffic.setdefault(purpose, Traffic()))
 
+    async def addresses(self) -> tuple[str, ...]:
+        """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""
+        try:
+            connected = await asyncio.wait_for(self.p2p.list_peers(), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return ()
+        found = [f"{info.addrs[0]}/p2p/{info.peer_id}" for info in connected if info.addrs]
+        return tuple(found[:MAX_ADDRESSES])
+
     async def connect(self, address: str) -> bool:
         """Make sure of a connection to a known address and of a place in each other's routing tables."""
         peer_id = PeerID.from_base58(Multiaddr(address)["p2p"])
@@ -166,7 +177,7 @@ async def start_node(config: NodeConfig) -> Node:
     """
     existed = config.identity_path.exists()
     identity = load_or_create_identity(config.identity_path)
-    if existed and config.initial_peers:
+    if existed and config.initial_peers and config.check_identity:
         await _refuse_taken_identity(config, identity)
     p2p = await _start_daemon(config, str(config.identity_path))
     try:

@@ -211,7 +211,8 @@ class AgentSession:
     async def _show_swarm(self, directory: Directory, rounds: Rounds, node: Node) -> None:
         while True:
             own = self._describe(directory, rounds, node)
-            self._channel.tell(Swarm(peers={node.peer_id: own, **directory.peers}))
+            peers, addresses = {node.peer_id: own, **directory.peers}, await node.addresses()
+            self._channel.tell(Swarm(peers=peers, addresses=addresses))
             await asyncio.sleep(SWARM_PERIOD_S)
 
     def _describe(self, directory: Directory, rounds: Rounds, node: Node) -> PeerRecord:
@@ -261,4 +262,5 @@ def _node_config(start: Start) -> NodeConfig:
         announce_maddrs=start.announce_maddrs,
         initial_peers=start.initial_peers,
         nat_port_map=start.nat_port_map,
+        check_identity=not start.restarted,
     )

@@ -10,6 +10,8 @@ from peer.link.messages import Anchor, Fatal, Mapped, Merged, Progress, Publishe
 from peer.link.sync import PROGRESS_PERIOD_S
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, STEPS, Peer, Step
 
+AGAIN = START.model_copy(update={"restarted": True})
+
 
 @pytest.fixture
 def make():
@@ -126,7 +128,7 @@ def test_training_goes_on_without_an_agent_and_the_next_one_is_told_everything(p
     peer.agent.sent.clear()
     peer.steps(1)
     assert peer.agent.starts == 2
-    assert peer.agent.sent == [START]
+    assert peer.agent.sent == [AGAIN]
     peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", maddrs=()))
     peer.steps(STEPS)
     assert peer.agent.take(Mapped) == [MAPPED]
@@ -158,7 +160,7 @@ def test_an_agent_that_hangs_is_ended_before_the_next_starts(peer):
     peer.agent.dead = True
     peer.steps(1)
     assert peer.agent.ended == [0.0]
-    assert (peer.agent.starts, peer.agent.sent[-1]) == (2, START)
+    assert (peer.agent.starts, peer.agent.sent[-1]) == (2, AGAIN)
 
 
 def test_a_peer_is_finished_at_the_last_round_of_the_run(make):

@@ -34,6 +34,11 @@ def settled(members: list[Member]) -> bool:
     return len({member.lineage_id for member in members}) == 1 and None not in digests(members)
 
 
+def in_full_rounds(member: Member, members: int) -> bool:
+    """The member's last round had everybody in it."""
+    return bool(member.committed) and len(member.committed[-1].members) == members
+
+
 def test_three_peers_commit_full_rounds_and_arrive_at_the_computed_anchor(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(steps=5, total=80)
     genesis = swarm.bootstrap().genesis()
@@ -155,7 +160,7 @@ def test_a_crashed_agent_is_restarted_and_catches_up(make_swarm: MakeSwarm) -> N
     os.kill(victim.agent.pid, signal.SIGKILL)
     at = max(member.round for member in members)
     swarm.drive(lambda: victim.agent.starts == 2 and all_at(members, at + 3), 90.0)
-    swarm.drive(lambda: all(len(m.committed[-1].members) == 3 for m in members) and settled(members), 90.0)
+    swarm.drive(lambda: all(in_full_rounds(m, 3) for m in members) and settled(members), 90.0)
     assert victim.sync.step > steps
     assert len(digests(members)) == 1
 
@@ -181,7 +186,7 @@ def test_two_lineages_heal_to_the_heavier_one(make_swarm: MakeSwarm) -> None:
     swarm.bootstrap("island", initial_peers=[left.address], port=port)
     met = max(member.round for member in heavy)
     everybody = heavy + light
-    swarm.drive(lambda: settled(everybody) and all(len(m.committed[-1].members) == 4 for m in everybody), 120.0)
+    swarm.drive(lambda: settled(everybody) and all(in_full_rounds(m, 4) for m in everybody), 120.0)
     assert len(digests(everybody)) == 1
     assert min(member.round for member in everybody) > met
     yielded = [record for member in light for record in member.records if record.status == "caught_up"]
@@ -195,8 +200,15 @@ def test_members_go_on_without_the_bootstrap_and_find_it_again(make_swarm: MakeS
     members = swarm.add("a", "b")
     swarm.drive(lambda: all_at(members, 1))
     port, address = bootstrap.port, bootstrap.address
+    swarm.drive(lambda: all(member.swarm is not None and member.swarm.addresses for member in members))
     bootstrap.kill()
-    swarm.drive(lambda: all_at(members, 4))
+    at = max(member.round for member in members)
+    swarm.drive(lambda: all_at(members, at + 3))
+    crashed = members[1]
+    assert crashed.agent.pid is not None
+    os.kill(crashed.agent.pid, signal.SIGKILL)  # its next agent finds the swarm through the other member
+    at = max(member.round for member in members)
+    swarm.drive(lambda: crashed.agent.starts == 2 and all_at(members, at + 3), 90.0)
     again = swarm.bootstrap(port=port)
     assert again.address == address
     swarm.drive(lambda: all("reached" in member.log_text() for member in members), 60.0)

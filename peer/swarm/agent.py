@@ -40,7 +40,7 @@ def main() -> None:
     uvloop.install()
     channel = socket.socket(fileno=arguments.channel)
 
-    async def run() -> None:
+    async def run() -> int:
         from peer.swarm.session import AgentSession, Channel
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
@@ -50,13 +50,13 @@ def main() -> None:
         except UserError as error:
             link.tell(Fatal(what=error.what, hint=error.hint))
             await link.flush()
-            code = 2
+            return 2
         # Returning would cancel every task once and wait for all; one that misses it (`wait_for` before Python 3.12
         # can swallow a cancellation) would keep a useless agent alive, and its trainer from starting another.
         logging.shutdown()
         os._exit(code)
 
-    asyncio.run(run())
+    sys.exit(asyncio.run(run()))
 
 
 def _print_tasks() -> None:

@@ -73,6 +73,7 @@ class BootstrapProcess:
         path.write_text(manifest_text)
         self.folder = folder
         self._command = [
+            sys.executable, "-m", "peer.demo.launch", str(os.getpid()),
             sys.executable, "-m", "bootstrap.cli", str(path), "--json", "--state-dir", str(folder),
             "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
         ]  # fmt: skip

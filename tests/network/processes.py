@@ -16,6 +16,7 @@ from peer.telemetry.metrics import read_metrics
 
 PAUSE = threading.Event()
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+LAUNCH = [sys.executable, "-m", "peer.demo.launch", str(os.getpid())]  # dies with the test run, however that ends
 TEXT = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs.\n"
 
 
@@ -71,7 +72,7 @@ class JoinedPeer:
         for name in ("a.txt", "b.txt"):
             (text / name).write_text(TEXT * 40)
         self._command = [
-            sys.executable, "-m", "peer.cli", "join", address, "--output-dir", str(folder), "--json",
+            *LAUNCH, sys.executable, "-m", "peer.cli", "join", address, "--output-dir", str(folder), "--json",
             "--host-maddrs", LOOPBACK, "--train-files", str(text), "--nickname", folder.name,
             "--logging-steps", "1", "--eval-every-rounds", "0", *flags,
         ]  # fmt: skip

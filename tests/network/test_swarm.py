@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from peer.outer.compress.int8 import BlockInt8
@@ -18,6 +19,7 @@ from peer.outer.round import reduce_part
 from peer.outer.state import OuterState, Update
 from tests.network.harness import TOKENS_PER_STEP, Member, TestSwarm
 
+pytestmark = pytest.mark.timeout(300)
 MakeSwarm = Callable[..., TestSwarm]
 
 

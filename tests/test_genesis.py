@@ -26,7 +26,7 @@ def test_the_first_state_follows_from_the_manifest_alone():
 
 
 @pytest.mark.parametrize(("old", "new", "what"), [
-    ("architecture: llama", "architecture: lama", "unknown model architecture 'lama'"),
+    ("architecture: llama", "architecture: lllama", "unknown model architecture 'lllama'"),
     ("name: diloco", "name: diloca", "diloca"),
     ("sequence_length: 8", "sequence_length: 65", "sequence_length=65 is above .*max_position_embeddings=64"),
     ("hidden_size: 16", "hidden_size: 1048576", "a model of .* needs .* GiB; .* GiB free on cpu"),

@@ -60,7 +60,7 @@ def test_a_full_disk_warns_once_and_never_raises(
         patch.setattr(os, "write", full)
         file.write("step", step=1)
         file.write("step", step=2)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "No space left" in caplog.text
     file.write("step", step=3)
     assert [event["step"] for event in read_metrics(tmp_path / "m.jsonl")] == [3]

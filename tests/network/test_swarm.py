@@ -36,23 +36,33 @@ def settled(members: list[Member]) -> bool:
     return len({member.lineage_id for member in members}) == 1 and None not in digests(members)
 
 
+def full_rounds(member: Member, members: int) -> list[int]:
+    """The newest rounds without a gap that had everybody in them."""
+    full: list[int] = []
+    for record in reversed(member.committed):
+        if len(record.members) != members:
+            break
+        full.append(record.round)
+    return full
+
+
 def in_full_rounds(member: Member, members: int) -> bool:
     """The member's last round had everybody in it."""
     return bool(member.committed) and len(member.committed[-1].members) == members
 
 
 def test_three_peers_commit_full_rounds_and_arrive_at_the_computed_anchor(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(steps=5, total=80)
+    swarm = make_swarm(steps=5)
     genesis = swarm.bootstrap().genesis()
     members = swarm.add("a", "b", "c")
-    swarm.drive(lambda: all(member.sync is not None and member.sync.finished for member in members))
-    assert len(digests(members)) == 1
+    swarm.drive(lambda: all(len(full_rounds(member, 3)) >= 40 for member in members), 120.0)
     for member in members:
-        full = [record.round for record in member.committed if len(record.members) == 3]
-        assert full == list(range(full[0], 81))  # once all three have met, every round is full
-        assert len(full) >= 40
+        last = [record.round for record in member.committed[-40:]]
+        assert last == list(range(last[0], last[0] + 40))
+    swarm.drive(lambda: settled(members))
+    assert len(digests(members)) == 1
     stopped = [member.stop() for member in members]
-    assert {one.state_digest for one in stopped} == digests(members)
+    assert len({one.state_digest for one in stopped}) == 1
     assert members[0].sync is not None
     moved = float((members[0].sync.memory.anchor - genesis[: members[0].sync.memory.anchor.numel()]).mean())
     assert moved > 0.004  # every member pushes every parameter up, by 1 to 3 thousandths a step
@@ -140,10 +150,11 @@ def test_a_member_that_was_stopped_replays_what_it_missed(make_swarm: MakeSwarm)
     assert sleeper.agent.pid is not None
     sleeper.frozen = True
     os.kill(sleeper.agent.pid, signal.SIGSTOP)
-    swarm.drive(lambda: all_at(others, 4), 90.0)
+    at = max(member.round for member in members)
+    swarm.drive(lambda: all_at(others, at + 3), 90.0)
     os.kill(sleeper.agent.pid, signal.SIGCONT)
     sleeper.frozen = False
-    swarm.drive(lambda: sleeper.round >= 5 and settled(members), 60.0)
+    swarm.drive(lambda: sleeper.round >= at + 4 and settled(members), 60.0)
     assert len(digests(members)) == 1
     how = [record.reason for record in sleeper.records if record.status == "caught_up"]
     assert how

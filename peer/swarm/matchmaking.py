@@ -18,19 +18,17 @@ from dataclasses import dataclass, field
 
 from peer.errors import ProtocolError
 from peer.outer.round import Due, Group, RoundAborted
-from peer.protocol.lineage import heavier
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import MAX_RECORD_BYTES, parse_json
 from peer.protocol.wire import (
     MAX_MESSAGE_BYTES,
-    InviteMessage,
     JoinMessage,
     Kind,
     RejectMessage,
-    StatusMessage,
 )
+from peer.swarm import invitations
 from peer.swarm.directory import Directory
-from peer.swarm.keeper import Position
+from peer.swarm.invitations import Invitations, Self
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
@@ -38,7 +36,6 @@ from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
-PROBE_TIMEOUT_S = 3.0
 SOLO_PATIENCE_S = 4.0
 RECHECK_S = 0.25
 
@@ -53,25 +50,6 @@ class Seat:
     since: float
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     told: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Self:
-    """What the matchmaker asks the agent for.
-
-    Attributes:
-        position: round and lineage id now.
-        due_in_s: seconds until this peer's next contribution would be due anyway.
-        hurry: ask for a contribution now, with whatever has been trained.
-        training: False while joining or when finished: invitations are then declined.
-        nudge: a peer on a heavier lineage has shown itself; catch up from it.
-    """
-
-    position: Callable[[], Position]
-    due_in_s: Callable[[], float]
-    hurry: Callable[[], None]
-    training: Callable[[], bool]
-    nudge: Callable[[str, int, str], None]
 
 
 class Matchmaker:
@@ -100,15 +78,13 @@ class Matchmaker:
         self._seats: dict[str, Seat] = {}
         self.view = View(node.peer_id, run_id, directory, me.position, clock)
         self._rosters = Rosters(node.identity, run_id, rounds, nominal_tokens)
-        self._behind: str | None = None
-        self._moved = asyncio.Event()
         self._changed = asyncio.Event()
+        self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed)
         self._join_name = f"atoll/{run_id[:16]}/join"
-        self._invite_name = f"atoll/{run_id[:16]}/invite"
 
     async def start(self) -> None:
         await self._node.serve(self._join_name, "round", self._on_join)
-        await self._node.serve(self._invite_name, "round", self._on_invite)
+        await self._invitations.start()
 
     @property
     def anybody_waiting(self) -> bool:
@@ -121,8 +97,7 @@ class Matchmaker:
 
     def moved(self) -> None:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._invitations.moved()
         position = self._me.position()
         for peer_id, seat in list(self._seats.items()):
             there = (seat.join.round, seat.join.parent) == (position.round, position.lineage_id)
@@ -133,7 +108,7 @@ class Matchmaker:
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
         position = self._me.position()
-        self._behind = None
+        self._invitations.behind = None
         join, sealed = self._rosters.join(position, due.tokens)
         started = self._clock()
         if not self.view.expected():
@@ -156,8 +131,8 @@ class Matchmaker:
         try:
             while True:
                 self._changed.clear()
-                if self._behind is not None:
-                    raise RoundAborted("match", f"{self._behind} is on a heavier lineage", behind=True)
+                if self._invitations.behind is not None:
+                    raise RoundAborted("match", f"{self._invitations.behind} is on a heavier lineage", behind=True)
                 if self.view.leader() != self._node.peer_id:
                     await self._disband(self.view.leader())
                     return None
@@ -195,52 +170,8 @@ class Matchmaker:
         left = self._rounds.straggler_wait_s - (self._clock() - self._window_start(started))
         for peer_id in expected:
             if peer_id not in probes:
-                probes[peer_id] = asyncio.ensure_future(self._invite(peer_id, max(0.0, left)))
+                probes[peer_id] = asyncio.ensure_future(self._invitations.send(peer_id, max(0.0, left)))
         return [peer_id for peer_id in expected if not probes[peer_id].done()]
-
-    async def _invite(self, peer_id: str, wait_s: float) -> None:
-        """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
-        position = self._me.position()
-        try:
-            stream = await self._node.open(peer_id, self._invite_name, "round", PROBE_TIMEOUT_S)
-        except StreamClosedError as error:
-            log.info("%s is gone: %s", peer_id, error)
-            self.view.avoid(peer_id)
-            self._changed.set()
-            return
-        try:
-            invite = InviteMessage(
-                run_id=self._run_id,
-                round=position.round,
-                parent=position.lineage_id,
-                weight=position.weight,
-                wait_s=wait_s,
-            )
-            await stream.send_message(Kind.INVITE, invite)
-            status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), PROBE_TIMEOUT_S)
-            self._heed_status(peer_id, status)
-            while status.coming:
-                status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
-                self._heed_status(peer_id, status)
-        except (StreamClosedError, asyncio.TimeoutError) as error:
-            log.info("%s is gone: %s", peer_id, error or "no answer")
-            self.view.avoid(peer_id)
-        except ProtocolError as error:
-            log.warning("invitation to %s: %s", peer_id, error)
-        finally:
-            stream.close()
-            self._changed.set()
-
-    def _heed_status(self, peer_id: str, status: StatusMessage) -> None:
-        position = self._me.position()
-        if status.lineage_id == position.lineage_id:
-            self.view.learn(peer_id)
-            if status.leader in self._directory.peers:
-                self.view.learn(status.leader)
-        elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
-            self._behind = peer_id
-            self._me.nudge(peer_id, status.weight, status.lineage_id)
-        self._changed.set()
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
         """Fix the roster, earliest first up to the group limit, and tell it to the members."""
@@ -252,7 +183,7 @@ class Matchmaker:
         for peer_id, seat in chosen:
             self._seats.pop(peer_id, None)
             try:
-                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), PROBE_TIMEOUT_S)
+                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
             except (StreamClosedError, asyncio.TimeoutError):
                 log.info("member %s left while the roster was sent", peer_id)  # the exchange will see it
             seat.told = True
@@ -267,7 +198,7 @@ class Matchmaker:
             seat.taken.set()
 
     async def _on_join(self, stream: Stream) -> None:
-        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
+        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), invitations.PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join)
         if reason is not None:
@@ -316,7 +247,7 @@ class Matchmaker:
             {"reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id}
         )
         try:
-            await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
+            await asyncio.wait_for(stream.send_message(Kind.REJECT, message), invitations.PROBE_TIMEOUT_S)
         except (StreamClosedError, asyncio.TimeoutError):
             log.debug("could not tell %s: %s", stream.remote, reason)
 
@@ -326,7 +257,7 @@ class Matchmaker:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
         patience_s = self._rounds.straggler_wait_s + 2 * SOLO_PATIENCE_S
         try:
-            stream = await self._node.open(leader, self._join_name, "round", PROBE_TIMEOUT_S)
+            stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
         except StreamClosedError as error:
             log.info("leader %s is gone: %s", leader, error)
             self.view.avoid(leader)
@@ -364,50 +295,6 @@ class Matchmaker:
         await self._directory.refresh()
         self._changed.clear()
         await _wait(self._changed, RECHECK_S)
-
-    # -- being invited ------------------------------------------------------------------------------------------
-
-    async def _on_invite(self, stream: Stream) -> None:
-        invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
-        coming = self._comes(invite, stream.remote)
-        await stream.send_message(Kind.STATUS, self._status(coming))
-        ended = asyncio.ensure_future(stream.closed())
-        try:
-            while coming and not ended.done():
-                moved = asyncio.ensure_future(self._moved.wait())
-                await asyncio.wait({moved, ended}, return_when=asyncio.FIRST_COMPLETED)
-                await cancel_and_wait([moved])
-                coming = ended.done() or self._comes(invite, stream.remote)
-            if not ended.done():
-                await stream.send_message(Kind.STATUS, self._status(coming=False))
-        finally:
-            await cancel_and_wait([ended])
-
-    def _comes(self, invite: InviteMessage, leader: str) -> bool:
-        """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does."""
-        if invite.run_id != self._run_id or not self._me.training():
-            return False
-        position = self._me.position()
-        if invite.parent == position.lineage_id:
-            self.view.learn(leader)
-            if leader == self.view.leader() and self._me.due_in_s() > invite.wait_s:
-                self._me.hurry()
-            return True
-        behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
-        if behind:
-            self._me.nudge(leader, invite.weight, invite.parent)
-        return behind
-
-    def _status(self, coming: bool) -> StatusMessage:
-        position = self._me.position()
-        return StatusMessage(
-            coming=coming,
-            round=position.round,
-            lineage_id=position.lineage_id,
-            weight=position.weight,
-            leader=self.view.leader(),
-        )
-
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     try:

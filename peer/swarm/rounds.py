@@ -17,8 +17,9 @@ from peer.protocol.manifest import RunManifest
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
+from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
-from peer.swarm.matchmaking import Matchmaker, Self
+from peer.swarm.matchmaking import Matchmaker
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 

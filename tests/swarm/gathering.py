@@ -13,8 +13,9 @@ from peer.protocol.identity import Identity
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
 from peer.protocol.wire import JoinMessage, Kind
+from peer.swarm.invitations import Self
 from peer.swarm.keeper import Position
-from peer.swarm.matchmaking import Matchmaker, Self
+from peer.swarm.matchmaking import Matchmaker
 from peer.swarm.roster import JOIN_DOMAIN
 from tests.swarm.runs import RUN
 

@@ -7,7 +7,7 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm import matchmaking
+from peer.swarm import invitations, matchmaking
 from peer.swarm.roster import roster_key
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
@@ -17,8 +17,9 @@ INVITE_NAME = f"atoll/{RUN[:16]}/invite"
 
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch):
-    for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02, "PROBE_TIMEOUT_S": 1.0}.items():
+    for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02}.items():
         monkeypatch.setattr(matchmaking, name, seconds)
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 1.0)
 
 
 async def together(*works):

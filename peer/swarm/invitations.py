@@ -1,0 +1,159 @@
+"""Invitations: a leader tells whom it expects that a round gathers, and learns where they stand.
+
+The stream stays open while the invited peer is on its way, so that its death, or its moving on, is seen at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peer.errors import ProtocolError
+from peer.protocol.lineage import heavier
+from peer.protocol.wire import InviteMessage, Kind, StatusMessage
+from peer.swarm.directory import Directory
+from peer.swarm.keeper import Position
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.view import View
+
+log = logging.getLogger(__name__)
+PROBE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Self:
+    """What the matchmaker asks the agent for.
+
+    Attributes:
+        position: round and lineage id now.
+        due_in_s: seconds until this peer's next contribution would be due anyway.
+        hurry: ask for a contribution now, with whatever has been trained.
+        training: False while joining or when finished: invitations are then declined.
+        nudge: a peer on a heavier lineage has shown itself; catch up from it.
+    """
+
+    position: Callable[[], Position]
+    due_in_s: Callable[[], float]
+    hurry: Callable[[], None]
+    training: Callable[[], bool]
+    nudge: Callable[[str, int, str], None]
+
+
+class Invitations:
+    """Both sides of an invitation.
+
+    Args:
+        node, directory, view: the network and who is on it.
+        run_id: names the stream handler.
+        me: this peer, as seen by itself.
+        changed: set whenever an answer changes what a leader waits for.
+
+    Attributes:
+        behind: a peer that answered from a heavier lineage since this was last cleared.
+    """
+
+    def __init__(
+        self, node: Node, run_id: str, directory: Directory, view: View, me: Self, changed: asyncio.Event
+    ) -> None:
+        self._node, self._run_id, self._directory, self._view = node, run_id, directory, view
+        self._me, self._changed = me, changed
+        self._name = f"atoll/{run_id[:16]}/invite"
+        self._moved = asyncio.Event()
+        self.behind: str | None = None
+
+    async def start(self) -> None:
+        await self._node.serve(self._name, "round", self._on_invite)
+
+    def moved(self) -> None:
+        """This peer's position changed: answers that are held are given again."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def send(self, peer_id: str, wait_s: float) -> None:
+        """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
+        position = self._me.position()
+        try:
+            stream = await self._node.open(peer_id, self._name, "round", PROBE_TIMEOUT_S)
+        except StreamClosedError as error:
+            log.info("%s is gone: %s", peer_id, error)
+            self._view.avoid(peer_id)
+            self._changed.set()
+            return
+        try:
+            invite = InviteMessage(
+                run_id=self._run_id,
+                round=position.round,
+                parent=position.lineage_id,
+                weight=position.weight,
+                wait_s=wait_s,
+            )
+            await stream.send_message(Kind.INVITE, invite)
+            status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), PROBE_TIMEOUT_S)
+            self._heed(peer_id, status)
+            while status.coming:
+                status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
+                self._heed(peer_id, status)
+        except (StreamClosedError, asyncio.TimeoutError) as error:
+            log.info("%s is gone: %s", peer_id, error or "no answer")
+            self._view.avoid(peer_id)
+        except ProtocolError as error:
+            log.warning("invitation to %s: %s", peer_id, error)
+        finally:
+            stream.close()
+            self._changed.set()
+
+    def _heed(self, peer_id: str, status: StatusMessage) -> None:
+        position = self._me.position()
+        if status.lineage_id == position.lineage_id:
+            self._view.learn(peer_id)
+            if status.leader in self._directory.peers:
+                self._view.learn(status.leader)
+        elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
+            self.behind = peer_id
+            self._me.nudge(peer_id, status.weight, status.lineage_id)
+        self._changed.set()
+
+    async def _on_invite(self, stream: Stream) -> None:
+        invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
+        coming = self._comes(invite, stream.remote)
+        await stream.send_message(Kind.STATUS, self._status(coming))
+        ended = asyncio.ensure_future(stream.closed())
+        try:
+            while coming and not ended.done():
+                moved = asyncio.ensure_future(self._moved.wait())
+                await asyncio.wait({moved, ended}, return_when=asyncio.FIRST_COMPLETED)
+                await cancel_and_wait([moved])
+                coming = ended.done() or self._comes(invite, stream.remote)
+            if not ended.done():
+                await stream.send_message(Kind.STATUS, self._status(coming=False))
+        finally:
+            await cancel_and_wait([ended])
+
+    def _comes(self, invite: InviteMessage, leader: str) -> bool:
+        """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does."""
+        if invite.run_id != self._run_id or not self._me.training():
+            return False
+        position = self._me.position()
+        if invite.parent == position.lineage_id:
+            self._view.learn(leader)
+            if leader == self._view.leader() and self._me.due_in_s() > invite.wait_s:
+                self._me.hurry()
+            return True
+        behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
+        if behind:
+            self._me.nudge(leader, invite.weight, invite.parent)
+        return behind
+
+    def _status(self, coming: bool) -> StatusMessage:
+        position = self._me.position()
+        return StatusMessage(
+            coming=coming,
+            round=position.round,
+            lineage_id=position.lineage_id,
+            weight=position.weight,
+            leader=self._view.leader(),
+        )

@@ -130,6 +130,7 @@ class Member:
     swarm: Swarm | None = None
     stopped: Stopped | None = None
     frozen: bool = False
+    pace: int = 1
 
     @property
     def committed(self) -> list[RoundRecord]:
@@ -195,6 +196,7 @@ class TestSwarm:
         self.manifest_text = MANIFEST.format(hidden=hidden, steps=steps, wait=wait, total=rounds)
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []
+        self._turns = 0
 
     def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
         self.folder.mkdir(exist_ok=True)
@@ -256,11 +258,13 @@ class TestSwarm:
         member.agent.send(mapped)
 
     def drive(self, until: Callable[[], bool], timeout_s: float = 60.0, pace_s: float = 0.01) -> None:
-        """Let every member that is not frozen make steps, in turn, until the condition holds."""
+        """Let every member that is not frozen make steps, one every `pace` turns, until the condition holds."""
         deadline = time.monotonic() + timeout_s
         while not until():
             assert time.monotonic() < deadline, self.explain()
-            active = [m for m in self.members if not m.frozen and m.sync is not None and not m.sync.finished]
+            self._turns += 1
+            awake = [m for m in self.members if not m.frozen and m.sync is not None and not m.sync.finished]
+            active = [m for m in awake if self._turns % m.pace == 0]
             for member in active:
                 member.step()
             with selectors.DefaultSelector() as selector:

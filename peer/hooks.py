@@ -193,8 +193,8 @@ class PeerHooks:
         self._metrics.write("round", **record.model_dump(mode="json"))
         if record.status == "committed":
             self._swarm_tokens += sum(record.weights)
-            others = len(record.members) - 1
-            self._live.note(f"round {record.round} committed with {others} others in {record.seconds['total']:.2f} s")
+            peers, seconds = len(record.members), record.seconds["total"]
+            self._live.note(f"round {record.round} committed by {peers} peers in {seconds:.2f} s")
         elif record.status == "caught_up":
             self._live.note(f"caught up to round {record.round}: {record.reason}")
         elif record.alone:

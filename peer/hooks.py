@@ -193,8 +193,9 @@ class PeerHooks:
         self._metrics.write("round", **record.model_dump(mode="json"))
         if record.status == "committed":
             self._swarm_tokens += sum(record.weights)
-            peers, seconds = len(record.members), record.seconds["total"]
-            self._live.note(f"round {record.round} committed by {peers} peers in {seconds:.2f} s")
+            exchange_s = record.seconds["total"] - record.seconds.get("match", 0.0)  # gathering waits for the late
+            peers = len(record.members)
+            self._live.note(f"round {record.round} committed by {peers} peers, exchanged in {exchange_s:.2f} s")
         elif record.status == "caught_up":
             self._live.note(f"caught up to round {record.round}: {record.reason}")
         elif record.alone:

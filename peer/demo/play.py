@@ -192,7 +192,9 @@ def describe(nickname: str, event: dict[str, Any]) -> Iterator[str]:
     elif kind == "agent_restart":
         yield f"{nickname} restarted its agent"
     elif kind == "round" and event["status"] == "committed":
-        yield f"round {event['round']} committed by {len(event['members'])} peers in {event['seconds']['total']:.1f} s"
+        seconds = event["seconds"]
+        exchange_s = seconds["total"] - seconds.get("match", 0.0)  # gathering waits for whoever is not due yet
+        yield f"round {event['round']} committed by {len(event['members'])} peers, exchanged in {exchange_s:.1f} s"
     elif kind == "round" and event["status"] == "caught_up":
         yield f"{nickname} caught up to round {event['round']}"
     elif kind == "round" and not event["alone"]:

@@ -146,7 +146,7 @@ def test_the_address_is_found_among_other_lines(tmp_path: Path) -> None:
         ({"event": "round", "status": "aborted", "alone": True}, []),
         (
             {"event": "round", "status": "committed", "round": 2, "members": ["a", "b"], "seconds": {"total": 0.25}},
-            ["round 2 committed by 2 peers in 0.2 s"],
+            ["round 2 committed by 2 peers, exchanged in 0.2 s"],
         ),
     ],
 )

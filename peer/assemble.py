@@ -111,12 +111,8 @@ def assemble(
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)
     layout = FlatLayout.of(model)
-    memory = SharedState(agent.memory_descriptor, layout.numel, recipe.outer.num_buffers)
-    layout.copy_to_flat(model, memory.anchor)
     resumed = _read_resumed(settings, manifest)
-    if resumed is not None:
-        _fill_memory(memory, recipe, resumed)
-        layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
+    memory = _share(agent, layout, model, recipe, resumed)
     replica = ModelReplica(layout, model)
     mapped = Mapped(
         numel=layout.numel,
@@ -159,6 +155,18 @@ def assemble(
         sync=sync,
         mapped=mapped,
     )
+
+
+def _share(
+    agent: AgentProcess, layout: FlatLayout, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None
+) -> SharedState:
+    """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
+    memory = SharedState(agent.memory_descriptor, layout.numel, recipe.outer.num_buffers)
+    layout.copy_to_flat(model, memory.anchor)
+    if resumed is not None:
+        _fill_memory(memory, recipe, resumed)
+        layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
+    return memory
 
 
 def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer) -> Text:

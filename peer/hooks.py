@@ -51,6 +51,7 @@ class PeerHooks:
         self._saving: Path | None = None
         self._last_saved_step = -1
         self._swarm_tokens = 0
+        self._agent_starts = peer.agent.starts
         self._validated_round = -1
         self.records: list[RoundRecord] = []
         self.validation: list[tuple[int, float]] = []
@@ -69,6 +70,10 @@ class PeerHooks:
         self._data_state = data_state
         sync, settings = self._peer.sync, self._settings
         self.seconds_training += result.seconds
+        if self._peer.agent.starts != self._agent_starts:
+            self._agent_starts = self._peer.agent.starts
+            self._metrics.write("agent_restart", step=sync.step, starts=self._agent_starts)
+            self._live.note("the agent was restarted; training went on meanwhile")
         if sync.step % settings.logging_steps == 0:
             self._log_step(result)
         every = settings.eval_every_rounds

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.telemetry.metrics import read_metrics
 from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer, alive, descendants, until
 
@@ -52,6 +53,8 @@ def test_training_survives_the_loss_of_agent_and_daemon(make_swarm: MakeSwarm, t
             victim.wait_for(lambda family=family: victim.agent not in (None, *family))
             victim.wait_for(lambda round=round: victim.round >= round + 2)
             other.wait_for(lambda: other.round >= victim.committed[-1]["round"])
+        events = [event for event in read_metrics(victim.folder / "metrics.jsonl") if event["event"] == "agent_restart"]
+        assert [event["starts"] for event in events] == [2, 3]
     finally:
         victim.close()
         other.close()

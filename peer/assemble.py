@@ -26,8 +26,7 @@ from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import Recipe, resolve
-from peer.outer.schedule import EverySteps
+from peer.outer.recipes import Recipe, swarm_recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
@@ -103,7 +102,7 @@ def assemble(
         UserError: the model does not fit, no data, no such device, a checkpoint of another run.
     """
     manifest = parse_published(published)
-    recipe = resolve(manifest.recipe)
+    recipe = swarm_recipe(manifest.recipe)
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer)
     check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)
@@ -125,7 +124,7 @@ def assemble(
         mapped=mapped,
         memory=memory,
         replica=replica,
-        schedule=EverySteps(steps_per_round=recipe.steps_per_round),
+        schedule=recipe.rounds,
         limits=Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds),
         on_message=on_message,
     )
@@ -163,6 +162,8 @@ def _share(
     """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
     memory = SharedState(agent.memory_descriptor, layout.numel, recipe.outer.num_buffers)
     layout.copy_to_flat(model, memory.anchor)
+    for buffer, value in zip(memory.buffers, recipe.outer.initial_values, strict=True):
+        buffer.fill_(value)
     if resumed is not None:
         _fill_memory(memory, recipe, resumed)
         layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
@@ -185,7 +186,7 @@ def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenize
 
 def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
     total = manifest.rounds.total
-    total_steps = total * recipe.steps_per_round if total is not None else None
+    total_steps = recipe.rounds.begins(total + 1) if total is not None else None
 
     def rate() -> float:
         since_join = SETTLED_STEPS if resumed else sync.steps_since_join

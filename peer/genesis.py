@@ -19,7 +19,7 @@ from peer.errors import UserError
 from peer.lifetime import die_with_parent
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import resolve
+from peer.outer.recipes import swarm_recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.train.device import check_memory
@@ -35,10 +35,10 @@ def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
 def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
     layout = FlatLayout.of(model)
-    recipe = resolve(manifest.recipe)
+    recipe = swarm_recipe(manifest.recipe)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
-    buffers = [torch.zeros(layout.numel) for _ in range(recipe.outer.num_buffers)]
+    buffers = [torch.full((layout.numel,), value) for value in recipe.outer.initial_values]
     return OuterState(anchor, buffers, recipe.outer, compressor(recipe.compressor))
 
 
@@ -49,7 +49,7 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
         UserError: the model cannot be built, does not fit this machine's memory, or has too few positions.
     """
     vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
-    num_tensors = 2 + resolve(manifest.recipe).outer.num_buffers  # the model, the anchor and the buffers, fp32 each
+    num_tensors = 2 + swarm_recipe(manifest.recipe).outer.num_buffers  # the model, the anchor and the buffers, fp32 each
     check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)

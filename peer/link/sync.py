@@ -28,7 +28,7 @@ from peer.link.messages import (
 )
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.merge import merge_
-from peer.outer.schedule import EverySteps
+from peer.outer.schedules import Every
 
 log = logging.getLogger(__name__)
 PROGRESS_PERIOD_S = 0.5
@@ -79,7 +79,7 @@ class SwarmSync:
         mapped: Mapped,
         memory: SharedState,
         replica: Replica,
-        schedule: EverySteps,
+        schedule: Every,
         limits: Limits,
         on_message: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
@@ -157,6 +157,10 @@ class SwarmSync:
         return self.schedule.global_step(self.round, self.steps_since_snapshot)
 
     @property
+    def _steps_of_round(self) -> int:
+        return self.schedule.length(self.round + 1)
+
+    @property
     def tokens_per_s(self) -> float:
         return (self.tokens - self._tokens_before) / max(1e-9, self._clock() - self._started)
 
@@ -170,7 +174,7 @@ class SwarmSync:
         began = self._clock()
         try:
             self.poll()
-            if self._armed and self._outstanding is None and self.schedule.due(self.steps_since_snapshot):
+            if self._armed and self._outstanding is None and self.steps_since_snapshot >= self._steps_of_round:
                 self._hand_over()
             if began - self._last_progress >= PROGRESS_PERIOD_S:
                 self._last_progress = began
@@ -227,7 +231,7 @@ class SwarmSync:
 
     def _report(self) -> Progress:
         elapsed = max(1e-9, self._clock() - self._started)
-        steps_left = max(0, self.schedule.steps_per_round - self.steps_since_snapshot)
+        steps_left = max(0, self._steps_of_round - self.steps_since_snapshot)
         finite = self._loss is not None and 0.0 <= self._loss < 1e6
         return Progress(
             step=self.step,

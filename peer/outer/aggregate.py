@@ -1,12 +1,48 @@
-"""Contributions and weights -> one vector."""
+"""Contributions and weights -> one vector.
+
+Elementwise work is fp32 with one rounding an operation; sums over elements are float64, in an order that does not
+depend on threads or vector width. So every CPU computes the same bits, and an auditor can recompute a part exactly.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from peer.errors import UserError
+
+CHUNK: Final = 1 << 16  # elements at a time; part of the order of sums over elements, hence of the result's last bits
+BOUND: Final = {"bound": True}  # metadata of a field that the round fills in, not the manifest
+
+
+class Aggregator(Protocol):
+    """Pure: holds settings and no state."""
+
+    @property
+    def separable(self) -> bool:
+        """Whether element k of the result depends on element k of the contributions alone.
+
+        Then any cut into chunks gives the same bits as the whole. Otherwise it must see each part whole.
+        """
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """One vector for many.
+
+        Args:
+            contributions: fp32 [n] each, finite, at least one, in roster order; left unchanged.
+            weights: one per contribution, in any common unit (token counts).
+
+        Returns:
+            A new fp32 [n].
+
+        Raises:
+            ValueError: no contributions, differing shapes or counts, or a weight that is not finite and above 0.
+        """
 
 
 def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -22,6 +58,103 @@ def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[float]) -> 
     Raises:
         ValueError: no contributions, differing shapes or counts, or a weight that is not finite and above 0.
     """
+    total = check_contributions(contributions, weights)
+    return scaled_sum(contributions, [weight / total for weight in weights])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """The mean, by what its recipe divides by.
+
+    Attributes:
+        normalise: 'weights': `weighted_mean`; 'contributors': all count alike, divided by those who came;
+            'members': divided by a fixed count, so that whoever is missing counts as zero (SparseLoCo's R,
+            arXiv 2508.15706).
+        members: that count, for 'members'; the round fills it in.
+    """
+
+    separable: ClassVar[bool] = True
+    normalise: Literal["weights", "contributors", "members"] = "weights"
+    members: int | None = field(default=None, metadata=BOUND)
+
+    def __post_init__(self) -> None:
+        if self.normalise not in ("weights", "contributors", "members"):
+            raise UserError(f"normalise={self.normalise!r}: must be 'weights', 'contributors' or 'members'")
+
+    def bind(self, members: int) -> Mean:
+        """The same with `members` filled in."""
+        return replace(self, members=members)
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`; ValueError also for fewer members than contributions."""
+        if self.normalise == "weights":
+            return weighted_mean(contributions, weights)
+        check_contributions(contributions, weights)
+        if self.normalise == "contributors":
+            return scaled_sum(contributions, [1.0 / len(contributions)] * len(contributions))
+        if self.members is None or self.members < len(contributions):
+            raise ValueError(f"{len(contributions)} contributions from {self.members} members: must not be more")
+        return scaled_sum(contributions, [1.0 / self.members] * len(contributions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectionAverage:
+    """Radial-directional averaging: the mean of the norms times the direction of the mean direction, per tensor.
+
+        (sum_i w_i |x_i| / sum w) phi(sum_i w_i phi(x_i)), phi(x) = x / |x|, phi(0) = 0
+
+    Decoupled DiLoCo, arXiv 2604.21428: contributions are nearly orthogonal, so that the norm of their plain mean
+    shrinks with their number, and this one's does not. There, embeddings take the plain mean.
+
+    Not chunk-separable: it needs each tensor whole, and treats the pieces of a tensor that parts cut as tensors.
+
+    Attributes:
+        sizes: elements of each tensor, in order; none: all elements are one tensor. `bind` fills it in.
+    """
+
+    separable: ClassVar[bool] = False
+    sizes: tuple[int, ...] = field(default=(), metadata=BOUND)
+
+    def bind(self, shapes: Sequence[Sequence[int]], start: int = 0, stop: int | None = None) -> DirectionAverage:
+        """The same for elements [start, stop) of the flat vector of tensors of these shapes (`FlatLayout.shapes`)."""
+        sizes, first = [], 0
+        for shape in shapes:
+            last = first + math.prod(shape)
+            inside = min(last, last if stop is None else stop) - max(first, start)
+            sizes += [inside] if inside > 0 else []
+            first = last
+        return replace(self, sizes=tuple(sizes))
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`; ValueError also for contributions of another length than `sizes`."""
+        total = check_contributions(contributions, weights)
+        numel = contributions[0].numel()
+        sizes = self.sizes or (numel,)
+        if sum(sizes) != numel:
+            raise ValueError(f"contributions of {numel} elements, the tensors have {sum(sizes)}")
+        shares = [weight / total for weight in weights]
+        pieces = zip(*(torch.split(contribution, list(sizes)) for contribution in contributions), strict=True)
+        return torch.cat([_direction_average(tensors, shares) for tensors in pieces])
+
+
+def _direction_average(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    norms = [norm(tensor) for tensor in tensors]
+    radius = sum(share * length for share, length in zip(shares, norms, strict=True))
+    factors = [share / length if length else 0.0 for share, length in zip(shares, norms, strict=True)]
+    direction = torch.empty_like(tensors[0])
+    for chunk in chunks(direction.numel()):
+        # In float64: 1 / norm may lie beyond fp32's range.
+        direction[chunk] = sum(tensor[chunk].double() * factor for tensor, factor in zip(tensors, factors, strict=True))
+    length = norm(direction)
+    return direction.mul_(radius / length) if length else direction
+
+
+def check_contributions(contributions: Sequence[Tensor], weights: Sequence[float]) -> float:
+    """The sum of the weights.
+
+    Raises:
+        ValueError: no contributions, differing shapes or counts, or a weight that is not finite and above 0.
+    """
     if not contributions or len(contributions) != len(weights):
         raise ValueError(f"{len(contributions)} contributions with {len(weights)} weights: must be equal and above 0")
     for index, (contribution, weight) in enumerate(zip(contributions, weights, strict=True)):
@@ -32,7 +165,33 @@ def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[float]) -> 
     total = float(sum(weights))
     if not math.isfinite(total):
         raise ValueError(f"the weights add up to {total}: must be finite")
-    mean = torch.mul(contributions[0], weights[0] / total)
-    for contribution, weight in zip(contributions[1:], weights[1:], strict=True):
-        mean.add_(contribution * (weight / total))
-    return mean
+    return total
+
+
+def scaled_sum(contributions: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """sum_i f_i x_i as a new fp32 [n], added in the given order."""
+    result = torch.mul(contributions[0], factors[0])
+    for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
+        result.add_(contribution * factor)
+    return result
+
+
+def norm(x: Tensor) -> float:
+    """The Euclidean norm of fp32 [n], in float64, where the square of no fp32 value rounds or overflows."""
+    return math.sqrt(sum(float(fold(x[chunk].double().square_())) for chunk in chunks(x.numel())))
+
+
+def chunks(numel: int) -> Iterator[slice]:
+    """Consecutive slices of CHUNK elements; the last may be shorter."""
+    return (slice(start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK))
+
+
+def fold(x: Tensor) -> Tensor:
+    """The sum over the last dimension, at least one long, by adding its halves: the same bits on every CPU."""
+    while (length := x.shape[-1]) > 1:
+        half = length // 2
+        halves = x[..., :half] + x[..., half : 2 * half]
+        if length % 2:
+            halves[..., 0] += x[..., -1]
+        x = halves
+    return x[..., 0]

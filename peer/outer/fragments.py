@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,26 @@ class FlatLayout:
         """Copy `flat` (fp32 [numel], CPU) into the model's parameters, rounding to each parameter's dtype."""
         for parameter, piece in self._pairs(model, flat):
             parameter.copy_(piece)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """`flat` ([numel], any dtype and device) as one view per parameter, in order."""
+        assert flat.shape == (self.numel,), f"flat vector is {tuple(flat.shape)}, the layout needs ({self.numel},)"
+        return [
+            flat[offset : offset + math.prod(shape)].view(shape)
+            for offset, shape in zip(self.offsets, self.shapes, strict=True)
+        ]
+
+    def merged_ranges(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """[start, stop) of the parameters at `indices` (ascending), adjacent ones as one range."""
+        ranges: list[tuple[int, int]] = []
+        for index in indices:
+            start = self.offsets[index]
+            stop = start + math.prod(self.shapes[index])
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((start, stop))
+        return ranges
 
     def digest(self) -> str:
         """SHA-256 of names and shapes as 64 hex digits: equal layouts mean exchangeable flat vectors."""

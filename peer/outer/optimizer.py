@@ -1,7 +1,8 @@
 """Outer optimizers: elementwise, in place, with multiplications and additions kept apart.
 
 Each operation is one IEEE rounding, so that every CPU computes the same bits, whole or in chunks. A fused
-multiply-add (`alpha=`, `addcmul`) rounds once instead of twice on some machines only.
+multiply-add (`alpha=`, `addcmul`) rounds once instead of twice on some machines only. Square root and division
+are correctly rounded everywhere; a power or a logarithm would not be.
 """
 
 from __future__ import annotations
@@ -20,41 +21,64 @@ class OuterOptimizer(Protocol):
     """(anchor, buffers, aggregate) -> anchor and buffers, in place; immutable itself: all state is in the buffers."""
 
     @property
-    def num_buffers(self) -> int:
-        """Fp32 vectors of the anchor's length that it needs, zero at genesis."""
+    def initial_values(self) -> tuple[float, ...]:
+        """What each buffer, an fp32 vector of the anchor's length, is filled with at genesis."""
 
-    def step_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor) -> None:
+    @property
+    def num_buffers(self) -> int:
+        """How many buffers it needs."""
+        return len(self.initial_values)
+
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,
+        lr_scale: float = 1.0,
+    ) -> None:
         """Update `anchor` and `buffers` in place on any chunk of elements; `aggregate` stays as it is.
 
         Args:
             anchor: fp32 [n].
             buffers: `num_buffers` times fp32 [n].
             aggregate: fp32 [n], the aggregated pseudo-gradient D.
+            round: outer steps taken since genesis, 0 at the first; the same for every chunk of a step.
+            lr_scale: factor on the learning rate, at least 0, for outer rates that follow a schedule.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sgd:
+class Sgd(OuterOptimizer):
     """anchor <- anchor - lr D. With lr 1 this is federated averaging (arXiv 1602.05629)."""
 
     lr: float
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        check_lr(self.lr)
 
     @property
-    def num_buffers(self) -> int:
-        """None needed."""
-        return 0
+    def initial_values(self) -> tuple[float, ...]:
+        """No buffers."""
+        return ()
 
-    def step_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor) -> None:
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,  # noqa: ARG002
+        lr_scale: float = 1.0,
+    ) -> None:
         """See `OuterOptimizer.step_`."""
         assert len(buffers) == self.num_buffers
-        anchor.sub_(aggregate * self.lr)
+        anchor.sub_(aggregate * scaled(self.lr, lr_scale))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov:
+class Nesterov(OuterOptimizer):
     """m <- beta m + D; anchor <- anchor - lr (D + beta m).
 
     The form of `torch.optim.SGD(nesterov=True)`, which DiLoCo uses (arXiv 2311.08105, algorithm 1, line 14).
@@ -64,22 +88,163 @@ class Nesterov:
     momentum: float
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
-        if not 0.0 <= self.momentum < 1.0:
-            raise UserError(f"outer_momentum={self.momentum}: must be in [0, 1)", "published: 0.9")
+        check_lr(self.lr)
+        _check_momentum(self.momentum)
 
     @property
-    def num_buffers(self) -> int:
-        """One: the momentum m."""
-        return 1
+    def initial_values(self) -> tuple[float, ...]:
+        """One buffer: the momentum m."""
+        return (0.0,)
 
-    def step_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor) -> None:
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,  # noqa: ARG002
+        lr_scale: float = 1.0,
+    ) -> None:
         """See `OuterOptimizer.step_`."""
         (buffer,) = buffers
         buffer.mul_(self.momentum).add_(aggregate)
-        anchor.sub_((buffer * self.momentum).add_(aggregate).mul_(self.lr))
+        anchor.sub_((buffer * self.momentum).add_(aggregate).mul_(scaled(self.lr, lr_scale)))
 
 
-def _check_lr(lr: float) -> None:
+@dataclass(frozen=True, kw_only=True)
+class HeavyBall(OuterOptimizer):
+    """m <- beta m + D; anchor <- anchor - lr m (Polyak 1964): Nesterov without the look ahead."""
+
+    lr: float
+    momentum: float
+
+    def __post_init__(self) -> None:
+        check_lr(self.lr)
+        _check_momentum(self.momentum)
+
+    @property
+    def initial_values(self) -> tuple[float, ...]:
+        """One buffer: the momentum m."""
+        return (0.0,)
+
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,  # noqa: ARG002
+        lr_scale: float = 1.0,
+    ) -> None:
+        """See `OuterOptimizer.step_`."""
+        (buffer,) = buffers
+        buffer.mul_(self.momentum).add_(aggregate)
+        anchor.sub_(buffer * scaled(self.lr, lr_scale))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignSgd(OuterOptimizer):
+    """anchor <- (1 - lr wd) anchor - lr sign(D), sign(0) = 0 (DeMo, arXiv 2411.19870, algorithm 1).
+
+    Decay first, as in DeMo's code. The size of D plays no part.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_lr(self.lr)
+        if not 0.0 <= self.weight_decay * self.lr < 1.0:
+            raise UserError(
+                f"outer_weight_decay={self.weight_decay}: must be in [0, 1 / outer_learning_rate = {1.0 / self.lr:g})",
+                "published: 0 (DeMo), 0.1 (DisTrO)",
+            )
+
+    @property
+    def initial_values(self) -> tuple[float, ...]:
+        """No buffers."""
+        return ()
+
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,  # noqa: ARG002
+        lr_scale: float = 1.0,
+    ) -> None:
+        """See `OuterOptimizer.step_`."""
+        assert len(buffers) == self.num_buffers
+        lr = scaled(self.lr, lr_scale)
+        anchor.mul_(1.0 - lr * self.weight_decay).sub_(aggregate.sign().mul_(lr))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedNesterov(OuterOptimizer):
+    """Momentum at every N-th step only: stale pseudo-gradients would compound in it (arXiv 2401.09135, algorithm 3).
+
+    With s the sum of D since the last momentum step and N = `every`, and the paper's momentum activation c = 0:
+
+        s <- s + D
+        if (round + 1) mod N == 0:  m <- beta m + s / N;  anchor <- anchor - lr (D / N + beta m);  s <- 0
+        otherwise:                  anchor <- anchor - lr D / N
+
+    N steps move the anchor as far as one Nesterov step with the mean of their D would; with N = 1 this is `Nesterov`.
+    The paper sets N to the number of workers, each D being that of one worker.
+    """
+
+    lr: float
+    momentum: float
+    every: int
+
+    def __post_init__(self) -> None:
+        check_lr(self.lr)
+        _check_momentum(self.momentum)
+        if self.every < 1:
+            raise UserError(f"outer_every={self.every}: must be at least 1", "published: the number of peers")
+
+    @property
+    def initial_values(self) -> tuple[float, ...]:
+        """Two buffers: the momentum m and the sum s."""
+        return (0.0, 0.0)
+
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,
+        lr_scale: float = 1.0,
+    ) -> None:
+        """See `OuterOptimizer.step_`."""
+        momentum, total = buffers
+        total.add_(aggregate)
+        share = aggregate / self.every
+        if (round + 1) % self.every == 0:
+            momentum.mul_(self.momentum).add_(total / self.every)
+            share = (momentum * self.momentum).add_(share)
+            total.zero_()
+        anchor.sub_(share.mul_(scaled(self.lr, lr_scale)))
+
+
+def check_lr(lr: float) -> None:
+    """Refuse a learning rate that is not finite and above 0.
+
+    Raises:
+        UserError: names the value.
+    """
     if not (math.isfinite(lr) and lr > 0.0):
         raise UserError(f"outer_learning_rate={lr}: must be finite and above 0", "published: 0.7 with momentum 0.9")
+
+
+def scaled(lr: float, lr_scale: float) -> float:
+    """The learning rate of one step; with `lr_scale` 1 it is `lr`, bit for bit."""
+    assert 0.0 <= lr_scale < math.inf, f"lr_scale={lr_scale}"
+    return lr * lr_scale
+
+
+def _check_momentum(momentum: float) -> None:
+    if not 0.0 <= momentum < 1.0:
+        raise UserError(f"outer_momentum={momentum}: must be in [0, 1)", "published: 0.9")

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from peer.errors import AtollError
-from peer.outer.aggregate import weighted_mean
+from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compress.base import Compressor, NonFiniteError
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
@@ -186,16 +186,21 @@ def _record(
 
 
 def reduce_part(
-    payloads: Sequence[bytes], weights: Sequence[int], numel: int, compressor: Compressor
+    payloads: Sequence[bytes],
+    weights: Sequence[int],
+    numel: int,
+    compressor: Compressor,
+    aggregator: Aggregator = Mean(),
 ) -> tuple[bytes, float | None]:
-    """Average one part of all contributions in roster order and encode the mean once.
+    """Aggregate one part of all contributions in roster order and encode the result once.
 
     Args:
         payloads: one encoded part of `numel` elements per member, in roster order.
         weights: tokens per member.
+        aggregator: a separable one works range by range; any other gets the whole part at once.
 
     Returns:
-        the encoded mean, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
+        the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
 
     Raises:
         PayloadError: a payload is malformed.
@@ -206,8 +211,12 @@ def reduce_part(
         pieces = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
         stacked = torch.stack(pieces)
         gram.add_((stacked @ stacked.T).double())
-        return weighted_mean(pieces, weights)
+        return own.aggregate(pieces, weights)
 
+    own = aggregator.bind(len(payloads)) if isinstance(aggregator, Mean) else aggregator
+    if not own.separable:
+        whole = mean(0, numel)
+        return compressor.encode_ranges(numel, lambda start, stop: whole[start:stop]), _mean_cosine(gram)
     return compressor.encode_ranges(numel, mean), _mean_cosine(gram)
 
 

@@ -184,7 +184,7 @@ class OuterState:
         digests: list[list[bytes]] = [[] for _ in tensors]
         for start, stop in chunks(self.numel, CHUNK):
             shadows = [tensor[start:stop].clone() for tensor in tensors]
-            self.optimizer.step_(shadows[0], shadows[1:], update.decode_range(start, stop))
+            self.optimizer.step_(shadows[0], shadows[1:], update.decode_range(start, stop), round=self.round)
             for shadow, own_digests in zip(shadows, digests, strict=True):
                 if not is_finite(shadow):
                     raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
@@ -199,7 +199,7 @@ class OuterState:
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
         for start, stop in chunks(self.numel, CHUNK):
             buffers = [buffer[start:stop] for buffer in self.buffers]
-            self.optimizer.step_(self.anchor[start:stop], buffers, update.decode_range(start, stop))
+            self.optimizer.step_(self.anchor[start:stop], buffers, update.decode_range(start, stop), round=self.round)
         self.round = round
         self.lineage_id = lineage_id
 

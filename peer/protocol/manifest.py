@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from peer.errors import UserError, did_you_mean
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MANIFEST_BYTES = 16 * 1024
 
 MAX_DEPTH = 8
@@ -27,6 +27,10 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$")]
 Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
 Text = Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,128}$")]
+Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+-]{1,64}$")]
+PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
+PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
+Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
 ConfigKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 ConfigInt = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -86,8 +90,14 @@ class DataSpec(Spec):
 
 
 class InnerSpec(Spec):
-    """The inner optimizer (AdamW) and its learning-rate schedule over the swarm's progress."""
+    """The inner optimizer and its learning-rate schedule over the swarm's progress.
 
+    Without `optimizer` it is the recipe's own: AdamW for most, Muon for `muloco`.
+    """
+
+    optimizer: Literal["adamw", "muon", "sgd"] | None = None
+    muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
+    muon_learning_rate_ratio: float = Field(default=1.0, gt=0.0, le=1000.0)
     learning_rate: float = Field(default=1e-3, gt=0.0, le=1.0)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0, le=1e-2)
@@ -105,13 +115,28 @@ class InnerSpec(Spec):
 
 
 class RecipeSpec(Spec):
-    """A recipe by name, with the parts of it that this run sets differently from the published defaults."""
+    """A recipe by name, and the parts of it that this run sets differently from the published ones.
+
+    A part is one word (a kind of part, or another recipe whose part to borrow) or a mapping of that part's own
+    numbers, with `name` where the kind changes too. `peer.outer.recipes` knows the words and checks the numbers.
+    """
 
     name: Name = "diloco"
     steps_per_round: int | None = Field(default=None, ge=1, le=100_000)
     outer_learning_rate: float | None = Field(default=None, gt=0.0, le=10.0)
     outer_momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
-    compressor: Literal["fp32", "int8"] | None = None
+    compressor: Expression | None = None
+    feedback: Part | None = None
+    payload: Literal["delta", "gradient", "parameters"] | None = None
+    exchange: Literal["reduce", "gather"] | None = None
+    schedule: Part | None = None
+    local: Part | None = None
+    merge: Part | None = None
+    topology: Part | None = None
+    aggregator: Part | None = None
+    outer: Part | None = None
+    straggler: Part | None = None
+    allocator: Part | None = None
 
 
 class RoundSpec(Spec):

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from peer.errors import AtollError, ProtocolError
+from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, reduce_part
 from peer.outer.state import OuterState, Update
@@ -41,12 +42,15 @@ class Exchange:
         node: the network.
         run_id: names the stream handler.
         timeout_s: the manifest's cap on one round.
+        aggregator: what a reducer makes of the contributions to its part.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, node: Node, run_id: str, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self, node: Node, run_id: str, timeout_s: float, aggregator: Aggregator = Mean(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._aggregator = aggregator
         self._node, self._timeout_s, self._clock = node, timeout_s, clock
         self._name = f"atoll/{run_id[:16]}/round"
         self._session: Session | None = None
@@ -143,7 +147,10 @@ class Exchange:
                 await asyncio.to_thread(_check_payload, session.compressor, payload, numel)
             except PayloadError as error:
                 raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=member.peer_id) from None
-        return await asyncio.to_thread(reduce_part, parts, weights, numel, session.compressor)
+        try:
+            return await asyncio.to_thread(reduce_part, parts, weights, numel, session.compressor, self._aggregator)
+        except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
+            raise RoundAborted("exchange", f"no aggregate: {error}") from None
 
     async def _on_stream(self, stream: Stream) -> None:
         hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
+from peer.outer.recipes import swarm_recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
@@ -68,7 +69,8 @@ class Rounds:
             nudge=self._nudge,
         )
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
-        self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s)
+        aggregator = swarm_recipe(manifest.recipe).aggregator
+        self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s, aggregator)
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits)
         self._merged = asyncio.Event()

@@ -32,7 +32,7 @@ from peer.link.messages import (
     encode,
 )
 from peer.outer.compress.registry import compressor
-from peer.outer.recipes import resolve
+from peer.outer.recipes import swarm_recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
@@ -145,7 +145,7 @@ class AgentSession:
         self, node: Node, directory: Directory, manifest: RunManifest, organiser: str, mapped: Mapped, folder: Path
     ) -> tuple[Rounds, Head | None]:
         assert manifest.genesis is not None
-        recipe = resolve(manifest.recipe)
+        recipe = swarm_recipe(manifest.recipe)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         state = OuterState(
             memory.anchor, memory.buffers, recipe.outer, compressor(recipe.compressor), 0, manifest.genesis
@@ -155,7 +155,7 @@ class AgentSession:
         keeper = Keeper(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
         resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
-        nominal_tokens = recipe.steps_per_round * per_step
+        nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
         rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, self._channel.tell, self._rng)
         return rounds, resumed
 

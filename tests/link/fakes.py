@@ -11,7 +11,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.schedule import EverySteps
+from peer.outer.schedules import Every
 
 NUMEL = 8
 STEPS = 4
@@ -90,7 +90,7 @@ class Peer:
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.sync = SwarmSync(
-            self.agent, START, MAPPED, self.memory, self.replica, EverySteps(steps_per_round=STEPS),
+            self.agent, START, MAPPED, self.memory, self.replica, Every(steps=STEPS),
             Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own")), self.heard.append, lambda: self.now,
         )  # fmt: skip
 

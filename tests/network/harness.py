@@ -26,7 +26,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.outer.recipes import resolve
 from peer.outer.round import RoundRecord
-from peer.outer.schedule import EverySteps
+from peer.outer.schedules import Every
 from peer.protocol.manifest import RunManifest
 
 MANIFEST = """
@@ -251,7 +251,7 @@ class TestSwarm:
             mapped=mapped,
             memory=memory,
             replica=member.replica,
-            schedule=EverySteps(steps_per_round=recipe.steps_per_round),
+            schedule=Every(steps=recipe.steps_per_round),
             limits=Limits(total_rounds=manifest.rounds.total, max_rounds=None),
             on_message=member.on_message,
         )

@@ -37,7 +37,7 @@ def test_the_run_id_is_the_same_on_every_machine_and_version():
         b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,"betas":[0.9,0.95],'
         b'"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,"min_learning_rate_ratio":0.1,"warmup_steps":50,'
         b'"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},"pretrained":null,'
-        b'"revision":"main"},"name":"a","protocol":1,"recipe":{"compressor":null,"name":"diloco","outer_learning_rate":null,'
+        b'"revision":"main"},"name":"a","protocol":2,"recipe":{"compressor":null,"name":"diloco","outer_learning_rate":null,'
         b'"outer_momentum":null,"steps_per_round":null},"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,'
         b'"timeout_s":120.0,"total":null},"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"}}'
     )
@@ -85,7 +85,7 @@ def test_values_that_do_not_fit_together_are_told(changes, message):
 
 
 @pytest.mark.parametrize(("version", "remedy"), [
-    (PROTOCOL_VERSION + 1, "upgrade atoll on this machine"), (0, "ask the organiser"), ("1", "ask the organiser"),
+    (PROTOCOL_VERSION + 1, "upgrade atoll on this machine"), (0, "ask the organiser"), ("2", "ask the organiser"),
     (True, "ask the organiser"), ([1], "ask the organiser"), (None, "ask the organiser"),
 ])
 def test_another_protocol_version_is_refused_before_anything_else(version, remedy):

@@ -61,7 +61,7 @@ def test_a_damaged_key_is_refused_and_kept(path, content):
 
 def test_no_message_shows_the_key(path):
     content = Identity.generate().to_bytes()
-    path.write_bytes(content[:-1] + b"\0")
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     path.chmod(0o600)
     with pytest.raises(UserError) as caught:
         load_or_create_identity(path)

@@ -1,18 +1,24 @@
-"""What a codec promises: fp32 vectors <-> bytes, with an exact size and a stated error."""
+"""What a codec promises: fp32 vectors <-> bytes, with a known size and a stated error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from peer.errors import AtollError, ProtocolError
 
 Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]
+Shapes = Sequence[tuple[int, ...]]
+
+GROUP_ELEMENTS = 1 << 18  # a few temporaries of this many fp32 values stay within the cache, and hide the call overhead
+ACCELERATOR_GROUP_ELEMENTS = 1 << 24  # few launches, and temporaries of 64 MB
 
 
 class PayloadError(ProtocolError):
@@ -23,23 +29,52 @@ class NonFiniteError(AtollError, ValueError):
     """NaN or infinity where only finite numbers may be: the local training has diverged."""
 
 
-class Compressor(Protocol):
-    """A codec for fp32 vectors on the CPU; the same input gives the same bytes, the same bytes the same bits."""
+@runtime_checkable
+class Codec(Protocol):
+    """A codec for fp32 vectors; the same input gives the same bytes, the same bytes the same bits on every machine."""
 
     @property
     def name(self) -> str:
-        """The name in the manifest."""
+        """The canonical expression: `registry.codec(name)` is this codec, unbound and unseeded."""
 
     @property
-    def block(self) -> int:
-        """Elements that share one scale; payloads can be cut and decoded at multiples of it."""
+    def fixed_size(self) -> bool:
+        """Whether every payload of n elements has exactly `wire_bytes(n)` bytes; otherwise at most."""
 
     def encode(self, x: Tensor) -> bytes:
-        """Fp32 [n] -> payload of `wire_bytes(n)` bytes.
+        """Fp32 [n], contiguous, on any device -> payload. The work is done on that device.
 
         Raises:
             NonFiniteError: `x` holds NaN or infinity (it is a ValueError too).
         """
+
+    def decode(self, payload: Payload, n: int) -> Tensor:
+        """Payload -> fp32 [n] on the CPU, all finite, the caller's own.
+
+        Raises:
+            PayloadError: any malformed payload, before more memory is taken than n elements need.
+        """
+
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of a payload of n elements: exact where `fixed_size`, otherwise the most."""
+
+    def bind(self, shapes: Shapes) -> Codec:
+        """This codec for a flat vector of tensors of these shapes, one after the other; itself if shapes do not matter.
+
+        A codec that uses shapes and was not bound treats the vector as one 1-D tensor.
+        """
+
+    def seeded(self, seed: int) -> Codec:
+        """This codec with the randomness of one round, the same for sender and receiver; itself if it uses none."""
+
+
+@runtime_checkable
+class Compressor(Codec, Protocol):
+    """A codec of exact size whose payloads can be written and read by ranges."""
+
+    @property
+    def block(self) -> int:
+        """Elements that share one scale; payloads can be cut and decoded at multiples of it."""
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """`encode` of a vector that need not exist as a whole, with temporaries of a few MB whatever n is.
@@ -51,13 +86,6 @@ class Compressor(Protocol):
 
         Raises:
             NonFiniteError: see `encode`.
-        """
-
-    def decode(self, payload: Payload, n: int) -> Tensor:
-        """Payload -> fp32 [n], all finite.
-
-        Raises:
-            PayloadError: any malformed payload, before more memory is taken than n elements need.
         """
 
     def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> Tensor:
@@ -73,8 +101,28 @@ class Compressor(Protocol):
             PayloadError: wrong length, or a malformed value within the range.
         """
 
-    def wire_bytes(self, n: int) -> int:
-        """Exact bytes of a payload of n elements."""
+    def bind(self, shapes: Shapes) -> Compressor:
+        """See `Codec.bind`."""
+
+    def seeded(self, seed: int) -> Compressor:
+        """See `Codec.seeded`."""
+
+
+class Plain:
+    """The part of `Codec` that is the same for all codecs of exact size without shapes and without randomness."""
+
+    @property
+    def fixed_size(self) -> bool:
+        """True."""
+        return True
+
+    def bind(self, shapes: Shapes) -> Self:  # noqa: ARG002
+        """Itself: shapes do not matter."""
+        return self
+
+    def seeded(self, seed: int) -> Self:  # noqa: ARG002
+        """Itself: nothing is random."""
+        return self
 
 
 def is_finite(x: Tensor) -> bool:
@@ -86,11 +134,20 @@ def is_finite(x: Tensor) -> bool:
 
 
 def check_vector(x: Tensor) -> None:
-    """Assert what every encoder takes: a contiguous fp32 vector on the CPU."""
+    """Assert what every encoder takes: a contiguous fp32 vector."""
     assert x.dim() == 1, f"shape {tuple(x.shape)} is not a vector"
     assert x.dtype == torch.float32, f"{x.dtype} is not torch.float32"
-    assert x.device.type == "cpu", f"{x.device} is not the CPU"
     assert x.is_contiguous(), f"stride {x.stride()} is not contiguous"
+
+
+def check_finite(largest: Tensor, num_values: int) -> None:
+    """Refuse a block whose largest magnitude (or any sum that passes NaN and infinity on) is not finite.
+
+    Raises:
+        NonFiniteError: NaN or infinity in `largest`.
+    """
+    if not bool(torch.isfinite(largest).all()):
+        raise NonFiniteError(f"cannot encode {num_values} values: some are NaN or infinite")
 
 
 def check_range(block: int, n: int, start: int, stop: int) -> None:
@@ -110,3 +167,30 @@ def check_length(payload: Payload, expected: int, codec: str, n: int) -> memoryv
     if view.nbytes != expected:
         raise PayloadError(f"{codec} payload of {n} values is {view.nbytes} bytes; it must be {expected}")
     return view
+
+
+def group_elements(device: torch.device) -> int:
+    """Elements to work on at a time."""
+    return GROUP_ELEMENTS if device.type == "cpu" else ACCELERATOR_GROUP_ELEMENTS
+
+
+def groups(start: int, stop: int, block: int, elements: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) cut into consecutive ranges of whole blocks, about `elements` long; the last may be shorter."""
+    step = max(1, elements // block) * block
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def empty_vector(n: int) -> Tensor:
+    """Uninitialised fp32 [n]. Numpy asks for huge pages: of a large vector, the first touch costs a third."""
+    return torch.from_numpy(np.empty(n, np.float32))
+
+
+def read_bytes(view: memoryview, offset: int, rows: int, width: int) -> Tensor:
+    """A copy of `rows * width` bytes as uint8 [rows, width]; torch takes no read-only memory without a warning."""
+    return torch.from_numpy(np.frombuffer(view, np.uint8, rows * width, offset).reshape(rows, width).copy())
+
+
+def empty_payload(num_bytes: int) -> Tensor:
+    """Uninitialised uint8 [num_bytes] on the CPU, for an encoder to fill."""
+    return torch.from_numpy(np.empty(num_bytes, np.uint8))

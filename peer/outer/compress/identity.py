@@ -9,21 +9,24 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import (
+    GROUP_ELEMENTS,
     NonFiniteError,
     Payload,
     PayloadError,
+    Plain,
     Read,
     check_length,
     check_range,
     check_vector,
+    empty_vector,
+    group_elements,
+    groups,
     is_finite,
 )
 
-_GROUP_ELEMENTS = 1 << 18
-
 
 @dataclass(frozen=True)
-class Fp32:
+class Fp32(Plain):
     """The vector itself, 4 bytes a value, error 0."""
 
     @property
@@ -39,20 +42,21 @@ class Fp32:
     def encode(self, x: Tensor) -> bytes:
         """See `Compressor.encode`."""
         check_vector(x)
-        return self.encode_ranges(x.numel(), lambda start, stop: x[start:stop])
+        return self._encode(x.numel(), lambda start, stop: x[start:stop], group_elements(x.device))
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        payload = bytearray(self.wire_bytes(n))
-        values = np.frombuffer(payload, "<f4")
-        for start in range(0, n, _GROUP_ELEMENTS):
-            stop = min(start + _GROUP_ELEMENTS, n)
+        return self._encode(n, read, GROUP_ELEMENTS)
+
+    def _encode(self, n: int, read: Read, elements: int) -> bytes:
+        values = np.empty(n, "<f4")
+        for start, stop in groups(0, n, 1, elements):
             x = read(start, stop)
             check_vector(x)
             if not is_finite(x):
                 raise NonFiniteError(f"cannot encode {n} values: some of [{start}, {stop}) are NaN or infinite")
-            values[start:stop] = x.detach().numpy()
-        return bytes(payload)
+            values[start:stop] = x.detach().cpu().numpy()
+        return values.tobytes()
 
     def decode(self, payload: Payload, n: int) -> Tensor:
         """See `Compressor.decode`."""
@@ -64,10 +68,12 @@ class Fp32:
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         if start == stop:
             return torch.empty(0)
-        values = np.frombuffer(view, "<f4", stop - start, 4 * start)
-        decoded = torch.from_numpy(values.astype(np.float32))
-        if not is_finite(decoded):
-            raise PayloadError(f"fp32 payload holds NaN or infinity within values [{start}, {stop})")
+        decoded = empty_vector(stop - start)
+        for first, last in groups(start, stop, 1, GROUP_ELEMENTS):
+            piece = decoded[first - start : last - start]
+            piece.numpy()[:] = np.frombuffer(view, "<f4", last - first, 4 * first)
+            if not is_finite(piece):
+                raise PayloadError(f"fp32 payload holds NaN or infinity within values [{start}, {stop})")
         return decoded
 
     def wire_bytes(self, n: int) -> int:

@@ -15,23 +15,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.outer.compress.base import (
-    NonFiniteError,
+    GROUP_ELEMENTS,
     Payload,
     PayloadError,
+    Plain,
     Read,
+    check_finite,
     check_length,
     check_range,
     check_vector,
+    empty_payload,
+    empty_vector,
+    group_elements,
+    groups,
 )
+from peer.outer.compress.values import largest_magnitudes
 
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32
 _MAX_SCALE_BITS = 0x7C010203  # the largest fp32 that stays finite when multiplied by 127
-_GROUP_ELEMENTS = 1 << 18  # temporaries of an encoding stay this small, and within the cache
 
 
 @dataclass(frozen=True)
-class BlockInt8:
+class BlockInt8(Plain):
     """Symmetric int8 with scale = max |x| / 127 of each block.
 
     With m = max |x| of the block, the error of each value is at most max(m / 254, 2^-127) + 2^-22 m, where the last
@@ -48,18 +54,17 @@ class BlockInt8:
     def encode(self, x: Tensor) -> bytes:
         """See `Compressor.encode`."""
         check_vector(x)
-        return self.encode_ranges(x.numel(), lambda start, stop: x[start:stop])
+        return self._encode(x.numel(), lambda start, stop: x[start:stop], group_elements(x.device))
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
+        return self._encode(n, read, GROUP_ELEMENTS)
+
+    def _encode(self, n: int, read: Read, elements: int) -> bytes:
         scales = torch.empty(self._num_blocks(n))
-        payload = bytearray(self.wire_bytes(n))
-        if n == 0:
-            return bytes(payload)
-        values = torch.frombuffer(payload, dtype=torch.int8, count=n, offset=4 * scales.numel())
-        group = max(1, _GROUP_ELEMENTS // self.block) * self.block
-        for start in range(0, n, group):
-            stop = min(start + group, n)
+        payload = empty_payload(self.wire_bytes(n))
+        values = payload[4 * scales.numel() :].view(torch.int8)
+        for start, stop in groups(0, n, self.block, elements):
             x = read(start, stop)
             check_vector(x)
             full = (stop - start) // self.block * self.block
@@ -71,8 +76,8 @@ class BlockInt8:
                 )
             if full < x.numel():
                 _quantize(x[full:].view(1, -1), scales[cut:], values[tail].view(1, -1))
-        payload[: 4 * scales.numel()] = scales.numpy().astype("<f4", copy=False).tobytes()
-        return bytes(payload)
+        payload[: 4 * scales.numel()] = torch.from_numpy(scales.numpy().astype("<f4", copy=False).view(np.uint8))
+        return payload.numpy().tobytes()
 
     def decode(self, payload: Payload, n: int) -> Tensor:
         """See `Compressor.decode`."""
@@ -86,11 +91,16 @@ class BlockInt8:
             return torch.empty(0)
         first, last = start // self.block, self._num_blocks(stop)
         scales = np.frombuffer(view, "<f4", last - first, 4 * first)
-        values = np.frombuffer(view, np.int8, stop - start, 4 * self._num_blocks(n) + start)
         _check_scales(scales, first)
-        if values.min() < -LEVELS:
-            raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
-        return _dequantize(scales, values, self.block)
+        factors = torch.from_numpy(scales.astype(np.float32))
+        decoded = empty_vector(stop - start)
+        for low, high in groups(start, stop, self.block, GROUP_ELEMENTS):
+            values = np.frombuffer(view, np.int8, high - low, 4 * self._num_blocks(n) + low)
+            if values.min() < -LEVELS:
+                raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
+            blocks = factors[low // self.block - first : self._num_blocks(high) - first]
+            _dequantize(blocks, values, decoded[low - start : high - start], self.block)
+        return decoded
 
     def wire_bytes(self, n: int) -> int:
         """4 ceil(n / block) + n."""
@@ -102,23 +112,20 @@ class BlockInt8:
 
 def _quantize(rows: Tensor, scales: Tensor, values: Tensor) -> None:
     """Fp32 [b, w] -> scales fp32 [b] and values int8 [b, w], both written in place."""
-    largest = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))
-    if not bool(torch.isfinite(largest).all()):  # amax and amin pass NaN on
-        raise NonFiniteError(f"cannot encode {rows.numel()} values: some are NaN or infinite")
+    largest = largest_magnitudes(rows)
+    check_finite(largest, rows.numel())
     divisors = (largest / LEVELS).clamp_(_from_bits(_MIN_SCALE_BITS), _from_bits(_MAX_SCALE_BITS))
-    scales.copy_(divisors).masked_fill_(largest == 0, 0.0)
+    scales.copy_(divisors.masked_fill(largest == 0, 0.0))
     # |row| / divisor exceeds 127 by rounding only, so that the nearest integer always fits.
     values.copy_((rows / divisors.unsqueeze(1)).round_())
 
 
-def _dequantize(scales: NDArray[np.float32], values: NDArray[np.int8], block: int) -> Tensor:
-    decoded = torch.from_numpy(values.astype(np.float32))
-    factors = torch.from_numpy(scales.astype(np.float32))
+def _dequantize(scales: Tensor, values: NDArray[np.int8], out: Tensor, block: int) -> None:
+    out.copy_(torch.from_numpy(values.copy()))
     num_full = values.size // block
-    decoded[: num_full * block].view(-1, block).mul_(factors[:num_full].unsqueeze(1))
+    out[: num_full * block].view(-1, block).mul_(scales[:num_full].unsqueeze(1))
     if values.size % block:
-        decoded[num_full * block :].mul_(factors[num_full])
-    return decoded
+        out[num_full * block :].mul_(scales[num_full])
 
 
 def _check_scales(scales: NDArray[np.float32], first_block: int) -> None:

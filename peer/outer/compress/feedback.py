@@ -1,0 +1,144 @@
+"""Error feedback: what a codec left out of one round is added to the next (arXiv 1901.09847)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from peer.errors import UserError
+from peer.outer.compress.base import Codec, NonFiniteError, check_vector
+from peer.outer.compress.threshold import Threshold
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """e <- decay e + gain x; send C(e); e <- e - decoded. Decay 1 and gain 1 is the classic form.
+
+    SparseLoCo uses decay .95, DeMo .999 with the inner learning rate as gain (arXiv 2508.15706, 2411.19870).
+
+    Raises:
+        UserError: decay outside [0, 1], or a gain that is not a positive number.
+    """
+
+    decay: float
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            raise UserError(f"decay={self.decay:g}: must be in [0, 1]", "1 keeps all that was not sent")
+        if not (self.gain > 0.0 and math.isfinite(self.gain)):
+            raise UserError(f"gain={self.gain:g}: must be positive and finite", "1 is the classic form")
+
+
+class Sent(NamedTuple):
+    """A payload, and what every receiver decodes it to: fp32 [n] on the CPU."""
+
+    payload: bytes
+    decoded: Tensor
+
+
+class Encoder:
+    """The sending side of a codec, with the state that belongs to the sender and to nobody else.
+
+    Every `encode` opens a transaction. `commit` closes it when the round has been applied, `revert` restores the state
+    before it, bit for bit, when the round was abandoned, so that nothing is lost; the next `encode` commits what is
+    still open. The price is one copy of the residual, taken with the first `encode`.
+
+    Args:
+        codec: bound to the shapes of the vector already, where it uses them.
+        feedback: None to send plain C(x).
+        numel: elements n of the vector.
+        device: where the residual lives; that of the vectors to encode.
+
+    Attributes:
+        residual: e, fp32 [n], updated in place; None without feedback. Write to it to restore a checkpoint.
+        threshold: the one in use by a threshold codec, else None.
+        encodes: payloads encoded and not reverted.
+    """
+
+    def __init__(
+        self, codec: Codec, feedback: ErrorFeedback | None, numel: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.codec = codec
+        self.feedback = feedback
+        self.numel = numel
+        self.residual = None if feedback is None else torch.zeros(numel, device=device)
+        self.threshold: float | None = None
+        self.encodes = 0
+        self._saved: Tensor | None = None
+        self._before: tuple[float | None, int] | None = None
+
+    def encode(self, x: Tensor, seed: int) -> bytes:
+        """The payload for `x` fp32 [n] in the round of this seed; `x` stays as it is.
+
+        Raises:
+            NonFiniteError: `x` holds NaN or infinity, or the residual has left fp32's range; nothing has changed.
+        """
+        return self._encode(x, seed, decoded=False)[0]
+
+    def encode_decoded(self, x: Tensor, seed: int) -> Sent:
+        """`encode`, with the decoded vector besides, which error feedback needs anyway.
+
+        Raises:
+            NonFiniteError: see `encode`.
+        """
+        payload, decoded = self._encode(x, seed, decoded=True)
+        assert decoded is not None
+        return Sent(payload, decoded)
+
+    def commit(self) -> None:
+        """The round was applied: `revert` can no longer undo its `encode`."""
+        self._before = None
+
+    def revert(self) -> None:
+        """The round was abandoned: undo the last `encode`, exactly. Nothing happens if none is open."""
+        if self._before is None:
+            return
+        self.threshold, self.encodes = self._before
+        if self.residual is not None:
+            assert self._saved is not None
+            self.residual.copy_(self._saved)
+        self._before = None
+
+    def _encode(self, x: Tensor, seed: int, decoded: bool) -> tuple[bytes, Tensor | None]:
+        check_vector(x)
+        assert x.numel() == self.numel, f"{x.numel()} values; the encoder is for {self.numel}"
+        self._open()
+        codec = self.codec.seeded(seed)
+        try:
+            vector = x if self.residual is None else self._accumulate(x, self.residual)
+            payload = self._tuned(codec, vector).encode(vector)
+        except NonFiniteError:
+            self.revert()
+            raise
+        if self.residual is None and not decoded:
+            return payload, None
+        received = codec.decode(payload, self.numel)
+        if self.residual is not None:
+            self.residual.sub_(received.to(self.residual.device))
+        return payload, received
+
+    def _open(self) -> None:
+        if self.residual is not None:
+            if self._saved is None:
+                self._saved = torch.empty_like(self.residual)
+            self._saved.copy_(self.residual)
+        self._before = (self.threshold, self.encodes)
+
+    def _accumulate(self, x: Tensor, residual: Tensor) -> Tensor:
+        assert self.feedback is not None
+        return residual.mul_(self.feedback.decay).add_(x, alpha=self.feedback.gain)
+
+    def _tuned(self, codec: Codec, vector: Tensor) -> Codec:
+        """With the threshold that this sender stands at."""
+        self.encodes += 1
+        if not isinstance(codec, Threshold):
+            return codec
+        due = (self.encodes - 1) % codec.every == 0
+        tuned = codec.tuned(vector, None if due else self.threshold)
+        self.threshold = tuned.at
+        return tuned

@@ -1,0 +1,136 @@
+"""Symmetric levels around zero, relative to the largest magnitude of a row: `int8`, `int4` and `fp4`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from peer.outer.compress.base import PayloadError, check_finite
+from peer.outer.compress.bits import byte_table, lookup, pack
+from peer.outer.compress.values import (
+    MAX_BF16_BITS,
+    MIN_NORMAL,
+    bf16_bits,
+    bf16_value,
+    largest_magnitudes,
+    unpack_scales,
+)
+
+
+@dataclass(frozen=True)
+class IntegerValues:
+    """`int8` or `int4`: value = scale * q, |q| <= Q = 127 or 7, scale = bf16(max |x| / Q).
+
+    With m = max |x| of the row, the error of each value is at most max((1 + 2^-7) m / 2 Q, 2^-127). Codes are two's
+    complement; the most negative one is never written.
+    """
+
+    bits: int
+    scale_bytes: int = 2
+
+    @property
+    def name(self) -> str:
+        """`int8` or `int4`."""
+        return f"int{self.bits}"
+
+    @property
+    def levels(self) -> int:
+        """Q, the largest code."""
+        return (1 << (self.bits - 1)) - 1
+
+    def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Values.quantize`."""
+        scales = _scales(rows, self.levels, MIN_NORMAL, self._high_bits())
+        quotients = (rows / _divisors(scales, MIN_NORMAL)).round_()
+        if self.bits == 8:  # 127 m / bf16(m) can round to 128; 7 m / bf16(m) stays below 7.5
+            quotients.clamp_(-self.levels, self.levels)
+        return scales.view(torch.uint8), pack_signed(quotients.to(torch.int8), self.bits)
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        """See `Values.dequantize`."""
+        factors = unpack_scales(scales, self.name, MIN_NORMAL, self._high_bits())
+        if self.bits == 4:
+            _check_nibbles(codes, self.name)
+            lookup(codes, _int4_table(), out)
+        else:
+            signed = codes.view(torch.int8)
+            if signed.numel() and int(signed.amin()) == -128:
+                raise PayloadError("int8 payload holds -128; the limit is -127")
+            out.copy_(signed)
+        out.mul_(factors)
+
+    def _high_bits(self) -> int:
+        return bf16_bits(torch.finfo(torch.float32).max / self.levels)
+
+
+@dataclass(frozen=True)
+class Fp4Values:
+    """`fp4`, E3M0: value = sign * scale * 2^(e - 7), e in 1..7, or 0; scale = bf16(max |x|) (arXiv 2501.18512).
+
+    With m = max |x| of the row, the error of x is at most max(.34 |x|, .0118 m, 2^-126): the nearest power of two,
+    and zero below three quarters of the smallest. Codes are sign * e in two's complement; -8 is never written.
+    """
+
+    name: str = "fp4"
+    bits: int = 4
+    scale_bytes: int = 2
+
+    def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Values.quantize`."""
+        scales = _scales(rows, 1, _MIN_FP4_SCALE, MAX_BF16_BITS)
+        # bf16 keeps the exponent in bits 7 to 14; half of bit 7 rounds it to the nearest power of two.
+        bits = (rows / _divisors(scales, _MIN_FP4_SCALE)).to(torch.bfloat16).view(torch.int16)
+        signs = bits >> 15
+        exponents = bits.bitwise_and_(0x7FFF).add_(0x40).bitwise_right_shift_(7).sub_(120).clamp_(min=0)
+        codes = exponents.bitwise_xor_(signs).sub_(signs).to(torch.int8)
+        return scales.view(torch.uint8), pack_signed(codes, 4)
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        """See `Values.dequantize`."""
+        factors = unpack_scales(scales, self.name, _MIN_FP4_SCALE)
+        _check_nibbles(codes, self.name)
+        lookup(codes, _fp4_table(), out)
+        out.mul_(factors)
+
+
+_MIN_FP4_SCALE = 2.0**-120  # so that scale * 2^-6 is normal
+
+
+def pack_signed(codes: Tensor, bits: int) -> Tensor:
+    """Int8 [r, w] -> two's complement of 4 or 8 bits, uint8 [r, ceil(w bits / 8)]; overwrites `codes`."""
+    if bits == 4:
+        codes.bitwise_and_(15)
+    return pack(codes.view(torch.uint8), bits)
+
+
+def _check_nibbles(packed: Tensor, codec: str) -> None:
+    if packed.numel() == 0:
+        return
+    if int((packed ^ 0x80).amin()) < 16 or int((packed ^ 8).bitwise_and_(15).amin()) == 0:
+        raise PayloadError(f"{codec} payload holds -8; the limit is -7")
+
+
+@lru_cache(maxsize=1)
+def _int4_table() -> Tensor:
+    return byte_table([*range(8), 0, *range(-7, 0)])
+
+
+@lru_cache(maxsize=1)
+def _fp4_table() -> Tensor:
+    magnitudes = [2.0 ** (e - 7) for e in range(1, 8)]
+    return byte_table([0.0, *magnitudes, 0.0, *(-m for m in reversed(magnitudes))])
+
+
+def _scales(rows: Tensor, levels: int, low: float, high_bits: int) -> Tensor:
+    """Bf16 [r, 1]: max |x| / levels within [low, high], or 0 for a row of zeros."""
+    largest = largest_magnitudes(rows)
+    check_finite(largest, rows.numel())
+    scales = (largest / levels).clamp_(low, bf16_value(high_bits)).masked_fill_(largest == 0, 0.0)
+    return scales.to(torch.bfloat16).unsqueeze(1)
+
+
+def _divisors(scales: Tensor, low: float) -> Tensor:
+    return scales.float().clamp_(min=low)

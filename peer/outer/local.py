@@ -1,0 +1,177 @@
+"""What a recipe adds to the inner loop: in place, on flat fp32 vectors of any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from peer.errors import UserError
+from peer.outer.state import CHUNK, chunks
+
+GradientAt = Callable[[Tensor], Tensor]
+"""Parameters [P] -> gradient [P] there, on the batch of the present step."""
+
+
+class LocalRule(Protocol):
+    """Acts between the backward pass and the inner optimizer, and after the latter.
+
+    Order: `begin_round` when a new anchor was merged; then per step backward, `on_gradient`, inner optimizer,
+    `after_step`.
+    """
+
+    @property
+    def replays(self) -> bool:
+        """Whether `on_gradient` needs `gradient_at`: a second forward and backward pass per step."""
+
+    def begin_round(self) -> None:
+        """Forget what belongs to the round before."""
+
+    def on_gradient(
+        self, gradient: Tensor, local: Tensor, anchor: Tensor, gradient_at: GradientAt | None = None
+    ) -> None:
+        """Change the gradient before the inner optimizer sees it.
+
+        Args:
+            gradient: fp32 [P], of the present batch at `local`; changed in place.
+            local: fp32 [P], the parameters before the step; left unchanged.
+            anchor: fp32 [P], the anchor of the round; left unchanged.
+            gradient_at: for rules with `replays`; may change nothing that the caller keeps.
+        """
+
+    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
+        """Change the parameters after the inner optimizer's step.
+
+        Args:
+            local: fp32 [P], the parameters after the step; changed in place.
+            anchor: fp32 [P]; left unchanged.
+            lr: the inner learning rate of the step.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Nothing is added."""
+
+    @property
+    def replays(self) -> bool:
+        """Never."""
+        return False
+
+    def begin_round(self) -> None:
+        """Nothing to forget."""
+
+    def on_gradient(
+        self, gradient: Tensor, local: Tensor, anchor: Tensor, gradient_at: GradientAt | None = None
+    ) -> None:
+        """Leaves the gradient as it is."""
+
+    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
+        """Leaves the parameters as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proximal:
+    """gradient += mu (x - anchor): the gradient of mu/2 |x - anchor|^2 (FedProx, arXiv 1812.06127, equation 2).
+
+    Attributes:
+        mu: 0 changes nothing, bit for bit; published: 0.001 to 1.
+        decoupled: pull after the step instead, x -= lr mu (x - anchor), past the optimizer's preconditioner (as AdamW
+            does with weight decay); under plain SGD the same to first order in lr.
+    """
+
+    mu: float
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mu) and self.mu >= 0.0):
+            raise UserError(f"mu={self.mu}: must be finite and at least 0", "published: 0.001, 0.01, 0.1 or 1")
+
+    @property
+    def replays(self) -> bool:
+        """Never."""
+        return False
+
+    def begin_round(self) -> None:
+        """Nothing to forget."""
+
+    def on_gradient(
+        self,
+        gradient: Tensor,
+        local: Tensor,
+        anchor: Tensor,
+        gradient_at: GradientAt | None = None,  # noqa: ARG002
+    ) -> None:
+        """See `LocalRule.on_gradient`."""
+        if self.mu == 0.0 or self.decoupled:
+            return
+        for start, stop in chunks(local.numel(), CHUNK):
+            gradient[start:stop].add_((local[start:stop] - anchor[start:stop]).mul_(self.mu))
+
+    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
+        """See `LocalRule.after_step`."""
+        if self.mu == 0.0 or not self.decoupled:
+            return
+        for start, stop in chunks(local.numel(), CHUNK):
+            local[start:stop].sub_((local[start:stop] - anchor[start:stop]).mul_(lr * self.mu))
+
+
+class Spider:
+    """v_k = g(w_k) + (v_{k-1} - g(w_{k-1})), both gradients on the same batch (FedGLOMO, arXiv 2012.04061).
+
+    v_0 = g(w_0). The inner optimizer gets v_k in place of g(w_k). Keeps two fp32 [P] on the gradient's device, and
+    costs a second gradient per step.
+    """
+
+    def __init__(self) -> None:
+        self._previous: Tensor | None = None
+        self._estimate: Tensor | None = None
+
+    @property
+    def replays(self) -> bool:
+        """Always: g(w_{k-1}) on the present batch."""
+        return True
+
+    def begin_round(self) -> None:
+        """The next step starts anew from v_0."""
+        self._previous = self._estimate = None
+
+    def on_gradient(
+        self,
+        gradient: Tensor,
+        local: Tensor,
+        anchor: Tensor,  # noqa: ARG002
+        gradient_at: GradientAt | None = None,
+    ) -> None:
+        """See `LocalRule.on_gradient`."""
+        assert gradient_at is not None, "Spider needs gradient_at"
+        if self._previous is None or self._estimate is None:
+            self._previous, self._estimate = local.clone(), gradient.clone()
+            return
+        gradient.add_(self._estimate.sub_(gradient_at(self._previous)))
+        self._estimate.copy_(gradient)
+        self._previous.copy_(local)
+
+    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
+        """Leaves the parameters as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """FedGLOMO's peers (arXiv 2012.04061): `Spider` steps, made again from the previous anchor on the same batches.
+
+    The contribution is D_new - (1 - beta) D_old; with the outer optimizer `HeavyBall(lr=1, momentum=1 - beta)` that is
+    u <- beta D_new + (1 - beta) (u + D_new - D_old). Each trajectory has a `Spider` of its own.
+
+    Attributes:
+        beta: of the server's momentum; 1 is federated averaging.
+    """
+
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.beta <= 1.0:
+            raise UserError(f"beta={self.beta}: must be in (0, 1]", "1 has no server momentum")

@@ -1,0 +1,290 @@
+"""Every published algorithm as one entry: the parts in which it differs from plain averaging, and its numbers.
+
+Where a paper leaves a number open, or had another model in mind, the comment says what was chosen. `docs/recipes.md`
+tells what each one sends, when to use it, and what to beware of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from peer.outer.adaptive import Adagrad, Adam, Yogi
+from peer.outer.aggregate import DirectionAverage, Mean
+from peer.outer.allocate import AdaptiveTopK, TimeBalanced
+from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.local import Proximal, Replay
+from peer.outer.merging import Accelerated, Carry, Eager, Elastic, Mix
+from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
+from peer.outer.recipes import Recipe
+from peer.outer.schedules import Every, GradientChange, Strided
+from peer.outer.straggler import Backup, ComputeTimeout, Quorum
+from peer.outer.topology import BandwidthMatching, Neighbours, RandomPairs
+
+# anchor <- sum_i (n_i / n) local_i = anchor - D with D weighted by n_i, here tokens for the paper's examples.
+# H: 5 epochs of 600 examples in batches of 10, as in the paper's MNIST experiments.
+_FEDAVG = Every(steps=300)
+_DILOCO = Nesterov(lr=0.7, momentum=0.9)
+
+_ALL: Final = (
+    Recipe(
+        name="ddp",
+        source="the baseline of every comparison",
+        summary="g = mean_i g_i at every step, then the inner optimizer",
+        payload="gradient",
+        schedule=Every(steps=1),
+    ),
+    Recipe(
+        name="fedavg",
+        source="McMahan et al. 2017, arXiv 1602.05629, algorithm 1",
+        summary="anchor <- sum_i (n_i / n) local_i",
+        schedule=_FEDAVG,
+    ),
+    Recipe(
+        name="fedadagrad",
+        source="Reddi et al. 2021, arXiv 2003.00295, algorithm 2",
+        summary="v <- v + D^2; anchor <- anchor - lr D / (sqrt v + tau)",
+        schedule=_FEDAVG,
+        outer=Adagrad(lr=0.1, tau=1e-3),
+    ),
+    Recipe(
+        name="fedadam",
+        source="Reddi et al. 2021, arXiv 2003.00295, algorithm 2",
+        summary="m, v <- moments of D; anchor <- anchor - lr m / (sqrt v + tau), no bias correction",
+        schedule=_FEDAVG,
+        outer=Adam(lr=0.1, betas=(0.9, 0.99), tau=1e-3),
+    ),
+    Recipe(
+        name="fedyogi",
+        source="Reddi et al. 2021, arXiv 2003.00295, algorithm 2",
+        summary="v <- v - (1 - b2) D^2 sign(v - D^2); anchor <- anchor - lr m / (sqrt v + tau)",
+        schedule=_FEDAVG,
+        outer=Yogi(lr=0.01, betas=(0.9, 0.99), tau=1e-3),
+    ),
+    Recipe(
+        name="fedprox",
+        source="Li et al. 2020, arXiv 1812.06127, algorithm 2",
+        summary="g <- g + mu (x - anchor) inside; then fedavg",
+        schedule=_FEDAVG,
+        local=Proximal(mu=0.01),
+    ),
+    Recipe(
+        # alpha = beta / R for the 4 peers of a comparison; set merge: {a: .9 / R} for another R.
+        name="easgd",
+        source="Zhang et al. 2015, arXiv 1412.6651, section 3",
+        summary="d_i = a (x_i - c); x_i <- x_i - d_i; c <- c + sum_i d_i, beta = R a = .9",
+        schedule=Every(steps=16),
+        merge=Elastic(a=0.225),
+        outer=Sgd(lr=0.9),
+    ),
+    Recipe(
+        name="papa",
+        source="Jolicoeur-Martineau et al. 2023, arXiv 2304.03094, algorithm 1",
+        summary="x_i <- .99 x_i + .01 mean(x) every 10 steps",
+        schedule=Every(steps=10),
+        merge=Mix(alpha=0.99),
+    ),
+    Recipe(
+        name="fedglomo",
+        source="Das et al. 2022, arXiv 2012.04061, algorithms 1 and 2",
+        summary="u <- beta D_new + (1 - beta) (u + D_new - D_old), both on the same batches",
+        schedule=_FEDAVG,
+        local=Replay(beta=0.5),
+        outer=HeavyBall(lr=1.0, momentum=0.5),
+    ),
+    Recipe(
+        # m <- .9 m + D, anchor <- anchor - .7 (D + .9 m), D = mean over peers of (anchor - local); AdamW state is kept.
+        name="diloco",
+        source="Douillard et al. 2023, arXiv 2311.08105, algorithm 1 and section 3.1",
+        summary="m <- .9 m + D; anchor <- anchor - .7 (D + .9 m) every 500 steps",
+        schedule=Every(steps=500),
+        merge=Carry(),
+        outer=_DILOCO,
+    ),
+    Recipe(
+        # The same equations; D and its mean travel as 8-bit integers (the paper's own all-reduce was fp16).
+        name="opendiloco",
+        source="Jaghouar et al. 2024, arXiv 2407.07852",
+        summary="diloco with 8-bit integers both ways",
+        schedule=Every(steps=500),
+        merge=Carry(),
+        outer=_DILOCO,
+        compressor="int8",
+    ),
+    Recipe(
+        name="intellect1",
+        source="Jaghouar et al. 2024, arXiv 2412.01152, section 2",
+        summary="diloco every 100 steps with 8-bit integers",
+        schedule=Every(steps=100),
+        merge=Carry(),
+        outer=_DILOCO,
+        compressor="int8",
+    ),
+    Recipe(
+        name="streaming-diloco",
+        source="Douillard et al. 2025, arXiv 2501.18512, algorithm 2",
+        summary="fragment p at steps t = t_p mod H; local <- .5 local + .5 anchor, tau steps later; 4 bits up",
+        schedule=Strided(period=100, num_fragments=3, overlap_steps=1),
+        merge=Mix(alpha=0.5),
+        outer=Nesterov(lr=0.4, momentum=0.9),
+        compressor="fp4",
+    ),
+    Recipe(
+        name="eager-diloco",
+        source="Kale et al. 2025, arXiv 2502.12996, algorithm 2",
+        summary="D~_m = D(t - H) + (D_m(t) - D_m(t - H)) / R: the round before, with one's own share renewed",
+        schedule=Every(steps=30, overlap_steps=30),
+        merge=Eager(),
+        outer=_DILOCO,
+    ),
+    Recipe(
+        # lr a tenth of diloco's: updates of part of the swarm come more often. Half of the peers start a round.
+        name="async-diloco",
+        source="Liu et al. 2024, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428",
+        summary="a round starts with K contributions, each weighing (1 + staleness)^-1/2",
+        schedule=Every(steps=30),
+        merge=Carry(),
+        outer=Nesterov(lr=0.07, momentum=0.9),
+        straggler=Quorum(fraction=0.5),
+    ),
+    Recipe(
+        name="muloco",
+        source="Thérien et al. 2025, arXiv 2505.23725",
+        summary="Muon inside; e <- .9 e + D, send 2 bits of e; Nesterov .8 / .9 outside",
+        schedule=Every(steps=30),
+        merge=Carry(),
+        outer=Nesterov(lr=0.8, momentum=0.9),
+        exchange="gather",
+        compressor="int2",
+        feedback=ErrorFeedback(decay=0.9),
+        inner="muon",
+    ),
+    Recipe(
+        name="sparseloco",
+        source="Sarfi et al. 2025, arXiv 2508.15706, algorithm 1",
+        summary="e <- .95 e + D; send the 64 largest of 4096 in 2 bits; anchor <- anchor - sum_i / R",
+        schedule=Every(steps=30),
+        merge=Carry(),
+        exchange="gather",
+        compressor="top64/4096+int2",
+        feedback=ErrorFeedback(decay=0.95),
+        aggregator=Mean(normalise="members"),
+    ),
+    Recipe(
+        name="demo",
+        source="Peng et al. 2024, arXiv 2411.19870, algorithm 1, and its reference code",
+        summary="d <- .999 d + lr g; send the 32 largest of each 64x64 DCT block; x <- x - lr sign(mean)",
+        payload="gradient",
+        schedule=Every(steps=1),
+        exchange="gather",
+        compressor="dct64+top32/4096+fp32",
+        feedback=ErrorFeedback(decay=0.999),
+        aggregator=Mean(normalise="contributors"),
+        outer=SignSgd(lr=1.0),
+        inner="none",
+    ),
+    Recipe(
+        name="distro",
+        source="Nous Research, Psyche, after DeMo (arXiv 2411.19870)",
+        summary="demo with 4 of 64 coefficients, decay .995, 1-bit signs, applied one step late",
+        payload="gradient",
+        schedule=Every(steps=1, overlap_steps=1),
+        exchange="gather",
+        compressor="dct64+top4/64+sign",
+        feedback=ErrorFeedback(decay=0.995),
+        aggregator=Mean(normalise="contributors"),
+        outer=SignSgd(lr=1.0, weight_decay=0.1),
+        inner="none",
+    ),
+    Recipe(
+        name="noloco",
+        source="Kolehmainen et al. 2025, arXiv 2506.10911, section 3",
+        summary="in random pairs: m <- .5 m + lr (mean D + phi - mean phi); phi <- phi - m",
+        schedule=Every(steps=50),
+        topology=RandomPairs(),
+        outer=HeavyBall(lr=0.7, momentum=0.5),
+    ),
+    Recipe(
+        name="selsync",
+        source="Tyagi and Swany 2023, arXiv 2307.07950, algorithm 1",
+        summary="average the parameters when any peer's gradient norm changed by 30%",
+        schedule=GradientChange(delta=0.3, smoothing=25),
+    ),
+    Recipe(
+        name="dropcompute",
+        source="Giladi et al. 2023, arXiv 2306.10598, algorithm 1",
+        summary="ddp whose peers stop accumulating micro-batches at tau",
+        payload="gradient",
+        schedule=Every(steps=1),
+        straggler=ComputeTimeout(),
+    ),
+    Recipe(
+        name="a2cid2",
+        source="Nabli et al. 2023, arXiv 2306.08289, algorithm 1",
+        summary="pair events on a ring of (x, x~), which mix by exp(-2 eta dt) between the events",
+        payload="parameters",
+        schedule=Every(steps=1),
+        merge=Accelerated(),
+        topology=Neighbours(graph="ring"),
+    ),
+    Recipe(
+        name="saps",
+        source="Tang et al. 2020, arXiv 2002.09692, algorithm 2",
+        summary="one partner by bandwidth; half-half on 1% of the coordinates, the same on both sides",
+        payload="parameters",
+        schedule=Every(steps=1),
+        topology=BandwidthMatching(quantile=0.5, refresh=10),
+        compressor="random0.01+fp32",
+        exchange="gather",
+    ),
+    Recipe(
+        name="dybw",
+        source="Xu et al. 2021, arXiv 2102.06280, algorithm 1",
+        summary="average the parameters of whoever is fastest, so that a window of rounds connects all",
+        payload="parameters",
+        schedule=Every(steps=1),
+        straggler=Backup(window=4),
+    ),
+    Recipe(
+        name="dct-threshold",
+        source="Gupta et al. 2020, arXiv 2010.08899 (dynamic communication thresholding), section 3",
+        summary="e <- e + g; send what lies above the k-th magnitude, found again every 100 steps",
+        payload="gradient",
+        schedule=Every(steps=1),
+        exchange="gather",
+        compressor="threshold0.01+fp32",
+        feedback=ErrorFeedback(decay=1.0),
+    ),
+    Recipe(
+        name="sparse-block",
+        source="Eghlidi and Jaggi 2020, arXiv 2009.09271",
+        summary="e <- e + g; send one contiguous block at a seeded random place, no indices",
+        payload="gradient",
+        schedule=Every(steps=1),
+        exchange="gather",
+        compressor="randomblock0.01+fp32",
+        feedback=ErrorFeedback(decay=1.0),
+    ),
+    Recipe(
+        # The paper compresses the activations of a pipeline; here its rule for links decides what peers send.
+        name="fusionllm-adatopk",
+        source="Tang et al. 2024, arXiv 2410.12707, section 5",
+        summary="e <- e + g; top-k with a ratio per uplink, so that all links finish together",
+        payload="gradient",
+        schedule=Every(steps=1),
+        exchange="gather",
+        compressor="top41/4096+fp32",
+        feedback=ErrorFeedback(decay=1.0),
+        allocator=AdaptiveTopK(base_ratio=0.01),
+    ),
+    Recipe(
+        name="paba",
+        source="arXiv 2003.04544",
+        summary="fedavg whose steps and reduced shares per peer make all finish together",
+        schedule=Every(steps=30),
+        allocator=TimeBalanced(),
+    ),
+)
+RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
+_ = DelayedNesterov, DirectionAverage  # options of async-diloco: outer: delayed-nesterov, aggregator: direction

@@ -1,0 +1,263 @@
+"""Aggregators that withstand some malicious contributions. None can at an honest cosine below about .1.
+
+Medians here count every contribution once, whatever its weight: who may contribute, and with which weight, is decided
+at admission. The vectors must be finite; `Gated` alone takes NaN and infinity, and drops them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from peer.errors import UserError
+from peer.outer.aggregate import Aggregator, check_contributions, chunks, fold, norm, scaled_sum
+from peer.outer.compress.base import is_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedMean:
+    """The weighted mean after scaling every norm down to at most `factor` times the median norm.
+
+    Zero vectors do not count in the median. Not chunk-separable: norms need the whole vector.
+    """
+
+    separable: ClassVar[bool] = False
+    factor: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check_at_least("factor", self.factor, 1.0)
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`; with nothing to clip the result is `weighted_mean`'s, bit for bit."""
+        total = check_contributions(contributions, weights)
+        norms = [norm(contribution) for contribution in contributions]
+        limit = self.factor * _median_norm(norms)
+        clips = [limit / length if length > limit else 1.0 for length in norms]
+        return scaled_sum(contributions, [weight / total * clip for weight, clip in zip(weights, clips, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean:
+    """Per element, the mean without the floor(fraction * R) smallest and as many largest values.
+
+    Yin et al. 2018, arXiv 1803.01498, definition 2. All weigh alike. Chunk-separable.
+    """
+
+    separable: ClassVar[bool] = True
+    fraction: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.fraction < 0.5:
+            raise UserError(f"fraction={self.fraction}: must be in [0, 0.5)", "0.25 withstands a quarter of the peers")
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`; the weights are checked and not used."""
+        check_contributions(contributions, weights)
+        cut = math.floor(self.fraction * len(contributions))
+        return _mean_of_ranks(contributions, cut, len(contributions) - cut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinateMedian:
+    """Per element, the median; of an even number, the mean of the middle two (arXiv 1803.01498, definition 1).
+
+    All weigh alike. Chunk-separable.
+    """
+
+    separable: ClassVar[bool] = True
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`; the weights are checked and not used."""
+        check_contributions(contributions, weights)
+        return _mean_of_ranks(contributions, (len(contributions) - 1) // 2, len(contributions) // 2 + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentredClipping:
+    """v <- v + sum_i w_i (x_i - v) min(1, tau / |x_i - v|) / sum w, from the coordinate median.
+
+    Karimireddy et al. 2021, arXiv 2012.10333, with tau = median_i |x_i - v0| fixed from the start. Ends when a step
+    is shorter than `tolerance` tau, or after `iterations`. Not chunk-separable: distances need the whole vector.
+    """
+
+    separable: ClassVar[bool] = False
+    iterations: int = 20
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise UserError(f"iterations={self.iterations}: must be at least 1", "3 are usually enough")
+        if not 0.0 <= self.tolerance < 1.0:
+            raise UserError(f"tolerance={self.tolerance}: must be in [0, 1)", "0.0001 is usual")
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`."""
+        total = check_contributions(contributions, weights)
+        centre = CoordinateMedian().aggregate(contributions, weights)
+        distances = [_distance(contribution, centre) for contribution in contributions]
+        tau = median(distances)
+        if tau == 0.0:  # more than half are the same vector
+            return centre
+        for _ in range(self.iterations):
+            clips = [min(1.0, tau / distance) if distance else 1.0 for distance in distances]
+            pulls = [weight / total * clip for weight, clip in zip(weights, clips, strict=True)]
+            if _pull_(centre, contributions, pulls) < self.tolerance * tau:
+                break
+            distances = [_distance(contribution, centre) for contribution in contributions]
+        return centre
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """Drops what looks malicious, then aggregates the rest with `inner`.
+
+    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm; a near-duplicate
+    (cosine above `max_duplicate_cosine`) of an earlier contribution; a cosine below `min_cosine` to the weighted mean
+    direction of the rest. Directions, because a norm just below the gate must not buy three votes. The last gate
+    needs at least three contributions: of two that disagree, nobody can tell which is right. A zero vector passes.
+
+    Not chunk-separable: norms and cosines need the whole vector.
+    """
+
+    separable: ClassVar[bool] = False
+    inner: Aggregator = field(default_factory=CentredClipping)
+    max_norm_ratio: float = 3.0
+    min_cosine: float = 0.0
+    max_duplicate_cosine: float = 0.999
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_norm_ratio", self.max_norm_ratio, 1.0)
+        if not -1.0 <= self.min_cosine < 1.0:
+            raise UserError(f"min_cosine={self.min_cosine}: must be in [-1, 1)", "0 drops what opposes the rest")
+        if not 0.0 < self.max_duplicate_cosine <= 1.0:
+            raise UserError(
+                f"max_duplicate_cosine={self.max_duplicate_cosine}: must be in (0, 1]", "0.999 tells copies apart"
+            )
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`; ValueError also if every contribution was dropped."""
+        kept, reasons = self.select(contributions, weights)
+        if not kept:
+            raise ValueError(f"all {len(contributions)} contributions were dropped; the first: {reasons[0]}")
+        return self.inner.aggregate([contributions[i] for i in kept], [weights[i] for i in kept])
+
+    def select(
+        self, contributions: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[tuple[int, ...], Mapping[int, str]]:
+        """Whom to keep: ascending indices of the kept, and the reason for each index that is dropped.
+
+        Raises:
+            ValueError: as `Aggregator.aggregate`.
+        """
+        check_contributions(contributions, weights)
+        reasons = {i: "holds NaN or infinity" for i, x in enumerate(contributions) if not is_finite(x)}
+        kept = [i for i in range(len(contributions)) if i not in reasons]
+        norms = {i: norm(contributions[i]) for i in kept}
+        middle = _median_norm(list(norms.values()))
+        for i, length in norms.items():
+            if length > self.max_norm_ratio * middle:
+                reasons[i] = f"norm {length:.3g} is above {self.max_norm_ratio:g} x the median {middle:.3g}"
+        kept = [i for i in kept if i not in reasons]
+        cosines = _cosines([contributions[i] for i in kept])
+        reasons |= self._duplicates(kept, cosines)
+        staying = [position for position, i in enumerate(kept) if i not in reasons]
+        to_rest = _cosines_to_rest(cosines, staying, [weights[i] for i in kept])
+        for position, cosine in zip(staying, to_rest, strict=True):
+            if cosine < self.min_cosine:
+                reasons[kept[position]] = f"cosine {cosine:.3g} to the rest is below {self.min_cosine:g}"
+        return tuple(i for i in kept if i not in reasons), dict(sorted(reasons.items()))
+
+    def _duplicates(self, kept: Sequence[int], cosines: Sequence[Sequence[float]]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for later in range(len(kept)):
+            for earlier in range(later):
+                cosine = cosines[later][earlier]
+                if kept[earlier] not in found and cosine > self.max_duplicate_cosine:
+                    found[kept[later]] = f"near-duplicate of contribution {kept[earlier]} (cosine {cosine:.6f})"
+                    break
+        return found
+
+
+def _check_at_least(name: str, value: float, limit: float) -> None:
+    if not limit <= value < math.inf:
+        raise UserError(f"{name}={value}: must be finite and at least {limit:g}", "3 is usual")
+
+
+def _median_norm(norms: Sequence[float]) -> float:
+    return median([length for length in norms if length] or [0.0])
+
+
+def _mean_of_ranks(contributions: Sequence[Tensor], first: int, last: int) -> Tensor:
+    """Per element, the mean of the values whose rank among the contributions is in [first, last)."""
+    share = 1.0 / (last - first)
+    out = torch.empty_like(contributions[0])
+    for chunk in chunks(out.numel()):
+        rows = torch.stack([contribution[chunk] for contribution in contributions])
+        _sort_rows_(rows)
+        # Minimum and maximum of -0.0 and 0.0 may be either; adding to 0.0 settles the sign.
+        out[chunk] = sum(rows[rank] * share for rank in range(first, last)) + 0.0
+    return out
+
+
+def _sort_rows_(rows: Tensor) -> None:
+    """Sort each column by odd-even transposition: whole rows at a time, several times faster than `torch.sort`."""
+    for turn in range(rows.shape[0]):
+        upper, lower = rows[turn % 2 : -1 : 2], rows[turn % 2 + 1 :: 2]
+        least = torch.minimum(upper, lower)
+        torch.maximum(upper, lower, out=lower)
+        upper.copy_(least)
+
+
+def _distance(x: Tensor, centre: Tensor) -> float:
+    """|x - centre|; infinite where the difference leaves fp32's range."""
+    squares = ((x[chunk] - centre[chunk]).double().square_() for chunk in chunks(x.numel()))
+    return math.sqrt(sum(float(fold(square)) for square in squares))
+
+
+def _pull_(centre: Tensor, contributions: Sequence[Tensor], pulls: Sequence[float]) -> float:
+    """centre <- centre + sum_i pull_i (x_i - centre), in place; returns the length of that step."""
+    # A pull of 0 belongs to an infinite distance, whose product with 0 would be NaN.
+    near = [(contribution, pull) for contribution, pull in zip(contributions, pulls, strict=True) if pull]
+    squared = 0.0
+    for chunk in chunks(centre.numel()):
+        step = scaled_sum([x[chunk] - centre[chunk] for x, _ in near], [pull for _, pull in near])
+        centre[chunk].add_(step)
+        squared += float(fold(step.double().square_()))
+    return math.sqrt(squared)
+
+
+def _cosines(contributions: Sequence[Tensor]) -> list[list[float]]:
+    """Cosines of all pairs, 0 where a vector is zero; float64, in an order that no machine changes."""
+    count = len(contributions)
+    gram = [[0.0] * count for _ in range(count)]
+    for chunk in chunks(contributions[0].numel() if count else 0):
+        rows = torch.stack([contribution[chunk].double() for contribution in contributions])
+        for i in range(count):
+            for j, product in enumerate(fold(rows[: i + 1] * rows[i]).tolist()):
+                gram[i][j] += product
+    lengths = [math.sqrt(gram[i][i]) for i in range(count)]
+    scales = [1.0 / length if length else 0.0 for length in lengths]
+    return [
+        [min(1.0, gram[max(i, j)][min(i, j)] * scales[i] * scales[j]) for j in range(count)] for i in range(count)
+    ]
+
+
+def _cosines_to_rest(
+    cosines: Sequence[Sequence[float]], staying: Sequence[int], weights: Sequence[float]
+) -> list[float]:
+    """For each of `staying`, the cosine to the weighted sum of the others' directions; 1 if they are fewer than 3."""
+    if len(staying) < 3:
+        return [1.0] * len(staying)
+    result = []
+    for i in staying:
+        rest = [j for j in staying if j != i]
+        along = math.fsum(weights[j] * cosines[i][j] for j in rest)
+        squared = math.fsum(weights[j] * weights[k] * cosines[j][k] for j in rest for k in rest)
+        result.append(along / math.sqrt(squared) if squared > 0.0 else 0.0)
+    return result

@@ -1,0 +1,317 @@
+"""When each fragment is sent and applied: pure functions of the inner step.
+
+Steps count from 1: step t is over when t inner steps were made, and nothing is ever due at 0. Rounds of a fragment
+count from 1 too, as in `RoundRecord`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.errors import UserError
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One round of one fragment: its snapshot is sent after `send_step`, its result merged after `apply_step`."""
+
+    fragment: int
+    round: int
+    send_step: int
+    apply_step: int
+
+
+class Schedule(Protocol):
+    """Inner step -> rounds that begin there."""
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        """All rounds with `send_step == step`, in ascending order of fragment and round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """A round of the one fragment 0 every H steps (DiLoCo, arXiv 2311.08105), with a growing H if asked for.
+
+    H_r = min(max_steps, round(steps growth^(r // growth_every_rounds))), r = 0 for the first round after the warm
+    start. The warm start syncs every `warm_start_every` steps up to and including `warm_start_steps`.
+
+    Attributes:
+        steps: H, or the first of the growing ones.
+        overlap_steps: steps between sending and applying; H overlaps a whole round (arXiv 2502.12996).
+        growth: factor; 1 keeps H.
+        growth_every_rounds: rounds of the same H.
+        max_steps: bound of H; None for none.
+        warm_start_steps: 0 for no warm start; a multiple of `warm_start_every`.
+        warm_start_every: steps per round in the warm start.
+    """
+
+    steps: int
+    overlap_steps: int = 0
+    growth: float = 1.0
+    growth_every_rounds: int = 1
+    max_steps: int | None = None
+    warm_start_steps: int = 0
+    warm_start_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "growth_every_rounds", "warm_start_every"):
+            _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("warm_start_steps", self.warm_start_steps, 0)
+        if not (math.isfinite(self.growth) and self.growth >= 1.0):
+            raise UserError(f"growth={self.growth}: must be finite and at least 1", "1 keeps the number of steps")
+        if self.max_steps is not None and self.max_steps < self.steps:
+            raise UserError(f"max_steps={self.max_steps}: must be at least steps={self.steps}", "leave it out")
+        if self.warm_start_steps % self.warm_start_every:
+            raise UserError(
+                f"warm_start_steps={self.warm_start_steps}: must be a multiple of warm_start_every="
+                f"{self.warm_start_every}",
+                f"use {self.warm_start_steps // self.warm_start_every * self.warm_start_every}",
+            )
+        shortest = min(self.steps, self.warm_start_every) if self.warm_start_steps else self.steps
+        if not 0 <= self.overlap_steps <= shortest:
+            raise UserError(
+                f"overlap_steps={self.overlap_steps}: must be in [0, {shortest}], the shortest round",
+                "1 to 5 cost nothing measurable (arXiv 2501.18512)",
+            )
+
+    def length(self, round: int) -> int:
+        """Inner steps of round number `round`, counted from 1."""
+        return self.begins(round + 1) - self.begins(round)
+
+    def longest(self, rounds: int | None) -> int:
+        """The most inner steps of any of the first `rounds` rounds; of an endless run with endless growth, H."""
+        if rounds is None:
+            return self.steps if self.max_steps is None else max(self.steps, self.max_steps)
+        return max(self.length(1), self.length(max(1, rounds)))
+
+    def begins(self, round: int) -> int:
+        """Inner steps that were made before round number `round` began, if nobody was late."""
+        warm = self.warm_start_steps // self.warm_start_every
+        if round - 1 <= warm:
+            return (round - 1) * self.warm_start_every
+        left, at = round - 1 - warm, self.warm_start_steps
+        for length, rounds in self._levels():
+            taken = int(min(rounds, left))
+            at, left = at + taken * length, left - taken
+            if left == 0:
+                return at
+        raise AssertionError("the last level never ends")
+
+    def global_step(self, rounds: int, steps_in_round: int) -> float:
+        """The run's progress in inner steps of one peer after `rounds` rounds: what learning-rate schedules follow.
+
+        A joiner gets the swarm's rate from the round number, and a peer that waits for a late round does not run
+        ahead of the others: no more of its steps count than the round has.
+        """
+        return float(self.begins(rounds + 1) + min(steps_in_round, self.length(rounds + 1)))
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        """See `Schedule.events`."""
+        round = self._round_at(step)
+        return () if round is None else (_event(0, round, step, self.overlap_steps),)
+
+    def _round_at(self, step: int) -> int | None:
+        """Number of the round that is sent at `step`, if one is."""
+        if step <= self.warm_start_steps:
+            return step // self.warm_start_every if step > 0 and step % self.warm_start_every == 0 else None
+        done, at = self.warm_start_steps // self.warm_start_every, self.warm_start_steps
+        for length, rounds in self._levels():
+            passed = min(rounds, (step - at) // length)
+            done, at = done + int(passed), at + int(passed) * length
+            if at == step:
+                return done
+            if passed < rounds:
+                return None
+        raise AssertionError("the last level never ends")
+
+    def _levels(self) -> Iterator[tuple[int, float]]:
+        """(steps per round, number of such rounds), the last one endless unless H grows for ever."""
+        length = self.steps
+        for level in range(2**62):
+            final = self.growth == 1.0 or (self.max_steps is not None and length >= self.max_steps)
+            yield length, math.inf if final else self.growth_every_rounds
+            grown = round(self.steps * self.growth ** (level + 1)) if not final else length
+            length = grown if self.max_steps is None else min(grown, self.max_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strided:
+    """Fragment p is sent at the steps t > 0 with t mod H = p H // F: each once per H (arXiv 2501.18512, algorithm 2).
+
+    Attributes:
+        period: H.
+        num_fragments: F, at most H, so that no two fragments are sent at one step.
+        overlap_steps: tau, steps between sending and applying; at most H.
+    """
+
+    period: int
+    num_fragments: int
+    overlap_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _check_at_least("period", self.period, 1)
+        if not 1 <= self.num_fragments <= self.period:
+            raise UserError(f"num_fragments={self.num_fragments}: must be in [1, period={self.period}]", "use fewer")
+        if not 0 <= self.overlap_steps <= self.period:
+            raise UserError(
+                f"overlap_steps={self.overlap_steps}: must be in [0, period={self.period}]", "published: 1, up to 5"
+            )
+
+    def offset(self, fragment: int) -> int:
+        """t_p = p H // F."""
+        return fragment * self.period // self.num_fragments
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        """See `Schedule.events`."""
+        turns, phase = divmod(step, self.period)
+        # The only p with p H // F = phase, if there is one, is the least with p H >= phase F.
+        fragment = -(-phase * self.num_fragments // self.period)
+        if step <= 0 or fragment >= self.num_fragments or self.offset(fragment) != phase:
+            return ()
+        return (_event(fragment, turns + (phase > 0), step, self.overlap_steps),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """`rate` rounds per step on average, evenly spread: the clock of pair gossip (arXiv 2306.08289).
+
+    The paper's clocks are Poisson processes; this one has their mean and no chance. Round k is sent at the first step
+    t with floor(rate t) >= k, so a rate above 1 has several rounds at one step.
+    """
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and self.rate > 0.0):
+            raise UserError(f"rate={self.rate}: must be finite and above 0 rounds per step", "published: 1")
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        """See `Schedule.events`."""
+        if step <= 0:
+            return ()
+        before, after = math.floor(self.rate * (step - 1)), math.floor(self.rate * step)
+        return tuple(_event(0, round, step, 0) for round in range(before + 1, after + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeState:
+    """Steps voted on so far, and the smoothed gradient norm n_t (None before the first)."""
+
+    step: int = 0
+    smoothed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientChange:
+    """Sync when any peer's gradient norm changes: d = |n_t - n_{t-1}| / n_{t-1} >= delta (SelSync, arXiv 2307.07950).
+
+    n_t is an exponential moving average of the norms with factor 2 / (smoothing + 1). The first `smoothing` steps vote
+    for a round always. A peer's vote is private: the caller collects them, and one is enough.
+
+    Attributes:
+        delta: 0 syncs at every step, infinity in the warm-up only; published: 0.3.
+        smoothing: steps.
+    """
+
+    delta: float = 0.3
+    smoothing: int = 25
+
+    def __post_init__(self) -> None:
+        if not self.delta >= 0.0:
+            raise UserError(f"delta={self.delta}: must be at least 0", "published: 0.3")
+        _check_at_least("smoothing", self.smoothing, 1)
+
+    def vote(self, state: ChangeState, grad_norm: float) -> tuple[ChangeState, bool]:
+        """The state after this step, and whether this peer wants a round.
+
+        A norm that is not finite (an overflow, whose step is skipped) leaves n_t as it is: its d is 0.
+        """
+        before = state.smoothed
+        after = before
+        if math.isfinite(grad_norm):
+            weight = 2.0 / (self.smoothing + 1)
+            after = grad_norm if before is None else before + weight * (grad_norm - before)
+        change = 0.0
+        if before is not None and after is not None and after != before:
+            change = abs(after - before) / before if before > 0.0 else math.inf
+        wanted = state.step < self.smoothing or (change >= self.delta and self.delta < math.inf)
+        return ChangeState(step=state.step + 1, smoothed=after), wanted
+
+
+def strided_fragments(
+    names: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    *,
+    blocks_per_fragment: int | None = None,
+    num_fragments: int | None = None,
+) -> tuple[Ranges, ...]:
+    """Ranges [start, stop) of the flat vector for each fragment; every element once (arXiv 2501.18512, section 2.3).
+
+    The first whole-number component of a name is its transformer block ("model.layers.3.mlp.up.weight" is in block
+    3). Blocks are counted in ascending order, and the i-th belongs to fragment i mod F. Tensors without a number go
+    to fragment 0 if they come before the first block (embeddings), else to the last fragment (final norm, head).
+
+    Args:
+        names: parameter names, in the order of the flat vector.
+        shapes: one per name.
+        blocks_per_fragment: F = ceil(blocks / this); published: 3. Either this or `num_fragments`.
+        num_fragments: F, at most the number of blocks; 1 also fits a model without blocks.
+
+    Returns:
+        F tuples of ascending ranges; neighbours that touch are one range.
+    """
+    assert len(names) == len(shapes), f"{len(names)} names and {len(shapes)} shapes"
+    if (blocks_per_fragment is None) == (num_fragments is None):
+        raise UserError(
+            f"blocks_per_fragment={blocks_per_fragment} and num_fragments={num_fragments}: give exactly one",
+            "published: 3 blocks",
+        )
+    blocks = [_block(name) for name in names]
+    ranks = {block: rank for rank, block in enumerate(sorted({block for block in blocks if block is not None}))}
+    if blocks_per_fragment is not None:
+        _check_at_least("blocks_per_fragment", blocks_per_fragment, 1)
+        num_fragments = max(1, -(-len(ranks) // blocks_per_fragment))
+    assert num_fragments is not None
+    if not 1 <= num_fragments <= max(1, len(ranks)):
+        raise UserError(
+            f"num_fragments={num_fragments}: must be in [1, {max(1, len(ranks))}]",
+            f"the model has {len(ranks)} blocks, and each fragment needs one",
+        )
+    fragments: list[list[tuple[int, int]]] = [[] for _ in range(num_fragments)]
+    fragment_of_others, start = 0, 0
+    for block, shape in zip(blocks, shapes, strict=True):
+        if block is not None:
+            fragment_of_others = num_fragments - 1
+        fragment = fragment_of_others if block is None else ranks[block] % num_fragments
+        stop = start + math.prod(shape)
+        _append(fragments[fragment], start, stop)
+        start = stop
+    return tuple(tuple(ranges) for ranges in fragments)
+
+
+def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    if start == stop:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], stop)
+    else:
+        ranges.append((start, stop))
+
+
+def _block(name: str) -> int | None:
+    return next((int(part) for part in name.split(".") if re.fullmatch("[0-9]+", part)), None)
+
+
+def _event(fragment: int, round: int, step: int, overlap_steps: int) -> Event:
+    return Event(fragment=fragment, round=round, send_step=step, apply_step=step + overlap_steps)
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{name}={value}: must be at least {least}", "see the published recipe for a good number")

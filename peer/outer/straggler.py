@@ -1,0 +1,317 @@
+"""When a round starts although somebody is late, and what a late or partial contribution weighs.
+
+Policies are pure: they see when members arrived and say when the round may start and with whom. Times are seconds on
+one clock of any origin. Every decision depends on arrivals up to its own time alone, so that an event simulator may ask
+after each arrival, and a live group leader at each tick, and both come to the same result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Close:
+    """The end of waiting: the round starts at `start_s` with `members`, ascending: all that arrived up to then."""
+
+    start_s: float
+    members: tuple[int, ...]
+
+
+class StragglerPolicy(Protocol):
+    """Arrivals -> when a round starts, and with whom."""
+
+    def next_decision(
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
+    ) -> Close | None:
+        """The round as it will start if nobody else arrives before; None if somebody must arrive first.
+
+        Args:
+            expected: members that are alive, as far as anybody knows. Others that arrive take part as well.
+            arrived: arrival time of each member that has arrived, in seconds.
+            closed: members of each earlier round, the first round first; read by `Backup` alone.
+        """
+
+
+def close(
+    policy: StragglerPolicy,
+    expected: Sequence[int],
+    arrived: Mapping[int, float],
+    now: float,
+    closed: Sequence[tuple[int, ...]] = (),
+) -> Close | None:
+    """The round that starts at or before `now` (seconds), from arrivals up to `now` alone; None to wait on."""
+    seen = {member: at for member, at in arrived.items() if at <= now}
+    decision = policy.next_decision(expected, seen, closed)
+    return decision if decision is not None and decision.start_s <= now else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitAll:
+    """Wait for all, but no longer than `deadline_s` after the first arrival (None: for ever)."""
+
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_seconds("deadline_s", self.deadline_s)
+
+    def next_decision(
+        self,
+        expected: Sequence[int],
+        arrived: Mapping[int, float],
+        closed: Sequence[tuple[int, ...]] = (),  # noqa: ARG002
+    ) -> Close | None:
+        """See `StragglerPolicy.next_decision`."""
+        return _earliest(arrived, _all_at(expected, arrived), _after_first(arrived, self.deadline_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quorum:
+    """Start `grace_s` after the K-th arrival, or when all are there (asynchronous Local-SGD, arXiv 2604.21428).
+
+    Who misses the round contributes later, with a staleness of as many rounds, and weighs less.
+
+    Attributes:
+        count: K; at most all of the expected members are waited for. Either this or `fraction`.
+        fraction: K as a share of the expected members, rounded up.
+        grace_s: how long the quorum waits for others.
+        discount_stale: whether `weight` falls with staleness.
+        token_weight: whether `weight` has the factor tokens^2 / steps.
+    """
+
+    count: int | None = None
+    fraction: float | None = None
+    grace_s: float = 0.0
+    discount_stale: bool = True
+    token_weight: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.fraction is None):
+            raise UserError(f"quorum count={self.count} and fraction={self.fraction}: give exactly one", "count: 2")
+        if self.count is not None and self.count < 1:
+            raise UserError(f"quorum count={self.count}: must be at least 1", "2 is the least that averages")
+        if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
+            raise UserError(f"quorum fraction={self.fraction}: must be in (0, 1]", "1 waits for all")
+        _check_seconds("grace_s", self.grace_s)
+
+    def needed(self, num_expected: int) -> int:
+        """K: the arrivals that start the grace window."""
+        share = math.ceil(self.fraction * num_expected) if self.fraction is not None else self.count
+        return max(1, min(share or 1, num_expected))
+
+    def next_decision(
+        self,
+        expected: Sequence[int],
+        arrived: Mapping[int, float],
+        closed: Sequence[tuple[int, ...]] = (),  # noqa: ARG002
+    ) -> Close | None:
+        """See `StragglerPolicy.next_decision`."""
+        times, needed = sorted(arrived.values()), self.needed(len(expected))
+        quorum_s = times[needed - 1] + self.grace_s if len(times) >= needed else math.inf
+        return _earliest(arrived, _all_at(expected, arrived), quorum_s)
+
+    def weight(self, *, staleness: int, contributors: int, tokens: float, steps: int) -> float:
+        """What a contribution weighs: (sqrt(K) / K) (1 + s)^-1/2, times tokens^2 / steps if so configured.
+
+        Args:
+            staleness: s, rounds that started since the contribution's anchor; 0 if none.
+            contributors: K, contributions in this round.
+            tokens: trained on for the contribution.
+            steps: inner steps of the contribution.
+
+        In a mean that divides by the sum of the weights, sqrt(K) / K cancels; it matters where they are absolute.
+        """
+        assert steps >= 1, f"steps={steps}"
+        factor = tokens * tokens / steps if self.token_weight else 1.0
+        return factor * staleness_weight(self, staleness, contributors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """Wait for the fastest only, as long as the union of a window's rounds connects everybody (arXiv 2102.06280).
+
+    The number of backup members (who are not waited for) changes by round. The members of one round average with each
+    other and are so connected. Rounds are counted in windows of `window`; a round with m rounds left in its window,
+    itself included, and k components in the union of the window's rounds so far, starts at the arrival with which at
+    least max(k - m + 1, min(2, k)) components are present: at least one new connection each round, as in the paper's
+    spanning path, and all that are missing in the last. A window of 1 waits for all.
+
+    Attributes:
+        window: rounds within which every member is connected to every other.
+        minimum: members that a round has at least, as far as so many are expected.
+        deadline_s: after the first arrival, start with who is there and give up the guarantee: a dead member that is
+            still expected would block the last round of a window. None waits for ever.
+    """
+
+    window: int
+    minimum: int = 2
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise UserError(f"window={self.window}: must be at least 1 round", "1 waits for all")
+        if self.minimum < 1:
+            raise UserError(f"minimum={self.minimum}: must be at least 1 member", "2 is the least that averages")
+        _check_seconds("deadline_s", self.deadline_s)
+
+    def next_decision(
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
+    ) -> Close | None:
+        """See `StragglerPolicy.next_decision`."""
+        position = len(closed) % self.window
+        rounds_left = self.window - position
+        recent = closed[len(closed) - position :]
+        present: list[int] = []
+        connected_s = math.inf
+        for member in sorted(arrived, key=lambda member: (arrived[member], member)):
+            present.append(member)
+            component = _components({*expected, *present}, recent)
+            count = len(set(component.values()))
+            needed = max(count - rounds_left + 1, min(2, count))
+            enough = len(present) >= min(self.minimum, len({*expected, *present}))
+            if enough and len({component[other] for other in present}) >= needed:
+                connected_s = arrived[member]
+                break
+        return _earliest(arrived, connected_s, _after_first(arrived, self.deadline_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeTimeout:
+    """Stop accumulating micro-batches `tau_s` after the step began, then all-reduce (DropCompute, arXiv 2306.10598).
+
+    The round itself waits for all: nobody computes for long after tau.
+
+    Attributes:
+        tau_s: infinity is plain data parallelism; `choose_timeout` finds a better one.
+        normalise: divide the sum of gradients by the micro-batches "computed", or by the "fixed" number planned.
+    """
+
+    tau_s: float = math.inf
+    normalise: Literal["computed", "fixed"] = "computed"
+
+    def __post_init__(self) -> None:
+        if not self.tau_s > 0.0:
+            raise UserError(f"tau_s={self.tau_s}: must be above 0 seconds", "leave it out to drop nothing")
+        if self.normalise not in ("computed", "fixed"):
+            raise UserError(f"normalise={self.normalise!r}: must be 'computed' or 'fixed'", "published: 'computed'")
+
+    def count(self, times: Sequence[float]) -> int:
+        """How many of the micro-batches, of these durations in seconds, are finished by tau; may be 0."""
+        return sum(finished <= self.tau_s for finished in itertools.accumulate(times))
+
+    def divisor(self, counts: Sequence[int], micro_batches: int) -> int:
+        """What the sum of all members' micro-batch gradients is divided by; at least 1.
+
+        Args:
+            counts: micro-batches computed by each member.
+            micro_batches: planned for each member.
+        """
+        return max(1, sum(counts) if self.normalise == "computed" else len(counts) * micro_batches)
+
+    def next_decision(
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
+    ) -> Close | None:
+        """See `StragglerPolicy.next_decision`."""
+        return WaitAll().next_decision(expected, arrived, closed)
+
+
+def staleness_weight(policy: StragglerPolicy, staleness: int, contributors: int = 1) -> float:
+    """(sqrt(K) / K) (1 + s)^-1/2 under a `Quorum` that discounts staleness (arXiv 2604.21428), else 1.
+
+    Args:
+        policy: of the run.
+        staleness: s, rounds that started since the contribution's anchor; 0 if none.
+        contributors: K, contributions in this round.
+    """
+    assert staleness >= 0, f"staleness={staleness}"
+    assert contributors >= 1, f"contributors={contributors}"
+    if not (isinstance(policy, Quorum) and policy.discount_stale):
+        return 1.0
+    return math.sqrt(contributors) / contributors / math.sqrt(1.0 + staleness)
+
+
+def renormalised(weights: Mapping[int, float], members: Collection[int]) -> dict[int, float]:
+    """The weights of `members` alone, divided by their sum: what those who were not waited for leave behind."""
+    total = math.fsum(weights[member] for member in members)
+    assert total > 0.0, f"the weights of {sorted(members)} add up to {total}"
+    return {member: weights[member] / total for member in sorted(members)}
+
+
+def effective_speedup(samples: NDArray[np.float64], communication_s: float, tau_s: NDArray[np.float64]) -> list[float]:
+    """Micro-batches per second with a compute timeout, relative to without (arXiv 2306.10598, algorithm 2).
+
+    S(tau) = mean over steps i of (T_i + Tc) / (min(tau, T_i) + Tc) * M_i(tau) / M, where T_i is the slowest worker's
+    compute time and M_i(tau) the mean number of micro-batches that a worker has finished by tau.
+
+    Args:
+        samples: seconds of each micro-batch, [steps, workers, micro-batches].
+        communication_s: Tc, seconds per step that the all-reduce takes.
+        tau_s: candidates, [n].
+    """
+    finished = np.cumsum(samples, axis=2)
+    speedups = np.zeros(len(tau_s))
+    for step in finished.reshape(len(finished), -1):
+        slowest = step.max()
+        completed = np.searchsorted(np.sort(step), tau_s, side="right") / step.size
+        speedups += (slowest + communication_s) / (np.minimum(tau_s, slowest) + communication_s) * completed
+    return [float(speedup) for speedup in speedups / len(finished)]
+
+
+def choose_timeout(samples: NDArray[np.float64], communication_s: float) -> float:
+    """The tau in seconds with the largest `effective_speedup`; infinity where none gains; ties drop less.
+
+    Args:
+        samples: measured seconds of each micro-batch, [steps, workers, micro-batches].
+        communication_s: seconds per step that the all-reduce takes.
+
+    Between two moments at which a micro-batch ends, a smaller tau is better: those moments are all candidates.
+
+    Raises:
+        UserError: samples that are empty, not of three dimensions, or not finite and above 0.
+    """
+    if samples.ndim != 3 or samples.size == 0:
+        raise UserError(f"samples of shape {samples.shape}: must be [steps, workers, micro-batches]", "measure a few")
+    if not (np.isfinite(samples).all() and (samples > 0).all()):
+        raise UserError("samples: all seconds must be finite and above 0", "leave out steps that failed")
+    _check_seconds("communication_s", communication_s)
+    candidates = np.unique(np.cumsum(samples, axis=2))
+    speedups = effective_speedup(samples, communication_s, candidates)
+    best = max(range(len(speedups)), key=lambda at: (speedups[at], at))
+    return float(candidates[best]) if speedups[best] > 1.0 + 1e-9 else math.inf
+
+
+def _check_seconds(name: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value >= 0.0):
+        raise UserError(f"{name}={value}: must be finite and at least 0 seconds", "0 does not wait")
+
+
+def _all_at(expected: Sequence[int], arrived: Mapping[int, float]) -> float:
+    return max((arrived.get(member, math.inf) for member in expected), default=math.inf)
+
+
+def _after_first(arrived: Mapping[int, float], seconds: float | None) -> float:
+    return min(arrived.values(), default=math.inf) + (math.inf if seconds is None else seconds)
+
+
+def _earliest(arrived: Mapping[int, float], *moments: float) -> Close | None:
+    start_s = min(moments)
+    if math.isinf(start_s):
+        return None
+    return Close(start_s=start_s, members=tuple(sorted(member for member, at in arrived.items() if at <= start_s)))
+
+
+def _components(members: set[int], rounds: Sequence[tuple[int, ...]]) -> dict[int, int]:
+    component = {member: member for member in members.union(*rounds)}
+    for group in rounds:
+        joined = {component[member] for member in group}
+        component.update({member: min(joined) for member, name in component.items() if name in joined})
+    return {member: component[member] for member in members}

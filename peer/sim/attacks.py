@@ -1,0 +1,103 @@
+"""What a liar does to its contribution before it sends it. Pure; the engine decides who lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from peer.sim.scenario import Attack
+
+SCALE = 1000.0
+
+
+def corrupt(
+    kind: Attack,
+    own: Tensor,
+    honest: Sequence[Tensor] = (),
+    *,
+    num_liars: int = 1,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The contribution that a peer sends in place of its own.
+
+    - `none`: its own.
+    - `sign-flip`: -own, training backwards (Li et al. 2019, "RSA", arXiv 1811.03761).
+    - `scale`: own x `scale` (1000 unless told): the mean becomes whatever this peer wants (Blanchard et al. 2017,
+      arXiv 1703.02757, lemma 1).
+    - `nan`: not-a-number everywhere; one is enough to make a mean useless.
+    - `little`: mean - z std of the honest, see `a_little_is_enough`; `scale` is z.
+    - `copy`: an honest peer's contribution, drawn anew in each call: a free rider that saves the work (Lin et al. 2019,
+      arXiv 1911.12560) and moves the mean towards that peer (the "mimic" of Karimireddy et al. 2022, arXiv 2006.09365).
+
+    Args:
+        own: fp32 [n], what an honest peer in its place would send; left unchanged.
+        honest: fp32 [n] each, the honest contributions of this round; `little` and `copy` fall back to `own` without.
+        num_liars: how many lie in this round, this one included; `little` derives z from it.
+        scale: see above; None for the attack's default.
+        generator: of `copy`; None for torch's own.
+
+    Returns:
+        A new fp32 [n].
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    if kind == "none" or (kind in ("little", "copy") and not honest):
+        return own.clone()
+    if kind == "sign-flip":
+        return -own
+    if kind == "scale":
+        return own * (SCALE if scale is None else scale)
+    if kind == "nan":
+        return torch.full_like(own, torch.nan)
+    if kind == "little":
+        return a_little_is_enough(honest, num_liars, scale)
+    if kind == "copy":
+        return honest[int(torch.randint(len(honest), (), generator=generator))].clone()
+    raise ValueError(f"attack {kind!r}: no such attack")
+
+
+def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None = None) -> Tensor:
+    """mean - z std per coordinate, std over the honest without Bessel's correction (Baruch et al. 2019, 1902.06635).
+
+    All liars of a round send the same vector, so one call serves them all.
+
+    Args:
+        honest: fp32 [n] each, at least one.
+        num_liars: at least 1.
+        z: None for `largest_hidden_z` of this round.
+
+    Returns:
+        A new fp32 [n].
+    """
+    if z is None:
+        z = largest_hidden_z(len(honest) + num_liars, num_liars)
+    mean = torch.zeros_like(honest[0])
+    squares = torch.zeros_like(honest[0])
+    for count, contribution in enumerate(honest, start=1):      # Welford: one pass, no stack of all peers in memory
+        change = contribution - mean
+        mean += change / count
+        squares += change * (contribution - mean)
+    return mean - z * (squares / len(honest)).sqrt()
+
+
+def largest_hidden_z(num_peers: int, num_liars: int) -> float:
+    """The z up to which enough honest peers stray further than the liars (Baruch et al. 2019, algorithm 3).
+
+    s = floor(n / 2 + 1) - m honest peers complete a majority, and z = Phi^-1((n - m - s) / (n - m)). At a quarter of
+    liars that is near 0: 0.21 for 4 of 16. Below 0 the attack would help, so 0 is the least; a majority of liars
+    (s < 1) is treated as lacking one.
+
+    Raises:
+        ValueError: no liars, or nobody honest.
+    """
+    num_honest = num_peers - num_liars
+    if num_liars < 1 or num_honest < 1:
+        raise ValueError(f"{num_liars} liars of {num_peers} peers: must be at least 1, and fewer than the peers")
+    supporters = max(1, num_peers // 2 + 1 - num_liars)
+    quantile = (num_honest - supporters) / num_honest
+    return NormalDist().inv_cdf(quantile) if quantile > 0.5 else 0.0

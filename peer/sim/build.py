@@ -1,0 +1,47 @@
+"""What a simulation learns from a manifest: its model on its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peer.data.packing import PackedTokens, pack_documents
+from peer.data.sources import load_documents, split_documents
+from peer.data.tokenizer import load_tokenizer
+from peer.genesis import build_initial_model
+from peer.protocol.manifest import RunManifest
+from peer.sim.task import LanguageTask
+from peer.train.model import check_sequence_length
+
+VALIDATION_BYTES = 64 * 1024
+
+
+def load_windows(
+    manifest: RunManifest, train_files: tuple[str, ...], validation_tokens: int = VALIDATION_BYTES
+) -> tuple[PackedTokens, PackedTokens]:
+    """Training and validation windows of a manifest's text, or of files that replace it.
+
+    Args:
+        manifest: data, tokenizer, batch.
+        train_files: files, folders or globs; the manifest's own source without any.
+        validation_tokens: of the validation text at most, the first ones: evaluating must not outweigh training.
+
+    Raises:
+        UserError: no such files, or too little text.
+    """
+    documents = load_documents(manifest.data, train_files, Path("runs") / "cache")
+    train, validation = split_documents(documents, manifest.data.validation_fraction)
+    tokenizer, length = load_tokenizer(manifest.tokenizer), manifest.data.sequence_length
+    windows = pack_documents(train["text"], tokenizer, length, manifest.inner.batch_sequences)
+    held_out = pack_documents(validation["text"], tokenizer, length, 1, "validation")
+    return windows, PackedTokens(held_out.tokens[: validation_tokens + 1], length)
+
+
+def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedTokens], seed: int) -> LanguageTask:
+    """The task of one simulation: initial weights and data orders follow from `seed`.
+
+    Raises:
+        UserError: the model cannot be built, or has too few positions for the sequences.
+    """
+    model = build_initial_model(manifest.model_copy(update={"seed": seed}))
+    check_sequence_length(model, manifest.data.sequence_length)
+    return LanguageTask(model, *windows, manifest.inner.batch_sequences, seed)

@@ -1,0 +1,466 @@
+"""The virtual clock: peers step, contribute, wait, merge, leave and return, in the order of simulated time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from peer.errors import UserError
+from peer.outer.allocate import AdaptiveTopK, TimeBalanced
+from peer.outer.merging import Eager
+from peer.outer.recipes import Recipe, Schedule
+from peer.outer.schedules import Event, Every, GradientChange, Strided
+from peer.outer.straggler import ComputeTimeout
+from peer.outer.topology import Links
+from peer.sim.replica import Replica
+from peer.sim.rounds import Exchange, Gathering, Round
+from peer.sim.scenario import Partition, PeerProfile
+from peer.sim.sync import Contribution, Synchroniser
+
+VOTE_BYTES = 1.0
+MICRO_BATCHES = 8
+MAX_EVENTS = 50_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """What a simulation lasts and how fast time goes.
+
+    Attributes:
+        goal_steps: inner steps of all peers together.
+        step_s: seconds of one inner step of a peer of speed 1.
+        tokens_per_step: of one peer.
+        overlap_backward: gradients travel layer by layer while the backward pass goes on.
+        learning_rate: (steps of the swarm so far / peers, steps since the peer joined) -> rate.
+    """
+
+    goal_steps: int
+    step_s: float
+    tokens_per_step: int
+    learning_rate: Callable[[float, int], float]
+    overlap_backward: bool = True
+
+
+@dataclass
+class Tally:
+    """Counts of one simulation."""
+
+    steps: int = 0
+    committed: int = 0
+    aborted: int = 0
+    late: int = 0
+    dropped: dict[int, int] = field(default_factory=dict)
+    contributions: int = 0
+    joins: int = 0
+    leaves: int = 0
+    heals: int = 0
+    events: int = 0
+
+
+@dataclass(eq=False)
+class Stay:
+    """What a present peer waits for: merges that are due, in order of their steps."""
+
+    pending: list[tuple[int, Round, Contribution]] = field(default_factory=list)
+    blocked: Round | None = None
+
+
+class Engine:
+    """Runs one recipe on one swarm until the goal is reached.
+
+    Args:
+        recipe: what the swarm does.
+        replicas: one per peer.
+        sync: the mathematics.
+        pace: goal and speed.
+        partitions: times at which the swarm falls into sides.
+        seed: of jitter and topology.
+        hooks: `on_step(engine)` after every inner step; `on_join(replica)`, `on_split`, `on_heal`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        replicas: Sequence[Replica],
+        sync: Synchroniser,
+        pace: Pace,
+        hooks: Hooks,
+        partitions: Sequence[Partition] = (),
+        seed: int = 0,
+    ) -> None:
+        self.recipe, self.replicas, self.sync, self.pace, self.hooks = recipe, list(replicas), sync, pace, hooks
+        self.now, self.tally = 0.0, Tally()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._stays = [Stay() for _ in replicas]
+        self._random = [random.Random(f"{seed}/{replica.index}") for replica in replicas]
+        profiles = [replica.profile for replica in replicas]
+        links = _links(profiles)
+        self._steps_of, shares = self._allocate(profiles, links)
+        self._ratios: list[float] | None = None  # of each peer's payload to the one that the recipe names
+        if isinstance(recipe.allocator, AdaptiveTopK):
+            self._ratios = [ratio / recipe.allocator.base_ratio for ratio in recipe.allocator.ratios(links)]
+        self._exchange = Exchange(recipe, profiles, shares)
+        self._gathering = Gathering(recipe, seed, self._present, links)
+        self._schedules = [self._schedule_of(replica.index) for replica in replicas]
+        self._draining = False
+        self._partitions = list(partitions)
+        self._sides: dict[Round, int] = {}
+
+    # the clock ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the goal is reached and every exchange is over; then one last round of what nobody has sent yet."""
+        for replica in self.replicas:
+            for joins, leaves in replica.profile.presence:
+                self._at(joins, lambda r=replica: self._join(r))  # type: ignore[misc]
+                if math.isfinite(leaves):
+                    self._at(leaves, lambda r=replica: self._leave(r))  # type: ignore[misc]
+        for partition in self._partitions:
+            self._at(partition.start_s, lambda p=partition: self._split(p))  # type: ignore[misc]
+            if math.isfinite(partition.end_s):
+                self._at(partition.end_s, self._heal)
+        while self._queue and not (self._draining and self._quiet()):
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+            self.tally.events += 1
+            if self.tally.events > MAX_EVENTS:
+                raise UserError(f"more than {MAX_EVENTS} events", "fewer peers, or fewer tokens")
+        if self.tally.steps < self.pace.goal_steps:
+            raise UserError(
+                f"the swarm died after {self.tally.steps} of {self.pace.goal_steps} steps: nobody was left, "
+                "or everybody waited for somebody",
+                "give the scenario peers that stay, or the recipe a straggler deadline",
+            )
+        self._finish()
+
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (time_s, next(self._order), action))
+
+    def _quiet(self) -> bool:
+        return all(round.state != "exchanging" for round in self._gathering.gathering())
+
+    def _present(self, side: int) -> list[int]:
+        return [replica.index for replica in self.replicas if replica.present and replica.side == side]
+
+    # steps --------------------------------------------------------------------------------------------------------
+
+    def _begin_step(self, replica: Replica) -> None:
+        if self._draining:
+            return
+        seconds, fraction = self._step_seconds(replica)
+        life = replica.life
+        replica.busy_s += seconds
+        self._at(self.now + seconds, lambda: self._end_step(replica, life, fraction))
+
+    def _step_seconds(self, replica: Replica) -> tuple[float, float]:
+        """Seconds of the next step and the fraction of the batch computed in them."""
+        base = self.pace.step_s / replica.profile.speed
+        draw = self._random[replica.index].lognormvariate
+        jitter = replica.profile.jitter
+        policy = self.recipe.straggler
+        if not isinstance(policy, ComputeTimeout) or not math.isfinite(policy.tau_s):
+            return (base * draw(-jitter * jitter / 2, jitter) if jitter else base), 1.0
+        each = base / MICRO_BATCHES
+        times = [each * (draw(-jitter * jitter / 2, jitter) if jitter else 1.0) for _ in range(MICRO_BATCHES)]
+        count = max(1, policy.count(times))  # the first micro-batch is always finished
+        return sum(times[:count]), count / MICRO_BATCHES
+
+    def _end_step(self, replica: Replica, life: int, fraction: float) -> None:
+        if replica.life != life or not replica.present:
+            return
+        if replica.learner is not None:
+            rate = self.learning_rate(replica)
+            _, norm = replica.learner.step(rate, fraction)
+            if isinstance(self.recipe.schedule, GradientChange):
+                replica.vote_state, replica.vote = self.recipe.schedule.vote(replica.vote_state, norm)
+        replica.position += 1
+        replica.steps += 1
+        replica.steps_since_join += 1
+        self.tally.steps += 1
+        tokens = round(fraction * self.pace.tokens_per_step)
+        for fragment in range(len(replica.unsent_tokens)):
+            replica.unsent_tokens[fragment] += tokens
+        if self.tally.steps >= self.pace.goal_steps:
+            self._draining = True
+        self.hooks.on_step(self)
+        for event in self._events(replica):
+            self._contribute(replica, event)
+        self._go_on(replica)
+
+    def learning_rate(self, replica: Replica, *, just_made: bool = False) -> float:
+        """The inner rate at the swarm's progress in steps of one peer; of the step `just_made`, or of the next."""
+        steps = self.tally.steps - just_made
+        return self.pace.learning_rate(max(0, steps) // len(self.replicas), replica.steps_since_join)
+
+    def _events(self, replica: Replica) -> Sequence[Event]:
+        schedule = self._schedules[replica.index]
+        if isinstance(schedule, GradientChange):
+            step = replica.position
+            return (Event(fragment=0, round=step, send_step=step, apply_step=step),)
+        return schedule.events(replica.position)
+
+    # rounds -------------------------------------------------------------------------------------------------------
+
+    def _contribute(self, replica: Replica, event: Event) -> None:
+        round = self._gathering.round_for(replica.index, replica.side, event.fragment, event.round)
+        if round is None:
+            self._catch_up(replica)
+            return
+        overlapped = event.apply_step > event.send_step
+        rate = self.learning_rate(replica, just_made=True)
+        contribution = self.sync.contribute(replica, event.fragment, event.round, rate, overlapped=overlapped)
+        if self._ratios is not None and replica.learner is None:
+            contribution = self.sync.thinned(contribution, self._ratios[replica.index])
+        if isinstance(self.recipe.merge, Eager) and overlapped and replica.learner is not None and event.round == 1:
+            self.sync.eager_step(replica.learner, None, len(self._present(replica.side)), 1)
+        self.tally.contributions += 1
+        self._sides[round] = replica.side
+        round.arrived[replica.index] = self.now
+        round.contributions[replica.index] = contribution
+        round.expected.add(replica.index)
+        self._stays[replica.index].pending.append((event.apply_step, round, contribution))
+        self._plan(round)
+
+    def _plan(self, round: Round) -> None:
+        """Ask the straggler policy when this round may start, as far as is known now."""
+        if round.state != "gathering" or not round.arrived:
+            return
+        round.attempt += 1
+        decision = self.recipe.straggler.next_decision(sorted(round.expected), round.arrived, self._gathering.closed)
+        if decision is None:
+            return
+        attempt, members = round.attempt, decision.members
+        start = max(decision.start_s, self.now)
+        if start == self.now and len(members) == len(round.arrived):
+            self._start(round, members)
+            return
+        self._at(start, lambda: self._start(round, members) if round.attempt == attempt else None)
+
+    def _start(self, round: Round, members: tuple[int, ...]) -> None:
+        round.state, round.members = "exchanging", members
+        side = self._sides[round]
+        self._gathering.started(round, side)
+        round.attempt += 1
+        attempt = round.attempt
+        seconds = self._exchange.seconds(round, self.sync.wire_bytes(round.fragment)) + self._overlap_credit(round)
+        self._at(self.now + max(0.0, seconds), lambda: self._commit(round) if round.attempt == attempt else None)
+
+    def _overlap_credit(self, round: Round) -> float:
+        """A layer's gradient is sent while the backward pass, two thirds of a step, computes the next."""
+        if self.recipe.payload != "gradient" or not self.pace.overlap_backward:
+            return 0.0
+        slowest = min(self.replicas[member].profile.speed for member in round.members)
+        return -2.0 / 3.0 * self.pace.step_s / slowest
+
+    def _commit(self, round: Round) -> None:
+        side = self._sides.pop(round)
+        members = [self.replicas[member] for member in round.members]
+        wanted = not isinstance(self.recipe.schedule, GradientChange) or any(member.vote for member in members)
+        sent = [round.contributions[member] for member in round.members]
+        if wanted:
+            rate = self.learning_rate(members[0], just_made=True)
+            round.outcome = self.sync.commit(members, sent, round.fragment, round.number, rate)
+            traffic = self._exchange.traffic(round, self.sync.wire_bytes(round.fragment))
+            self.tally.committed += 1
+            for member in round.outcome.dropped:
+                self.tally.dropped[member] = self.tally.dropped.get(member, 0) + 1
+        else:
+            traffic = dict.fromkeys(round.members, VOTE_BYTES * (len(round.members) - 1))
+            for replica, contribution in zip(members, sent, strict=True):
+                replica.unsent_tokens[round.fragment] += contribution.weight
+        for member, num_bytes in traffic.items():
+            self.replicas[member].bytes_sent += num_bytes
+        round.state = "done"
+        self._gathering.finished(round, side)
+        for member in round.arrived:
+            stay = self._stays[member]
+            if member not in round.members:
+                self._late(self.replicas[member], round)
+            elif stay.blocked is round:
+                self._go_on(self.replicas[member])
+
+    def _go_on(self, replica: Replica) -> None:
+        """Merge what is due, or wait for it; then step on."""
+        stay = self._stays[replica.index]
+        stay.blocked = None
+        while stay.pending and stay.pending[0][0] <= replica.position:
+            _, round, contribution = stay.pending[0]
+            if round.state != "done":
+                stay.blocked = round
+                return
+            stay.pending.pop(0)
+            self._merge(replica, round, contribution)
+        self._begin_step(replica)
+
+    def _merge(self, replica: Replica, round: Round, contribution: Contribution) -> None:
+        if round.outcome is not None:
+            rate = self.learning_rate(replica, just_made=True)
+            self.sync.merge(replica, round.outcome, contribution, round.fragment, rate)
+
+    def _late(self, replica: Replica, round: Round) -> None:
+        """It arrived after the round had started without it."""
+        stay = self._stays[replica.index]
+        stay.pending = [entry for entry in stay.pending if entry[1] is not round]
+        self._catch_up(replica)
+        if stay.blocked is round:
+            self._go_on(replica)
+
+    def _catch_up(self, replica: Replica) -> None:
+        """The swarm went on without this peer: it takes the anchor with its own progress on top, and its pace."""
+        self.tally.late += 1
+        replica.position = self._pace_of_others(replica)
+        self.sync.carry_over(replica)
+
+    def _pace_of_others(self, replica: Replica) -> int:
+        if not isinstance(self._schedules[replica.index], Every | Strided) or self._steps_of is not None:
+            return replica.position
+        others = [r.position for r in self.replicas if r.present and r.side == replica.side and r is not replica]
+        return max(others, default=replica.position)
+
+    # joining, leaving, splitting ----------------------------------------------------------------------------------
+
+    def _join(self, replica: Replica) -> None:
+        if replica.present or self._draining:
+            return
+        replica.present, replica.life, replica.arrived_s = True, replica.life + 1, self.now
+        if self.now > 0.0 or replica.life > 1:
+            self.tally.joins += 1
+            replica.position = self._pace_of_others(replica)
+            self.hooks.on_join(self, replica)
+        self._stays[replica.index] = Stay()
+        self._begin_step(replica)
+
+    def _leave(self, replica: Replica) -> None:
+        if not replica.present or self._draining:
+            return
+        replica.present, replica.life = False, replica.life + 1
+        replica.present_s += self.now - replica.arrived_s
+        self.tally.leaves += 1
+        for round in self._gathering.gathering():
+            if replica.index not in round.expected and replica.index not in round.arrived:
+                continue
+            round.expected.discard(replica.index)
+            round.arrived.pop(replica.index, None)
+            round.contributions.pop(replica.index, None)
+            if round.state == "exchanging" and replica.index in round.members:
+                self.tally.aborted += 1
+                round.state, round.members = "gathering", ()
+            self._plan(round)
+
+    def _split(self, partition: Partition) -> None:
+        for replica, side in zip(self.replicas, partition.side_of(len(self.replicas)), strict=True):
+            replica.side = side
+        self._restart_rounds()
+        self.hooks.on_split(self)
+
+    def _heal(self) -> None:
+        if len({replica.side for replica in self.replicas}) == 1:
+            return
+        self.tally.heals += 1
+        self.hooks.on_heal(self)
+        for replica in self.replicas:
+            replica.side = 0
+        self._restart_rounds()
+
+    def _restart_rounds(self) -> None:
+        """No exchange survives a change of who can reach whom; the work is carried by the next round."""
+        for round in self._gathering.gathering():
+            round.state = "done"
+            round.attempt += 1
+            self.tally.aborted += 1
+            self._sides.pop(round, None)
+        for replica, stay in zip(self.replicas, self._stays, strict=True):
+            stay.pending = [entry for entry in stay.pending if entry[1].outcome is not None]
+            if replica.present and replica.side >= 0:
+                replica.position = max((r.position for r in self.replicas if r.present), default=replica.position)
+        for replica, stay in zip(self.replicas, self._stays, strict=True):
+            if stay.blocked is not None and replica.present:
+                self._go_on(replica)
+
+    # the end ------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        for replica, stay in zip(self.replicas, self._stays, strict=True):
+            if replica.present:
+                replica.present_s += self.now - replica.arrived_s
+                for _, round, contribution in stay.pending:
+                    if round.state == "done":
+                        self._merge(replica, round, contribution)
+        for round in self._gathering.gathering():
+            for contribution in round.contributions.values():
+                self.replicas[contribution.member].unsent_tokens[round.fragment] += contribution.weight
+        present = [replica for replica in self.replicas if replica.present]
+        if self.recipe.payload == "delta" and not isinstance(self.recipe.merge, Eager) and present:
+            self._last_round(present)
+
+    def _last_round(self, present: Sequence[Replica]) -> None:
+        """What nobody has sent yet must be in the anchor that is evaluated."""
+        sides = sorted({replica.side for replica in present})
+        for side in sides:
+            own = [replica for replica in present if replica.side == side]
+            for fragment in range(len(self.sync.fragments)):
+                if all(replica.unsent_tokens[fragment] == 0 for replica in own):
+                    continue
+                number = 1 + self.tally.committed
+                for group in self.recipe.topology.groups(number, [r.index for r in own], 0, None):
+                    self._closing_exchange([self.replicas[member] for member in group], fragment, number)
+
+    def _closing_exchange(self, members: Sequence[Replica], fragment: int, number: int) -> None:
+        round = Round(fragment, number, set(), members=tuple(replica.index for replica in members))
+        rate = self.learning_rate(members[0])
+        round.contributions = {
+            r.index: self.sync.contribute(r, fragment, number, rate, overlapped=False) for r in members
+        }
+        sent = [round.contributions[member] for member in round.members]
+        self.sync.commit(members, sent, fragment, number, rate)
+        self.tally.committed += 1
+        update_bytes = self.sync.wire_bytes(fragment)
+        self.now += self._exchange.seconds(round, update_bytes)
+        for member, num_bytes in self._exchange.traffic(round, update_bytes).items():
+            self.replicas[member].bytes_sent += num_bytes
+
+    # work ---------------------------------------------------------------------------------------------------------
+
+    def _allocate(
+        self, profiles: Sequence[PeerProfile], links: Links
+    ) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+        if not isinstance(self.recipe.allocator, TimeBalanced):
+            return None, None
+        speeds = [profile.speed / self.pace.step_s for profile in profiles]
+        total = self.recipe.steps_per_round * len(profiles)
+        work = self.recipe.allocator.allocate(speeds, links, total, max(1, int(self.sync.wire_bytes(0))))
+        return tuple(max(1, steps) for steps in work.steps), work.shares
+
+    def _schedule_of(self, peer: int) -> Schedule:
+        if self._steps_of is None:
+            return self.recipe.schedule
+        return self.recipe.with_steps_per_round(self._steps_of[peer]).schedule
+
+
+class Hooks:
+    """What happens beside the clock; the default does nothing."""
+
+    def on_step(self, engine: Engine) -> None:
+        """After every inner step of any peer."""
+
+    def on_join(self, engine: Engine, replica: Replica) -> None:
+        """A peer that was not there from the start has come."""
+
+    def on_split(self, engine: Engine) -> None:
+        """The swarm fell into sides."""
+
+    def on_heal(self, engine: Engine) -> None:
+        """The sides can reach each other again; `replica.side` still tells them apart."""
+
+
+def _links(profiles: Sequence[PeerProfile]) -> Links:
+    unlimited = 1e15  # bytes/s
+    return Links(
+        up=tuple(min(profile.up_bytes_s, unlimited) for profile in profiles),
+        down=tuple(min(profile.down_bytes_s, unlimited) for profile in profiles),
+    )

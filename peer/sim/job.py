@@ -1,0 +1,93 @@
+"""One run of a campaign -> its row in the report."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from peer.errors import UserError
+from peer.outer.fragments import FlatLayout
+from peer.sim.build import language_task
+from peer.sim.plan import Job, Windows
+from peer.sim.simulate import Setup, Simulation
+
+Row = dict[str, Any]
+Progress = Callable[[int, int, float | None, float], None]
+
+
+def run_job(job: Job, windows: Windows, progress: Progress | None = None) -> Row:
+    """Simulate; whatever goes wrong is told in the row, so that the other runs go on.
+
+    Returns:
+        `status`: `ok`, `diverged` (a loss that is no number), `stopped` (the swarm could not go on) or `failed` (a bug).
+    """
+    try:
+        manifest = job.swarm.manifest.model_copy(update={"inner": job.inner})
+        task = language_task(manifest, windows, job.seed)
+        return row_of(job, Simulation(setup_of(job), task, progress=progress).run().row())
+    except UserError as error:
+        return failed_row(job, "stopped", error.what)
+    except Exception as error:      # the root of one run: the others must not be lost to a bug in one recipe
+        return failed_row(job, "failed", f"{type(error).__name__}: {error}") | {"traceback": traceback.format_exc()}
+
+
+def time_job(job: Job, layout: FlatLayout, progress: Progress | None = None) -> Row:
+    """Simulate time and traffic alone.
+
+    Raises:
+        UserError: the swarm could not go on.
+    """
+    tokens_per_step = job.inner.batch_sequences * job.swarm.manifest.data.sequence_length
+    return row_of(job, Simulation(setup_of(job), None, layout, tokens_per_step, progress).run().row())
+
+
+def setup_of(job: Job) -> Setup:
+    """What `Simulation` needs of a job."""
+    swarm = job.swarm
+    return Setup(
+        recipe=job.recipe, inner=job.inner, profiles=swarm.scenario.draw(swarm.peers, job.seed), tokens=swarm.tokens,
+        seed=job.seed, step_s=swarm.step_s, evaluations=swarm.evaluations, partitions=swarm.scenario.partitions,
+    )
+
+
+def row_of(job: Job, figures: Row) -> Row:
+    """A simulation's figures as JSON; a loss that is no number becomes null with a note."""
+    row = _identity(job) | {key: value for key, value in figures.items() if key not in ("recipe", "seed")}
+    loss = row["val_loss"]
+    diverged = loss is not None and not math.isfinite(loss)
+    row |= {"status": "diverged" if diverged else "ok", "note": f"diverged: the loss is {loss}" if diverged else None}
+    clean: Row = _without_nan(row)
+    return clean
+
+
+def failed_row(job: Job, status: str, note: str) -> Row:
+    """The row of a run without figures."""
+    empty = dict.fromkeys((
+        "val_loss", "tokens", "bytes_sent_per_peer", "reduction_vs_ddp", "virtual_seconds", "utilization",
+        "wall_seconds", "tally",
+    ))
+    return {**_identity(job), "peers": job.swarm.peers, **empty, "curve": [], "status": status, "note": note}
+
+
+def one_thread() -> None:
+    """Small models are fastest on one thread, and figures must not depend on how many runs share a machine."""
+    torch.set_num_threads(1)
+
+
+def _identity(job: Job) -> Row:
+    return {
+        "recipe": job.recipe.name, "label": job.label, "seed": job.seed, "settings": job.digest,
+        "steps_per_round": job.recipe.steps_per_round,
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,156 @@
+"""`name:key=value,key=value` as a person types it on the command line -> a recipe and its inner settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from peer.errors import UserError, did_you_mean
+from peer.outer.published import RECIPES
+from peer.outer.recipes import PARTS, Recipe, resolve
+from peer.outer.schedules import Every, Strided
+from peer.protocol.manifest import InnerSpec, RecipeSpec, explain_validation
+
+INNER = "inner"
+EXAMPLE = "write it as diloco:compressor=int8,outer.momentum=0.8,inner.optimizer=muon"
+_EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")   # 1e-3, which YAML 1.1 takes for a word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One recipe of a comparison.
+
+    Attributes:
+        label: as typed; its name in tables and reports.
+        spec: the recipe with what the label sets.
+        inner: keys of `InnerSpec` that the label sets.
+    """
+
+    label: str
+    spec: RecipeSpec
+    inner: Mapping[str, Any]
+
+    @property
+    def sets_pace(self) -> bool:
+        """Whether the label itself says how long a round is."""
+        return self.spec.steps_per_round is not None or self.spec.schedule is not None
+
+    def recipe(self) -> Recipe:
+        """The recipe with its parts; raises `UserError` with the label."""
+        with_label = f"recipe {self.label!r}"
+        try:
+            return resolve(self.spec)
+        except UserError as error:
+            raise error if self.label == self.spec.name else UserError(f"{with_label}: {error.what}", error.hint) from None
+
+    def apply_to(self, inner: InnerSpec) -> InnerSpec:
+        """The manifest's inner settings with those of the label in their place."""
+        try:
+            return InnerSpec.model_validate({**inner.model_dump(), **self.inner})
+        except ValidationError as error:
+            raise _refused(self.label, explain_validation(error, InnerSpec), "inner.") from None
+
+
+def parse_label(label: str) -> Choice:
+    """One recipe as typed.
+
+    Raises:
+        UserError: not `name:key=value,...`, an unknown name, key or part (names the nearest), or a value out of its
+            range.
+    """
+    name, colon, rest = label.partition(":")
+    if name not in RECIPES:
+        raise UserError(f"unknown recipe {name!r}", f"{did_you_mean(name, RECIPES)}\nsee 'atoll recipes'")
+    if colon and not rest.strip():
+        raise UserError(f"recipe {label!r}: nothing follows the colon", EXAMPLE)
+    parts: dict[str, Any] = {}
+    inner: dict[str, Any] = {}
+    for item in _split(rest) if rest else ():
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise UserError(f"recipe {label!r}: {item!r} is not key=value", EXAMPLE)
+        _set(label, parts, inner, key.strip(), _value(label, text))
+    try:
+        choice = Choice(label=label, spec=RecipeSpec.model_validate({**parts, "name": name}), inner=inner)
+    except ValidationError as error:
+        raise _refused(label, explain_validation(error, RecipeSpec)) from None
+    choice.apply_to(InnerSpec())
+    choice.recipe()
+    return choice
+
+
+def parse_labels(labels: list[str], reference: str) -> list[Choice]:
+    """All recipes of a comparison, `all` for every published one; `reference` is put first unless it is named.
+
+    Raises:
+        UserError: as `parse_label`; a label that is there twice.
+    """
+    named = [name for label in labels for name in (RECIPES if label == "all" else [label])]
+    ordered = list(dict.fromkeys(named))
+    if len(ordered) < len(named) and "all" not in labels:
+        twice = next(label for label in ordered if named.count(label) > 1)
+        raise UserError(f"recipe {twice!r} is named twice", "name each once; --seeds repeats a run with other seeds")
+    if reference not in ordered:
+        ordered.insert(0, reference)
+    return [parse_label(label) for label in ordered]
+
+
+def at_pace(choice: Choice, limit_steps: int) -> Recipe:
+    """The recipe of a choice with rounds of at most `limit_steps`, unless its label sets the length of a round.
+
+    Raises:
+        UserError: its schedule cannot be that short, with the label.
+    """
+    recipe = choice.recipe()
+    if choice.sets_pace or not isinstance(recipe.schedule, Every | Strided) or recipe.steps_per_round <= limit_steps:
+        return recipe
+    try:
+        return recipe.with_steps_per_round(limit_steps)
+    except UserError as error:
+        raise UserError(f"recipe {choice.label!r} with rounds of {limit_steps} steps: {error.what}", error.hint) from None
+
+
+def _set(label: str, parts: dict[str, Any], inner: dict[str, Any], key: str, value: Any) -> None:
+    head, dot, tail = key.partition(".")
+    if head == "name" or (head == INNER and not dot):
+        raise UserError(f"recipe {label!r}: {key!r} cannot be set", EXAMPLE)
+    if head == INNER:
+        inner[tail] = value
+    elif not dot:
+        before = parts.get(head)
+        parts[head] = {**before, "name": value} if isinstance(before, dict) else value
+    elif head not in PARTS:
+        raise UserError(f"recipe {label!r}: {head!r} in {key!r} is no part", did_you_mean(head, [*PARTS, INNER]))
+    else:
+        before = parts.get(head, {})
+        parts[head] = {**(before if isinstance(before, dict) else {"name": before}), tail: value}
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside of brackets."""
+    items, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return items
+
+
+def _value(label: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"recipe {label!r}: {text!r} cannot be read as a value", EXAMPLE) from None
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def _refused(label: str, problems: str, prefix: str = "") -> UserError:
+    first, _, others = problems.partition("\n")
+    return UserError(f"recipe {label!r}: {prefix}{first}" if prefix else f"recipe {label!r}: {first}", others)

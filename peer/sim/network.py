@@ -1,0 +1,194 @@
+"""How long a transfer takes on a simulated network, and how many bytes it sends; pure functions of the profiles.
+
+The backbone is never the bottleneck: what a member sends is bounded by its uplink, what it receives by its downlink
+(full duplex), and each connection by loss and round-trip time. All transfers of a phase run at once, each at a rate
+in proportion to its size, which is the best that any schedule reaches; then a phase takes as long as the slowest
+uplink, downlink or connection, and the longest one-way latency comes on top. Memory is O(members^2) where packets
+are lost, O(members) elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.sim.scenario import PeerProfile
+
+Floats = NDArray[np.float64]
+
+SEGMENT_BYTES = 1460                # TCP payload of one 1500-byte packet over IPv4
+MATHIS_CONSTANT = math.sqrt(3 / 2)  # periodic loss, every packet acknowledged; delayed acknowledgements: sqrt(3/4)
+STREAMS = 1                         # libp2p carries all streams between two peers over one TCP connection
+
+
+def effective_rate(sender: PeerProfile, receiver: PeerProfile, streams: int = STREAMS) -> float:
+    """Bytes/s of one transfer that has both links to itself: min(up, down, streams MSS C / (RTT sqrt(p))).
+
+    RTT = 2 (l_i + l_j) and p = 1 - (1 - loss_i)(1 - loss_j). The last term is equation 3 of Mathis, Semke, Mahdavi
+    and Ott, "The macroscopic behavior of the TCP congestion avoidance algorithm" (1997). It describes Reno; CUBIC
+    and BBR do better on long lossy paths, so it errs on the slow side. inf when nothing bounds it.
+    """
+    unit_s = connection_unit_s(sender, receiver, streams)
+    return min(sender.up_bytes_s, receiver.down_bytes_s, 1 / unit_s if unit_s > 0 else math.inf)
+
+
+def connection_unit_s(sender: PeerProfile, receiver: PeerProfile, streams: int = STREAMS) -> float:
+    """Seconds per byte that loss and round-trip time alone cost; 0 without either."""
+    latency_s = sender.latency_s + receiver.latency_s
+    return _unit_s(latency_s, 1 - (1 - sender.loss) * (1 - receiver.loss), streams)
+
+
+def send_seconds(sender: PeerProfile, receiver: PeerProfile, num_bytes: float, streams: int = STREAMS) -> float:
+    """Seconds until the last of `num_bytes` has arrived: num_bytes / effective_rate + l_i + l_j."""
+    return num_bytes / effective_rate(sender, receiver, streams) + sender.latency_s + receiver.latency_s
+
+
+def pair_seconds(
+    first: PeerProfile, second: PeerProfile, first_bytes: float, second_bytes: float, streams: int = STREAMS
+) -> float:
+    """Seconds until two peers, sending at the same time, have each other's bytes."""
+    return max(send_seconds(first, second, first_bytes, streams), send_seconds(second, first, second_bytes, streams))
+
+
+def broadcast_seconds(
+    sender: PeerProfile, receivers: Sequence[PeerProfile], num_bytes: float, streams: int = STREAMS
+) -> float:
+    """Seconds until every receiver has `num_bytes` from one sender, whose uplink they share; 0 without receivers."""
+    if not receivers:
+        return 0.0
+    uplink_s = len(receivers) * num_bytes / sender.up_bytes_s
+    slowest_s = max(num_bytes / effective_rate(sender, receiver, streams) for receiver in receivers)
+    return max(uplink_s, slowest_s) + sender.latency_s + max(receiver.latency_s for receiver in receivers)
+
+
+def reduce_seconds(
+    profiles: Sequence[PeerProfile],
+    payload_bytes: float,
+    update_bytes: float,
+    shares: Sequence[float] | None = None,
+    streams: int = STREAMS,
+) -> float:
+    """Seconds of a butterfly all-reduce: members scatter their parts, then return what they reduced.
+
+    Member i reduces shares[i] of the vector. Scatter: it sends payload (1 - s_i) and receives payload s_i (R - 1).
+    Return, which starts when all is scattered: it sends update s_i (R - 1) and receives update (1 - s_i).
+
+    Args:
+        profiles: the R members; one alone takes no time.
+        payload_bytes: size of one encoded contribution.
+        update_bytes: size of the encoded aggregate.
+        shares: [R], at least 0, adding up to 1; None for equal shares.
+        streams: parallel connections between two members.
+
+    Raises:
+        ValueError: shares of another length or sum.
+    """
+    others = len(profiles) - 1
+    parts = _shares(len(profiles), shares)
+    if others < 1:
+        return 0.0
+    slowest = _slowest_connection(profiles, streams)
+    scatter_s = _phase_s(
+        profiles, sent=payload_bytes * (1 - parts), received=payload_bytes * parts * others,
+        connections_s=slowest(lambda unit_s: unit_s * (payload_bytes * parts)[None, :]),
+    )
+    return_s = _phase_s(
+        profiles, sent=update_bytes * parts * others, received=update_bytes * (1 - parts),
+        connections_s=slowest(lambda unit_s: unit_s * (update_bytes * parts)[:, None]),
+    )
+    return scatter_s + return_s
+
+
+def gather_seconds(
+    profiles: Sequence[PeerProfile], payload_bytes: Sequence[float], streams: int = STREAMS
+) -> float:
+    """Seconds until everybody has everybody's payload: i sends (R - 1) n_i and receives the sum of the others' n.
+
+    Args:
+        profiles: the R members; one alone takes no time.
+        payload_bytes: [R], the size of each member's own payload.
+        streams: parallel connections between two members.
+
+    Raises:
+        ValueError: another number of payloads than members.
+    """
+    if len(profiles) != len(payload_bytes):
+        raise ValueError(f"{len(payload_bytes)} payloads for {len(profiles)} members: must be equal")
+    if len(profiles) < 2:
+        return 0.0
+    own = np.asarray(payload_bytes, dtype=np.float64)
+    return _phase_s(
+        profiles, sent=gather_traffic(payload_bytes), received=own.sum() - own,
+        connections_s=_slowest_connection(profiles, streams)(lambda unit_s: unit_s * own[:, None]),
+    )
+
+
+def reduce_traffic(
+    num_members: int, payload_bytes: float, update_bytes: float, shares: Sequence[float] | None = None
+) -> Floats:
+    """Bytes that each member sends in `reduce_seconds`, [R]: payload (1 - s_i) + update s_i (R - 1).
+
+    With equal shares that is (R - 1) / R of the payload and (R - 1) / R of the update.
+
+    Raises:
+        ValueError: shares of another length or sum.
+    """
+    parts = _shares(num_members, shares)
+    return payload_bytes * (1 - parts) + update_bytes * parts * (num_members - 1)
+
+
+def gather_traffic(payload_bytes: Sequence[float]) -> Floats:
+    """Bytes that each member sends in `gather_seconds`, [R]: (R - 1) n_i."""
+    own = np.asarray(payload_bytes, dtype=np.float64)
+    return own * max(0, len(own) - 1)
+
+
+def ring_allreduce_bytes(numel: int, members: int, bytes_per_value: int = 4) -> float:
+    """Bytes that each member of a ring sends for one all-reduce: 2 (R - 1) / R b P.
+
+    The cheapest that any all-reduce sends (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002), and what
+    data-parallel training in fp32 sends each step.
+    """
+    return 2 * (members - 1) * bytes_per_value * numel / members
+
+
+def _shares(num_members: int, shares: Sequence[float] | None) -> Floats:
+    if num_members < 1:
+        raise ValueError(f"{num_members} members: must be at least 1")
+    if shares is None:
+        return np.full(num_members, 1 / num_members)
+    parts = np.asarray(shares, dtype=np.float64)
+    if len(parts) != num_members or not (parts >= 0).all() or abs(parts.sum() - 1) > 1e-6:
+        raise ValueError(
+            f"{len(parts)} shares with sum {parts.sum()} for {num_members} members: must be one each, at least 0, sum 1"
+        )
+    return parts
+
+
+def _unit_s(latency_s: float, loss: float, streams: int) -> float:
+    return 2 * latency_s * math.sqrt(loss) / (streams * SEGMENT_BYTES * MATHIS_CONSTANT)
+
+
+def _phase_s(profiles: Sequence[PeerProfile], *, sent: Floats, received: Floats, connections_s: float) -> float:
+    up = np.array([profile.up_bytes_s for profile in profiles])
+    down = np.array([profile.down_bytes_s for profile in profiles])
+    slowest_s = max(float((sent / up).max()), float((received / down).max()), connections_s)
+    farthest, second = sorted((profile.latency_s for profile in profiles), reverse=True)[:2]
+    return slowest_s + farthest + second
+
+
+def _slowest_connection(
+    profiles: Sequence[PeerProfile], streams: int
+) -> Callable[[Callable[[Floats], Floats]], float]:
+    """A function from (seconds per byte [R, R], sender first -> seconds [R, R]) to the slowest of all pairs."""
+    loss = np.array([profile.loss for profile in profiles])
+    latency = np.array([profile.latency_s for profile in profiles])
+    if not loss.any():
+        return lambda _: 0.0
+    lost = 1 - np.outer(1 - loss, 1 - loss)
+    unit_s = (latency[:, None] + latency[None, :]) * np.sqrt(lost) * _unit_s(1.0, 1.0, streams)
+    np.fill_diagonal(unit_s, 0.0)
+    return lambda seconds: float(seconds(unit_s).max())

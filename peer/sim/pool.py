@@ -1,0 +1,159 @@
+"""Runs on several cores: a few processes that take one job after the other and tell how far they are."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from peer.lifetime import die_with_parent
+from peer.sim.job import Row, failed_row, one_thread, run_job
+from peer.sim.plan import Job, Windows
+
+REPORT_EVERY_S = 0.2
+GRACE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a job is: steps of all peers together; `loss` of the anchor when it was last measured."""
+
+    job: Job
+    steps: int
+    goal_steps: int
+    loss: float | None
+    virtual_s: float
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    job: Job | None = None
+
+
+class Pool:
+    """Processes that end with the context, within a moment and whatever they are doing.
+
+    Args:
+        num_workers: at most that many at once.
+        windows: sent to each worker once.
+        on_start: called when a job is handed to a worker.
+        on_progress: called a few times a second for each job.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        windows: Windows,
+        on_start: Callable[[Job], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._num_workers, self._windows = num_workers, windows
+        self._on_start, self._on_progress = on_start, on_progress
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.process.kill()   # nothing of theirs needs saving
+        for worker in self._workers:
+            worker.process.join(GRACE_S)
+            worker.pipe.close()
+        self._workers.clear()
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Row]]:
+        """Every job with its row, in the order in which they end; a worker that dies costs its own job alone."""
+        waiting = list(reversed(jobs))
+        while len(self._workers) < min(self._num_workers, len(waiting)):
+            self._workers.append(_start_worker(self._windows))
+        for worker in self._workers:
+            self._hand_out(worker, waiting)
+        while busy := [worker for worker in self._workers if worker.job is not None]:
+            ready = wait([worker.pipe for worker in busy])
+            for worker in [worker for worker in busy if worker.pipe in ready]:
+                finished = self._listen(worker)
+                if finished is not None:
+                    self._hand_out(worker, waiting)
+                    yield finished
+
+    def _hand_out(self, worker: _Worker, waiting: list[Job]) -> None:
+        worker.job = waiting.pop() if waiting else None
+        if worker.job is not None:
+            self._on_start(worker.job)
+            with contextlib.suppress(OSError):      # it died: `_listen` notices
+                worker.pipe.send(worker.job)
+
+    def _listen(self, worker: _Worker) -> tuple[Job, Row] | None:
+        """The next message of a worker; its job and row if that was the end of a job."""
+        job = worker.job
+        assert job is not None
+        try:
+            message: Any = worker.pipe.recv()
+        except (EOFError, OSError):
+            row = failed_row(job, "failed", f"its process died ({_cause(worker.process)})")
+            self._replace(worker)
+            return job, row
+        if isinstance(message, dict):
+            return job, message
+        steps, goal, loss, virtual_s = message
+        self._on_progress(Progress(job=job, steps=steps, goal_steps=goal, loss=loss, virtual_s=virtual_s))
+        return None
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.pipe.close()
+        fresh = _start_worker(self._windows)
+        worker.process, worker.pipe = fresh.process, fresh.pipe
+
+
+def _start_worker(windows: Windows) -> _Worker:
+    """A child that Ctrl-C does not reach: its parent ends it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, windows, os.getpid()), daemon=True)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _work(pipe: Connection, windows: Windows, parent: int) -> None:
+    """The main of a worker: jobs in, progress and rows out, until the parent goes."""
+    die_with_parent(parent)
+    one_thread()
+    said = 0.0
+
+    def tell(steps: int, goal: int, loss: float | None, virtual_s: float) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= REPORT_EVERY_S:
+            said = now
+            pipe.send((steps, goal, loss, virtual_s))
+
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(run_job(job, windows, tell))
+
+
+def _cause(process: SpawnProcess) -> str:
+    process.join(GRACE_S)
+    code = process.exitcode
+    if code is not None and code < 0:
+        hint = ", probably out of memory" if code == -signal.SIGKILL else ""
+        return f"signal {-code}{hint}"
+    return f"exit code {code}"

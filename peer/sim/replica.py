@@ -1,0 +1,178 @@
+"""One simulated peer: its parameters, inner optimizer and data, and where it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer.outer.compress.feedback import Encoder
+from peer.outer.local import Proximal, Spider
+from peer.outer.recipes import Recipe
+from peer.outer.schedules import ChangeState
+from peer.protocol.manifest import InnerSpec
+from peer.sim.inner import InnerOptimizer
+from peer.sim.scenario import PeerProfile
+from peer.sim.task import Task
+
+
+@dataclass
+class OuterCopy:
+    """One lineage's outer state: shared by all peers that agree on it, or a peer's own in gossip."""
+
+    anchor: Tensor
+    buffers: list[Tensor]
+
+    def clone(self) -> OuterCopy:
+        """An independent copy."""
+        return OuterCopy(self.anchor.clone(), [buffer.clone() for buffer in self.buffers])
+
+
+@dataclass
+class Shadow:
+    """FedGLOMO's second trajectory: the same batches from the previous anchor (arXiv 2012.04061, algorithm 1)."""
+
+    anchor: Tensor
+    parameters: Tensor
+    optimizer: InnerOptimizer
+    spider: Spider = field(default_factory=Spider)
+
+
+@dataclass
+class Learner:
+    """The mathematics of one peer between rounds.
+
+    Attributes:
+        parameters: fp32 [P], what the peer trains.
+        gradient: fp32 [P], this peer's own when the recipe sends gradients, else one scratch vector for all.
+        outer: its lineage's outer state.
+        encoders: one per fragment; they hold the residual of error feedback.
+        estimate: fp32 [P], the second iterate of a2cid2.
+        base: fp32 [P], the anchor that the peer started from, where it may be an old one (asynchronous rounds).
+        current, previous: its last two contributions, where the recipe needs them again (eager updates).
+    """
+
+    task: Task
+    recipe: Recipe
+    inner: InnerSpec
+    parameters: Tensor
+    optimizer: InnerOptimizer
+    batches: Iterator[Tensor]
+    gradient: Tensor
+    outer: OuterCopy
+    encoders: list[Encoder]
+    shadow: Shadow | None = None
+    spider: Spider | None = None
+    estimate: Tensor | None = None
+    mixed_at: int = 0
+    base: Tensor | None = None
+    current: Tensor | None = None
+    previous: Tensor | None = None
+    skipped: int = 0
+
+    def step(self, lr: float, fraction: float = 1.0) -> tuple[float, float]:
+        """One inner step, or only its gradient when the recipe sends gradients.
+
+        Args:
+            lr: learning rate.
+            fraction: of the batch that is computed before a compute timeout.
+
+        Returns:
+            loss and gradient norm.
+        """
+        batch = next(self.batches)
+        if fraction < 1.0:
+            batch = batch[: max(1, round(fraction * len(batch)))]
+        before = self.parameters.clone() if self.estimate is not None else None
+        if self.recipe.payload == "gradient":
+            return self._evaluate(self.parameters, batch)
+        loss, norm = self._train(self.parameters, self.optimizer, batch, lr, self.outer.anchor, self.spider)
+        if self.shadow is not None:
+            shadow = self.shadow
+            self._train(shadow.parameters, shadow.optimizer, batch, lr, shadow.anchor, shadow.spider)
+        if before is not None and self.estimate is not None:
+            self.estimate.add_(self.parameters - before)
+        return loss, norm
+
+    def _train(
+        self,
+        parameters: Tensor,
+        optimizer: InnerOptimizer,
+        batch: Tensor,
+        lr: float,
+        anchor: Tensor,
+        spider: Spider | None,
+    ) -> tuple[float, float]:
+        loss, norm = self._evaluate(parameters, batch)
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            self.skipped += 1
+            return loss, norm
+        if spider is not None:
+            spider.on_gradient(self.gradient, parameters, anchor, lambda at: self._gradient_at(at, batch))
+        rule = self.recipe.local
+        clip_(self.gradient, self.inner.max_grad_norm)
+        if isinstance(rule, Proximal):
+            rule.on_gradient(self.gradient, parameters, anchor)
+        optimizer.step(self.gradient, lr)
+        if isinstance(rule, Proximal):
+            rule.after_step(parameters, anchor, lr)
+        return loss, norm
+
+    def restart_shadow(self, anchor_before: Tensor) -> None:
+        """A new round: the second trajectory starts from the anchor that the first one started from before."""
+        assert self.shadow is not None
+        assert self.spider is not None
+        self.shadow.anchor.copy_(anchor_before)
+        self.shadow.parameters.copy_(anchor_before)
+        self.shadow.optimizer.copy_from(self.optimizer)
+        self.shadow.spider.begin_round()
+        self.spider.begin_round()
+
+    def _evaluate(self, parameters: Tensor, batch: Tensor) -> tuple[float, float]:
+        loss = self.task.gradient(parameters, batch, self.gradient)
+        return loss, float(self.gradient.norm())
+
+    def _gradient_at(self, parameters: Tensor, batch: Tensor) -> Tensor:
+        out = torch.empty_like(parameters)
+        self.task.gradient(parameters, batch, out)
+        return out
+
+
+@dataclass
+class Replica:
+    """Where one peer stands in virtual time; `learner` is None when only time is simulated.
+
+    Attributes:
+        position: inner steps in the schedule's coordinate, equal on peers that keep pace.
+        life: counts its returns; events of an earlier life are void.
+        unsent_tokens: learned from since the last contribution, per fragment.
+        busy_s: virtual seconds of computing.
+    """
+
+    index: int
+    profile: PeerProfile
+    learner: Learner | None
+    steps_per_round: int
+    unsent_tokens: list[int]
+    position: int = 0
+    life: int = 0
+    present: bool = False
+    side: int = 0
+    steps: int = 0
+    steps_since_join: int = 10**9
+    busy_s: float = 0.0
+    present_s: float = 0.0
+    arrived_s: float = 0.0
+    bytes_sent: float = 0.0
+    base_round: int = 0
+    vote: bool = False
+    vote_state: ChangeState = field(default_factory=ChangeState)
+
+
+def clip_(gradient: Tensor, max_norm: float) -> None:
+    """Scale to at most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
+    gradient.mul_(torch.clamp(max_norm / (gradient.norm() + 1e-6), max=1.0))
+

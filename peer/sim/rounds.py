@@ -1,0 +1,145 @@
+"""Rounds in virtual time: who is expected, who has come, when the exchange starts and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from peer.outer.recipes import Recipe
+from peer.outer.straggler import Backup, Quorum
+from peer.outer.topology import AllPeers
+from peer.sim.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
+from peer.sim.scenario import PeerProfile
+from peer.sim.sync import Contribution, Outcome
+
+State = Literal["gathering", "exchanging", "done"]
+
+
+@dataclass(eq=False)
+class Round:
+    """One round of one fragment by one group.
+
+    Attributes:
+        fragment, number: as in `Event`.
+        expected: members that are waited for.
+        arrived: virtual seconds at which each came.
+        contributions: of those who came.
+        attempt: counts changes of plan; an event of an earlier plan is void.
+        members: those whose exchange it is, once it has started.
+        outcome: once it is done.
+    """
+
+    fragment: int
+    number: int
+    expected: set[int]
+    arrived: dict[int, float] = field(default_factory=dict)
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    attempt: int = 0
+    state: State = "gathering"
+    members: tuple[int, ...] = ()
+    outcome: Outcome | None = None
+
+
+class Exchange:
+    """How long an exchange takes and what its members send.
+
+    Args:
+        recipe: decides between reduce, gather and pairs.
+        profiles: of all peers.
+        shares: fraction of the vector that each peer reduces, by index; None for equal ones.
+    """
+
+    def __init__(self, recipe: Recipe, profiles: Sequence[PeerProfile], shares: Sequence[float] | None) -> None:
+        self._recipe, self._profiles, self._shares = recipe, profiles, shares
+
+    def seconds(self, round: Round, update_bytes: float) -> float:
+        """From the start of the exchange until every member has the result."""
+        profiles = [self._profiles[member] for member in round.members]
+        payloads = [round.contributions[member].wire_bytes for member in round.members]
+        if len(profiles) < 2:
+            return 0.0
+        if len(profiles) == 2 and not isinstance(self._recipe.topology, AllPeers):
+            return pair_seconds(profiles[0], profiles[1], *self._pair(payloads))
+        if self._recipe.exchange == "gather":
+            return gather_seconds(profiles, payloads)
+        return reduce_seconds(profiles, max(payloads), update_bytes, self._shares_of(round.members))
+
+    def traffic(self, round: Round, update_bytes: float) -> dict[int, float]:
+        """Bytes that each member sends."""
+        payloads = [round.contributions[member].wire_bytes for member in round.members]
+        count = len(round.members)
+        if count < 2:
+            return dict.fromkeys(round.members, 0.0)
+        if count == 2 and not isinstance(self._recipe.topology, AllPeers):
+            sent: Sequence[float] = self._pair(payloads)
+        elif self._recipe.exchange == "gather":
+            sent = list(gather_traffic(payloads))
+        else:
+            sent = list(reduce_traffic(count, max(payloads), update_bytes, self._shares_of(round.members)))
+        return {member: float(num_bytes) for member, num_bytes in zip(round.members, sent, strict=True)}
+
+    def _pair(self, payloads: Sequence[float]) -> tuple[float, float]:
+        # A pair with anchors of its own exchanges the anchors besides the deltas (arXiv 2506.10911).
+        factor = 2.0 if self._recipe.payload == "delta" else 1.0
+        return factor * payloads[0], factor * payloads[1]
+
+    def _shares_of(self, members: Sequence[int]) -> list[float] | None:
+        if self._shares is None:
+            return None
+        own = [self._shares[member] for member in members]
+        total = sum(own)
+        return [share / total for share in own] if total > 0 else None
+
+
+class Gathering:
+    """All rounds that are not over, and which one a peer's contribution belongs to.
+
+    Args:
+        recipe: its topology and straggler policy.
+        seed: of the topology.
+        present: () -> the peers that are there, ascending, for one side of a partition.
+    """
+
+    def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: object = None) -> None:
+        self._recipe, self._seed, self._present, self._links = recipe, seed, present, links
+        self._open: dict[tuple[int, int, int, int], Round] = {}
+        self._plans: dict[tuple[int, int, int], list[Round]] = {}
+        self._number: dict[tuple[int, int], int] = {}
+        self.closed: list[tuple[int, ...]] = []
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether rounds are not numbered by the peers' own steps: whoever is ready joins the one that is open."""
+        return isinstance(self._recipe.straggler, Quorum | Backup)
+
+    def round_for(self, peer: int, side: int, fragment: int, number: int) -> Round | None:
+        """The round that this peer joins; None if it is over already, and the peer has to catch up."""
+        if self.asynchronous:
+            number = self._number.get((side, fragment), 0) + 1
+        key = (side, fragment, number)
+        if key not in self._plans:
+            groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)  # type: ignore[arg-type]
+            self._plans[key] = [Round(fragment, number, set(group)) for group in groups]
+        rounds = self._plans[key]
+        own = next((round for round in rounds if peer in round.expected), None)
+        if own is None and isinstance(self._recipe.topology, AllPeers) and rounds:
+            own = rounds[0]
+        return own if own is not None and own.state == "gathering" else None
+
+    def started(self, round: Round, side: int) -> None:
+        """The exchange of `round` has begun: the next contribution opens another."""
+        if self.asynchronous:
+            self._number[side, round.fragment] = round.number
+            self.closed.append(round.members)
+
+    def finished(self, round: Round, side: int) -> None:
+        """Forget plans that nobody can join any more."""
+        key = (side, round.fragment, round.number)
+        if all(other.state == "done" for other in self._plans.get(key, [])):
+            for old in [k for k in self._plans if k[:2] == key[:2] and k[2] < round.number - 2]:
+                del self._plans[old]
+
+    def gathering(self) -> list[Round]:
+        """Rounds that are not over."""
+        return [round for rounds in self._plans.values() for round in rounds if round.state != "done"]

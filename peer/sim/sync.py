@@ -1,0 +1,391 @@
+"""The mathematics of a round over simulated peers: the production codecs, aggregators and outer optimizers.
+
+Nothing here knows of time. What travels is encoded and decoded as it would be, so that every error of a codec and every
+refusal of a malformed contribution is part of the result; dense codecs are run chunk by chunk, which gives the same
+values as the butterfly's parts because blocks never straddle a cut.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
+from peer.outer.compress.base import Codec, NonFiniteError, is_finite
+from peer.outer.fragments import FlatLayout
+from peer.outer.local import Replay
+from peer.outer.merging import Accelerated, Carry, Eager, Elastic
+from peer.outer.recipes import Recipe
+from peer.outer.straggler import staleness_weight
+from peer.outer.topology import Neighbours, a2cid2_coefficients, chi, mix_, pair_
+from peer.sim.attacks import corrupt
+from peer.sim.replica import Learner, Replica, clip_
+from peer.sim.scenario import PeerProfile
+
+CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What one member sends for one fragment.
+
+    Attributes:
+        member: index of the peer.
+        weight: tokens it stands for.
+        wire_bytes: of the payload.
+        read: (start, stop) -> the decoded values [start, stop) of the fragment; None when only time is simulated.
+        base: the peer's own fragment at the snapshot, kept while it trains on.
+        profile: of the member, which may be a liar.
+    """
+
+    member: int
+    weight: int
+    wire_bytes: float
+    read: Callable[[int, int], Tensor] | None
+    profile: PeerProfile
+    base: Tensor | None = None
+
+
+@dataclass
+class Outcome:
+    """What a committed round leaves for the merges of its members.
+
+    Attributes:
+        dropped: members whose contribution was refused.
+        update: fp32 [n] of the fragment, where members need it (gradients, eager updates).
+        anchor_before: fp32 [n], where the merge pulls towards the old anchor.
+    """
+
+    dropped: list[int] = field(default_factory=list)
+    update: Tensor | None = None
+    anchor_before: Tensor | None = None
+    num_members: int = 0
+    round: int = 0
+
+
+class Synchroniser:
+    """Contributions, commits and merges of one recipe on one model.
+
+    Args:
+        recipe: what to do.
+        layout: names and shapes of the parameters.
+        fragments: ranges of the flat vector per fragment.
+        seed: of everything random that all peers share.
+        nominal_tokens: the most that one contribution weighs.
+        num_peers: in the whole simulation.
+    """
+
+    def __init__(
+        self, recipe: Recipe, layout: FlatLayout, fragments: Sequence[Ranges], seed: int, nominal_tokens: int,
+        num_peers: int,
+    ) -> None:
+        self.recipe, self.seed, self.nominal_tokens, self.num_peers = recipe, seed, nominal_tokens, num_peers
+        self.fragments = list(fragments)
+        self.lengths = [sum(stop - start for start, stop in ranges) for ranges in self.fragments]
+        self.shapes = [_shapes_within(layout, ranges) for ranges in self.fragments]
+        self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
+
+    # contributions ------------------------------------------------------------------------------------------------
+
+    def wire_bytes(self, fragment: int) -> float:
+        """Of one payload; the most, where its size depends on the values."""
+        return self.codecs[fragment].wire_bytes(self.lengths[fragment])
+
+    def thinned(self, contribution: Contribution, ratio: float) -> Contribution:
+        """The same with a payload scaled to a peer's own ratio, when only time is simulated."""
+        return replace(contribution, wire_bytes=contribution.wire_bytes * ratio)
+
+    def carry_over(self, replica: Replica) -> None:
+        """A peer that a round did not wait for: the anchor of now, with its own progress on top."""
+        learner = replica.learner
+        if learner is not None and learner.base is not None:
+            learner.parameters.add_(learner.outer.anchor - learner.base)
+            learner.base.copy_(learner.outer.anchor)
+
+    def contribute(self, replica: Replica, fragment: int, round: int, lr: float, *, overlapped: bool) -> Contribution:
+        """Take this peer's part in a round of one fragment from what it has learned since the last."""
+        weight = max(1, min(replica.unsent_tokens[fragment], self.nominal_tokens))
+        replica.unsent_tokens[fragment] = 0
+        learner = replica.learner
+        if learner is None:
+            return Contribution(replica.index, weight, self.wire_bytes(fragment), None, replica.profile)
+        base = None
+        if overlapped and isinstance(self.recipe.merge, Carry):
+            base = take(learner.parameters, self.fragments[fragment]).clone()
+        payload_bytes, read = self._encode(learner, fragment, round, lr, overlapped=overlapped)
+        return Contribution(replica.index, weight, payload_bytes, read, replica.profile, base)
+
+    def _encode(
+        self, learner: Learner, fragment: int, round: int, lr: float, *, overlapped: bool
+    ) -> tuple[float, Callable[[int, int], Tensor]]:
+        codec = self.codecs[fragment].seeded(self._seed(fragment, round))
+        lazy = self.recipe.dense and self.recipe.feedback is None and not overlapped
+        if lazy and not isinstance(self.recipe.merge, Eager):
+            source = self._source(learner, fragment, lr)
+            return codec.wire_bytes(self.lengths[fragment]), lambda a, b: round_trip(codec, source(a, b))
+        vector = self._source(learner, fragment, lr)(0, self.lengths[fragment])
+        if isinstance(self.recipe.merge, Eager):
+            vector = vector.clone()
+            learner.previous, learner.current = learner.current, vector
+        if self.recipe.payload == "gradient":
+            clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
+        try:
+            sent = learner.encoders[fragment].encode_decoded(vector, self._seed(fragment, round))
+        except NonFiniteError:  # diverged: it sends what nobody will accept
+            return self.wire_bytes(fragment), _reader(torch.full_like(vector, torch.nan))
+        return float(len(sent.payload)), _reader(sent.decoded)
+
+    def _source(self, learner: Learner, fragment: int, lr: float) -> Callable[[int, int], Tensor]:
+        """(start, stop) -> the values [start, stop) of what the peer has to say, before any codec."""
+        ranges, recipe = self.fragments[fragment], self.recipe
+        if recipe.payload == "gradient":
+            factor = lr if recipe.accumulates else 1.0
+            gradient = take(learner.gradient, ranges)
+            return lambda a, b: gradient[a:b] * factor
+        local = take(learner.parameters, ranges)
+        if recipe.payload == "parameters":
+            return lambda a, b: local[a:b]
+        anchor = take(learner.base if learner.base is not None else learner.outer.anchor, ranges)
+        if learner.shadow is None:
+            return lambda a, b: anchor[a:b] - local[a:b]
+        assert isinstance(recipe.local, Replay)
+        kept, shadow = 1.0 - recipe.local.beta, learner.shadow
+        return lambda a, b: anchor[a:b] - local[a:b] - kept * (shadow.anchor[a:b] - shadow.parameters[a:b])
+
+    # commits ------------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, members: Sequence[Replica], contributions: Sequence[Contribution], fragment: int, round: int, lr: float
+    ) -> Outcome:
+        """Aggregate, and change the outer state (or, in gossip, the members' own) once."""
+        outcome = Outcome(num_members=len(members), round=round)
+        if members[0].learner is None:
+            return outcome
+        learners = [replica.learner for replica in members if replica.learner is not None]
+        sent = self._lie(contributions, fragment, round)
+        weights = [self._weight(c, r, round, len(sent)) for c, r in zip(sent, members, strict=True)]
+        good = [i for i, c in enumerate(sent) if c.read is not None and self._finite(c, fragment)]
+        outcome.dropped = [c.member for i, c in enumerate(sent) if i not in good]
+        reads = [read for i in good if (read := sent[i].read) is not None]
+        kept = [weights[i] for i in good]
+        if not reads:
+            return outcome
+        if self.recipe.payload == "parameters":
+            self._gossip(learners, reads, good, fragment, round)
+        elif self.recipe.payload == "gradient":
+            outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
+        elif isinstance(self.recipe.merge, Eager):
+            pieces = [piece for _, _, piece in self._aggregate(reads, kept, fragment, len(members), round)]
+            outcome.update = torch.cat(pieces)
+        else:
+            self._outer_step(learners, reads, kept, fragment, round, outcome)
+        return outcome
+
+    def _weight(self, contribution: Contribution, replica: Replica, round: int, contributors: int) -> float:
+        staleness = max(0, round - 1 - replica.base_round)
+        return contribution.weight * staleness_weight(self.recipe.straggler, staleness, contributors)
+
+    def _aggregate(
+        self, reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float], fragment: int, members: int,
+        round: int,
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """(start, stop, the aggregate as everybody decodes it), piece by piece."""
+        length, aggregator = self.lengths[fragment], self.recipe.aggregator
+        if isinstance(aggregator, Mean) and aggregator.normalise == "members":
+            aggregator = aggregator.bind(max(members, len(reads)))
+        elif isinstance(aggregator, DirectionAverage):
+            aggregator = aggregator.bind(self.shapes[fragment])
+        codec = self.codecs[fragment].seeded(self._seed(fragment, round))
+        size = CHUNK if aggregator.separable else max(length, 1)
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            mean = aggregator.aggregate([read(start, stop) for read in reads], weights)
+            if self.recipe.exchange == "reduce":
+                mean = round_trip(codec, mean)
+            yield start, stop, mean
+
+    def _outer_step(
+        self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float],
+        fragment: int, round: int, outcome: Outcome,
+    ) -> None:
+        ranges = self.fragments[fragment]
+        outers = list({id(learner.outer): learner.outer for learner in learners}.values())
+        anchors = [take(outer.anchor, ranges) for outer in outers]
+        buffers = [[take(buffer, ranges) for buffer in outer.buffers] for outer in outers]
+        if isinstance(self.recipe.merge, Elastic) or learners[0].shadow is not None:
+            outcome.anchor_before = anchors[0].clone()
+        for start, stop, mean in self._aggregate(reads, weights, fragment, len(learners), round):
+            # In gossip each member has its own anchor, and drifts towards the group's mean (arXiv 2506.10911, eq. 5).
+            centre = weighted_mean([a[start:stop] for a in anchors], [1.0] * len(anchors)) if len(outers) > 1 else None
+            for anchor, own in zip(anchors, buffers, strict=True):
+                direction = mean if centre is None else mean + (anchor[start:stop] - centre)
+                pieces = [buffer[start:stop] for buffer in own]
+                self.recipe.outer.step_(anchor[start:stop], pieces, direction, round=round - 1)
+        if len(ranges) > 1:
+            for outer, anchor, own in zip(outers, anchors, buffers, strict=True):
+                put(outer.anchor, ranges, anchor)
+                for buffer, piece in zip(outer.buffers, own, strict=True):
+                    put(buffer, ranges, piece)
+
+    def _gradient(
+        self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float],
+        fragment: int, round: int, lr: float,
+    ) -> Tensor | None:
+        pieces = [piece for _, _, piece in self._aggregate(reads, weights, fragment, len(learners), round)]
+        gradient = torch.cat(pieces)
+        if not self.recipe.accumulates:
+            if self.recipe.feedback is None:  # the batch of all is one batch; with feedback each clipped its own
+                clip_(gradient, learners[0].inner.max_grad_norm)
+            return gradient
+        for outer in {id(learner.outer): learner.outer for learner in learners}.values():
+            self.recipe.outer.step_(outer.anchor, outer.buffers, gradient, round=round - 1, lr_scale=lr)
+        return None
+
+    def _gossip(
+        self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], good: Sequence[int],
+        fragment: int, round: int,
+    ) -> None:
+        """Parameters move towards the group's; who sent nothing usable keeps its own."""
+        length = self.lengths[fragment]
+        present = [learners[i] for i in good]
+        if len(present) < 2:
+            return
+        if any(learner.estimate is not None for learner in present):
+            self._pair_event(present, round)
+            return
+        sent = [read(0, length).clone() for read in reads]
+        mixed = weighted_mean(sent, [1.0] * len(sent))
+        for own, learner in zip(sent, present, strict=True):
+            if self.recipe.compressor == "fp32":
+                learner.parameters.copy_(mixed)
+            else:  # what a mask leaves out stays as it is: the same coordinates on both sides
+                learner.parameters.add_(mixed - own)
+
+    def _pair_event(self, learners: Sequence[Learner], round: int) -> None:
+        eta, alpha = self._acceleration()
+        before = []
+        for learner in learners:
+            assert learner.estimate is not None
+            mix_(learner.parameters, learner.estimate, eta, float(round - learner.mixed_at))
+            learner.mixed_at = round
+            before.append(learner.parameters.clone())
+        for index, learner in enumerate(learners):
+            assert learner.estimate is not None
+            pair_(learner.parameters, learner.estimate, before[1 - index], alpha)
+
+    def _acceleration(self) -> tuple[float, float]:
+        """(eta, alpha~) of the graph of all peers, whose pairs meet at every round."""
+        merge, topology = self.recipe.merge, self.recipe.topology
+        assert isinstance(merge, Accelerated)
+        assert isinstance(topology, Neighbours)
+        eta, alpha = a2cid2_coefficients(*chi(topology.edges(range(self.num_peers))))
+        return eta if merge.eta is None else merge.eta, alpha if merge.alpha_tilde is None else merge.alpha_tilde
+
+    # merges -------------------------------------------------------------------------------------------------------
+
+    def merge(self, replica: Replica, outcome: Outcome, contribution: Contribution, fragment: int, lr: float) -> None:
+        """Bring what the round decided into this peer's own parameters."""
+        learner, recipe = replica.learner, self.recipe
+        replica.base_round = outcome.round
+        if learner is None or recipe.payload == "parameters":
+            return
+        if recipe.payload == "gradient":
+            if outcome.update is not None:
+                learner.optimizer.step(outcome.update, lr)
+            elif recipe.accumulates:
+                learner.parameters.copy_(learner.outer.anchor)
+            return
+        if isinstance(recipe.merge, Eager):
+            self.eager_step(learner, outcome.update, outcome.num_members, outcome.round)
+            return
+        ranges = self.fragments[fragment]
+        local, anchor = take(learner.parameters, ranges), take(learner.outer.anchor, ranges)
+        before = anchor if outcome.anchor_before is None else outcome.anchor_before
+        recipe.merge.merge_(local, contribution.base, before, anchor)
+        if len(ranges) > 1:
+            put(learner.parameters, ranges, local)
+        if learner.base is not None:
+            for start, stop in ranges:
+                learner.base[start:stop] = learner.outer.anchor[start:stop]
+        if learner.shadow is not None:
+            assert outcome.anchor_before is not None
+            learner.restart_shadow(outcome.anchor_before)
+
+    def eager_step(self, learner: Learner, update: Tensor | None, members: int, round: int) -> None:
+        """The peer's own outer step, with what it knows of the round before and of this one."""
+        assert isinstance(self.recipe.merge, Eager)
+        assert learner.current is not None
+        direction = self.recipe.merge.estimate(update, learner.current, learner.previous, members)
+        self.recipe.outer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=round - 1)
+        learner.parameters.copy_(learner.outer.anchor)
+
+    # attacks ------------------------------------------------------------------------------------------------------
+
+    def _lie(self, contributions: Sequence[Contribution], fragment: int, round: int) -> Sequence[Contribution]:
+        liars = [c for c in contributions if c.profile.attack != "none"]
+        if not liars:
+            return contributions
+        length = self.lengths[fragment]
+        honest = [c.read(0, length) for c in contributions if c not in liars and c.read is not None]
+        out = []
+        for c in contributions:
+            if c in liars and c.read is not None:
+                generator = torch.Generator().manual_seed(self._seed(fragment, round) + c.member)
+                lie = corrupt(
+                    c.profile.attack, c.read(0, length), honest, num_liars=len(liars), scale=c.profile.attack_scale,
+                    generator=generator,
+                )
+                out.append(replace(c, read=_reader(lie)))
+            else:
+                out.append(c)
+        return out
+
+    def _finite(self, contribution: Contribution, fragment: int) -> bool:
+        """Strict parsing refuses what is not finite; a receiver does the same with every payload."""
+        assert contribution.read is not None
+        length = self.lengths[fragment]
+        try:
+            return all(is_finite(contribution.read(a, min(a + CHUNK, length))) for a in range(0, length, CHUNK))
+        except NonFiniteError:
+            return False
+
+    def _seed(self, fragment: int, round: int) -> int:
+        return zlib.crc32(f"{self.seed}/{fragment}/{round}".encode())
+
+
+def take(flat: Tensor, ranges: Ranges) -> Tensor:
+    """The elements of `ranges`, one after the other: a view when there is one range."""
+    pieces = [flat[start:stop] for start, stop in ranges]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def put(flat: Tensor, ranges: Ranges, values: Tensor) -> None:
+    """The inverse of `take`."""
+    position = 0
+    for start, stop in ranges:
+        flat[start:stop] = values[position : position + stop - start]
+        position += stop - start
+
+
+def round_trip(codec: Codec, x: Tensor) -> Tensor:
+    """What the receivers of `x` hold."""
+    return x.clone() if codec.name == "fp32" else codec.decode(codec.encode(x), x.numel())
+
+
+def _reader(vector: Tensor) -> Callable[[int, int], Tensor]:
+    return lambda start, stop: vector[start:stop]
+
+
+def _shapes_within(layout: FlatLayout, ranges: Ranges) -> list[tuple[int, ...]]:
+    """Shapes of the tensors in `ranges`, which hold whole tensors."""
+    shapes = []
+    for start, stop in ranges:
+        shapes += [
+            shape for shape, offset in zip(layout.shapes, layout.offsets, strict=True) if start <= offset < stop
+        ]
+    return shapes

@@ -1,0 +1,133 @@
+"""Work by measured speed and bandwidth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import UserError
+from peer.outer.allocate import AdaptiveTopK, EvenSplit, TimeBalanced, exchange_s, largest_remainder, ratios
+from peer.outer.topology import Links
+
+speeds_of = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=9)
+rates_of = st.lists(st.floats(1e4, 1e9), min_size=9, max_size=9)
+
+
+def links(*rates: float) -> Links:
+    return Links(up=rates, down=rates)
+
+
+def test_even_split_gives_what_is_left_to_the_first() -> None:
+    work = EvenSplit().allocate([1.0, 9.0, 1.0], links(1.0, 2.0, 3.0), 11, 100)
+    assert work.steps == (4, 4, 3)
+    assert work.shares == (1 / 3, 1 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("total", [1, 7, 500])
+def test_equal_peers_get_an_even_split(count: int, total: int) -> None:
+    arguments = ([1.7] * count, links(*[3e6] * count), total, 12_345_678)
+    balanced, even = TimeBalanced().allocate(*arguments), EvenSplit().allocate(*arguments)
+    assert balanced.steps == even.steps
+    assert balanced.shares == pytest.approx(even.shares, rel=1e-12)
+
+
+def test_steps_follow_speed_where_links_are_equal() -> None:
+    work = TimeBalanced().allocate([1.0, 2.0, 3.0, 4.0], links(*[1e9] * 4), 100, 4)
+    assert work.steps == (10, 20, 30, 40)
+
+
+def test_a_slow_link_reduces_nothing_and_trains_less() -> None:
+    # Exchange: peers 0 to 2 (s = 1/3) take 100 (1 + 2/3) / 100 = 5/3 s, peer 3 100 / 10 = 10 s. Then T solves
+    # 3 (T - 5/3) + (T - 10) = 85, T = 25.
+    work = TimeBalanced().allocate([1.0] * 4, links(100.0, 100.0, 100.0, 10.0), 85, 100)
+    assert work.shares == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0.0))
+    assert work.steps == (24, 23, 23, 15)
+    assert exchange_s(1 / 3, 4, 100.0, 100) == pytest.approx(5 / 3)
+    assert exchange_s(1.0, 1, 100.0, 100) == 0.0
+
+
+@given(speeds=speeds_of, rates=rates_of, total=st.integers(1, 10_000), payload=st.integers(1, 10**9))
+def test_sums_are_kept_and_all_finish_together(
+    speeds: list[float], rates: list[float], total: int, payload: int
+) -> None:
+    count = len(speeds)
+    rates = rates[:count]
+    work = TimeBalanced().allocate(speeds, links(*rates), total, payload)
+    assert sum(work.steps) == total
+    assert min(work.steps) >= 0
+    assert math.fsum(work.shares) == pytest.approx(1.0, abs=1e-12)
+    assert min(work.shares) >= 0.0
+    exchange = [exchange_s(share, count, rate, payload) for share, rate in zip(work.shares, rates, strict=True)]
+    ends = [exchange[peer] + work.steps[peer] / speeds[peer] for peer in range(count)]
+    # No peer with work ends later than another would end with more than one step in addition.
+    slack = max(ends) * 1e-6
+    for peer in range(count):
+        if work.steps[peer]:
+            start_of_last = ends[peer] - 1 / speeds[peer]
+            assert all(start_of_last <= ends[other] + 1 / speeds[other] + slack for other in range(count))
+
+
+@given(rates=st.lists(st.floats(1e3, 1e9), min_size=3, max_size=9), payload=st.integers(1, 10**9))
+def test_shares_make_the_slowest_exchange_short(rates: list[float], payload: int) -> None:
+    shares = TimeBalanced().allocate([1.0] * len(rates), links(*rates), 10, payload).shares
+    times = [exchange_s(share, len(rates), rate, payload) for share, rate in zip(shares, rates, strict=True)]
+    reducing = [time for time, share in zip(times, shares, strict=True) if share > 1e-9]
+    assert max(reducing) == pytest.approx(min(reducing), rel=1e-6)
+    even = [exchange_s(1 / len(rates), len(rates), rate, payload) for rate in rates]
+    assert max(times) <= max(even) * (1 + 1e-9)
+
+
+@given(quotas=st.lists(st.floats(0.01, 1e3), min_size=1, max_size=12), total=st.integers(0, 10**6))
+def test_largest_remainder_keeps_the_sum_and_stays_within_one(quotas: list[float], total: int) -> None:
+    whole = largest_remainder(quotas, total)
+    assert sum(whole) == total
+    for part, quota in zip(whole, quotas, strict=True):
+        assert abs(part - quota / math.fsum(quotas) * total) < 1 + 1e-6
+
+
+def test_ratios_follow_the_uplink_and_keep_the_mean() -> None:
+    up = Links(up=(1.0, 2.0, 3.0), down=(9.0, 9.0, 9.0))
+    assert ratios(up, 0.2) == pytest.approx((0.1, 0.2, 0.3))
+    assert ratios(up, 0.2, minimum=0.15) == pytest.approx((0.15, 0.18, 0.27))
+    assert ratios(up, 0.8) == pytest.approx((0.4666666667, 0.9333333333, 1.0))
+    assert ratios(up, 1.0) == pytest.approx((1.0, 1.0, 1.0), rel=1e-12)
+    assert AdaptiveTopK(base_ratio=0.2).ratios(up) == ratios(up, 0.2)
+    assert AdaptiveTopK(base_ratio=0.2).allocate([1.0, 2.0, 3.0], up, 9, 1).steps == (3, 3, 3)
+
+
+@given(
+    rates=st.lists(st.floats(1.0, 1e9), min_size=1, max_size=9),
+    base=st.floats(0.001, 1.0),
+    clamp=st.floats(0.0, 1.0),
+)
+def test_the_mean_ratio_is_kept_and_links_finish_together(rates: list[float], base: float, clamp: float) -> None:
+    minimum = clamp * base
+    found = ratios(links(*rates), base, minimum)
+    assert math.fsum(found) / len(found) == pytest.approx(base, rel=1e-9)
+    assert all(minimum <= ratio <= 1.0 for ratio in found)
+    times = [ratio / rate for ratio, rate in zip(found, rates, strict=True) if minimum < ratio < 1.0]
+    assert not times or max(times) == pytest.approx(min(times), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EvenSplit().allocate([], Links(up=(), down=()), 1, 1), "0 speeds and 0 links"),
+        (lambda: TimeBalanced().allocate([1.0], links(1.0, 1.0), 1, 1), "1 speeds and 2 links"),
+        (lambda: TimeBalanced().allocate([0.0], links(1.0), 1, 1), "peer 0 makes 0.0 steps/s"),
+        (lambda: TimeBalanced().allocate([1.0], links(1.0), 0, 1), "total_steps=0: must be at least 1"),
+        (lambda: TimeBalanced().allocate([1.0], links(1.0), 1, 0), "payload_bytes=0: must be at least 1"),
+        (lambda: ratios(links(1.0), 0.0), r"base_ratio=0.0: must be in \(0, 1\]"),
+        (lambda: AdaptiveTopK(base_ratio=0.1, minimum=0.2), "minimum=0.2: must be in"),
+        (lambda: ratios(Links(up=(), down=()), 0.1), "0 links: must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(UserError, match=message) as error:
+        make()
+    assert error.value.hint

@@ -1,0 +1,252 @@
+"""When fragments are sent and applied, votes for a round, and what a fragment is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import UserError
+from peer.outer.schedules import (
+    ChangeState,
+    Event,
+    Every,
+    GradientChange,
+    Ranges,
+    Schedule,
+    Strided,
+    Timer,
+    strided_fragments,
+)
+
+
+def sent(schedule: Schedule, steps: int) -> list[Event]:
+    return [event for step in range(steps + 1) for event in schedule.events(step)]
+
+
+def send_steps(schedule: Schedule, steps: int) -> list[int]:
+    return [event.send_step for event in sent(schedule, steps)]
+
+
+def test_every_h_steps() -> None:
+    assert sent(Every(steps=30, overlap_steps=5), 70) == [
+        Event(fragment=0, round=1, send_step=30, apply_step=35),
+        Event(fragment=0, round=2, send_step=60, apply_step=65),
+    ]
+
+
+def test_the_steps_of_a_round_grow_to_their_bound() -> None:
+    growing = Every(steps=10, growth=1.5, max_steps=30)
+    assert send_steps(growing, 150) == [10, 25, 47, 77, 107, 137]  # 10, 15, 22 (of 22.5), 30 (of 33.75), 30, ...
+    assert send_steps(Every(steps=10, growth=2.0, growth_every_rounds=2), 140) == [10, 20, 40, 60, 100, 140]
+
+
+def test_a_warm_start_syncs_more_often() -> None:
+    warm = Every(steps=10, warm_start_steps=6, warm_start_every=2)
+    assert [(event.send_step, event.round) for event in sent(warm, 30)] == [(2, 1), (4, 2), (6, 3), (16, 4), (26, 5)]
+
+
+@given(
+    steps=st.integers(1, 9),
+    growth=st.sampled_from([1.0, 1.01, 1.4, 3.0]),
+    every=st.integers(1, 4),
+    extra=st.one_of(st.none(), st.integers(0, 20)),
+    warm=st.integers(0, 4),
+    warm_every=st.integers(1, 5),
+)
+def test_rounds_follow_one_another_at_the_stated_distance(
+    steps: int, growth: float, every: int, extra: int | None, warm: int, warm_every: int
+) -> None:
+    bound = None if extra is None else steps + extra
+    schedule = Every(
+        steps=steps, growth=growth, growth_every_rounds=every, max_steps=bound,
+        warm_start_steps=warm * warm_every, warm_start_every=warm_every,
+    )  # fmt: skip
+    events = sent(schedule, 300)
+    assert [event.round for event in events] == list(range(1, len(events) + 1))
+    distances = [b - a for a, b in itertools.pairwise([0, *(event.send_step for event in events)])]
+    expected = [warm_every] * warm
+    expected += [min(bound or 10**9, round(steps * growth ** (r // every))) for r in range(max(0, len(events) - warm))]
+    assert distances == expected
+    assert events == sorted(events, key=lambda event: event.send_step)
+
+
+def test_strided_fragments_are_sent_in_turn() -> None:
+    events = sent(Strided(period=10, num_fragments=3, overlap_steps=2), 20)
+    assert [(event.send_step, event.fragment, event.round) for event in events] == [
+        (3, 1, 1), (6, 2, 1), (10, 0, 1), (13, 1, 2), (16, 2, 2), (20, 0, 2),
+    ]  # fmt: skip
+    assert all(event.apply_step == event.send_step + 2 for event in events)
+
+
+def test_one_fragment_without_overlap_is_every_h_steps() -> None:
+    assert sent(Strided(period=30, num_fragments=1), 200) == sent(Every(steps=30), 200)
+
+
+@given(
+    sizes=st.integers(1, 60).flatmap(lambda period: st.tuples(st.just(period), st.integers(1, period))),
+    start=st.integers(1, 500),
+)
+def test_each_fragment_exactly_once_per_period_at_its_offset(sizes: tuple[int, int], start: int) -> None:
+    period, count = sizes
+    schedule = Strided(period=period, num_fragments=count)
+    events = [event for step in range(start, start + period) for event in schedule.events(step)]
+    assert sorted(event.fragment for event in events) == list(range(count))
+    assert all(event.send_step % period == schedule.offset(event.fragment) % period for event in events)
+    later = [event for step in range(start + period, start + 2 * period) for event in schedule.events(step)]
+    assert [event.round for event in later] == [event.round + 1 for event in events]
+    assert schedule.events(0) == ()
+    first = {event.fragment: event.round for event in reversed(sent(schedule, 2 * period))}
+    assert first == dict.fromkeys(range(count), 1)
+
+
+@given(rate=st.floats(0.01, 5.0))
+def test_a_timer_makes_rate_rounds_per_step(rate: float) -> None:
+    events = sent(Timer(rate=rate), 200)
+    assert [event.round for event in events] == list(range(1, len(events) + 1))
+    assert len(events) == math.floor(rate * 200)
+
+
+def test_a_timer_of_1_fires_each_step() -> None:
+    assert send_steps(Timer(), 4) == [1, 2, 3, 4]
+    assert send_steps(Timer(rate=0.5), 5) == [2, 4]
+    assert send_steps(Timer(rate=2.0), 2) == [1, 1, 2, 2]
+
+
+def votes(rule: GradientChange, norms: list[float]) -> list[bool]:
+    state, cast = ChangeState(), []
+    for norm in norms:
+        state, wanted = rule.vote(state, norm)
+        cast.append(wanted)
+    assert state.step == len(norms)
+    return cast
+
+
+NORMS = [1.0 + 0.3 * math.sin(step) for step in range(60)]
+
+
+def test_delta_0_syncs_always_and_infinity_in_the_warm_up_only() -> None:
+    assert votes(GradientChange(delta=0.0), NORMS) == [True] * 60
+    assert votes(GradientChange(delta=math.inf), [*NORMS[:50], 0.0, 0.0, 1e30]) == [True] * 25 + [False] * 28
+
+
+def test_a_jump_of_the_gradient_asks_for_a_round() -> None:
+    # The average moves by 2 / 26 of the jump: 30% of it takes a norm 4.9 times as large.
+    cast = votes(GradientChange(), [1.0] * 40 + [4.8] + [1.0])
+    assert cast == [True] * 25 + [False] * 17
+    assert votes(GradientChange(), [1.0] * 40 + [5.0] + [1.0]) == [True] * 25 + [False] * 15 + [True, False]
+    assert votes(GradientChange(smoothing=1, delta=0.5), [2.0, 2.9, 4.5, 2.2]) == [True, False, True, True]
+
+
+def test_overflows_and_zeros_do_no_harm() -> None:
+    rule = GradientChange(smoothing=1)
+    assert votes(rule, [1.0, math.inf, math.nan, 1.0]) == [True, False, False, False]
+    assert votes(rule, [0.0, 0.0, 1.0]) == [True, False, True]
+    assert rule.vote(ChangeState(step=9), math.nan) == (ChangeState(step=10), False)
+
+
+LLAMA = ["model.embed.weight", *(f"model.layers.{i}.{part}.weight" for i in range(7) for part in ("attn", "mlp"))]
+LLAMA += ["model.norm.weight", "lm_head.weight"]
+SHAPES = [(10, 2), *[(2, 3), (5,)] * 7, (2,), (2, 10)]
+
+
+def test_blocks_are_dealt_in_turn_and_the_rest_goes_to_the_ends() -> None:
+    # Embedding [0, 20), blocks of 11 elements from 20 on, norm and head [97, 119).
+    assert strided_fragments(LLAMA, SHAPES, num_fragments=3) == (
+        ((0, 31), (53, 64), (86, 97)),
+        ((31, 42), (64, 75)),
+        ((42, 53), (75, 86), (97, 119)),
+    )
+    assert strided_fragments(LLAMA, SHAPES, blocks_per_fragment=3) == strided_fragments(LLAMA, SHAPES, num_fragments=3)
+    assert strided_fragments(LLAMA, SHAPES, num_fragments=1) == (((0, 119),),)
+
+
+def test_blocks_are_dealt_by_rank_not_by_number() -> None:
+    names, shapes = ["h.2.a", "h.4.a", "h.10.a"], [(1,), (1,), (1,)]
+    assert strided_fragments(names, shapes, num_fragments=2) == (((0, 1), (2, 3)), ((1, 2),))
+
+
+def test_models_without_blocks_are_one_fragment() -> None:
+    assert strided_fragments(["weight", "bias"], [(2, 2), ()], num_fragments=1) == (((0, 5),),)
+    assert strided_fragments(["weight", "bias"], [(2, 2), (0,)], blocks_per_fragment=3) == (((0, 4),),)
+    with pytest.raises(UserError, match=r"num_fragments=2: must be in \[1, 1\]"):
+        strided_fragments(["weight"], [(2,)], num_fragments=2)
+
+
+def elements(fragments: tuple[Ranges, ...]) -> list[int]:
+    return [element for ranges in fragments for start, stop in ranges for element in range(start, stop)]
+
+
+@given(
+    tensors=st.lists(
+        st.tuples(
+            st.sampled_from(["embed", "h.0.a", "h.1.a", "h.1.experts.0", "h.4.a", "h.10.a", "h.11.b", "norm"]),
+            st.lists(st.integers(0, 3), max_size=2),
+        ),
+        max_size=12,
+    ),
+    data=st.data(),
+)
+def test_every_element_is_in_one_fragment(tensors: list[tuple[str, list[int]]], data: st.DataObject) -> None:
+    names, shapes = [name for name, _ in tensors], [shape for _, shape in tensors]
+    blocks = {name.split(".")[1] for name in names if "." in name}
+    count = data.draw(st.integers(1, max(1, len(blocks))))
+    fragments = strided_fragments(names, shapes, num_fragments=count)
+    assert len(fragments) == count
+    assert sorted(elements(fragments)) == list(range(sum(math.prod(shape) for shape in shapes)))
+    for ranges in fragments:
+        assert all(start < stop for start, stop in ranges)
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Every(steps=0), "steps=0: must be at least 1"),
+        (lambda: Every(steps=5, overlap_steps=6), r"overlap_steps=6: must be in \[0, 5\]"),
+        (lambda: Every(steps=5, overlap_steps=3, warm_start_steps=4, warm_start_every=2), r"must be in \[0, 2\]"),
+        (lambda: Every(steps=5, growth=0.5), "growth=0.5: must be finite and at least 1"),
+        (lambda: Every(steps=5, max_steps=4), "max_steps=4: must be at least steps=5"),
+        (lambda: Every(steps=5, warm_start_steps=5, warm_start_every=2), "must be a multiple of warm_start_every=2"),
+        (lambda: Strided(period=0, num_fragments=1), "period=0: must be at least 1"),
+        (lambda: Strided(period=5, num_fragments=6), r"num_fragments=6: must be in \[1, period=5\]"),
+        (lambda: Strided(period=5, num_fragments=1, overlap_steps=6), r"must be in \[0, period=5\]"),
+        (lambda: Timer(rate=0.0), "rate=0.0: must be finite and above 0"),
+        (lambda: GradientChange(delta=-0.1), "delta=-0.1: must be at least 0"),
+        (lambda: GradientChange(smoothing=0), "smoothing=0: must be at least 1"),
+        (lambda: strided_fragments([], [], num_fragments=1, blocks_per_fragment=1), "give exactly one"),
+        (lambda: strided_fragments(["h.0"], [(1,)], blocks_per_fragment=0), "blocks_per_fragment=0: must be at"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(UserError, match=message) as error:
+        make()
+    assert error.value.hint
+
+
+def test_the_progress_of_the_run_counts_no_step_of_a_late_round() -> None:
+    schedule = Every(steps=30)
+    assert [schedule.global_step(0, 0), schedule.global_step(2, 7), schedule.global_step(2, 45)] == [0.0, 67.0, 90.0]
+    assert schedule.global_step(3, 0) == schedule.global_step(2, 30)
+
+
+@given(
+    steps=st.integers(1, 40), growth=st.floats(1.0, 1.5), every=st.integers(1, 4), warm=st.integers(0, 5),
+    warm_every=st.integers(1, 7), limit=st.integers(0, 100),
+)
+def test_lengths_of_rounds_are_what_the_events_say(
+    steps: int, growth: float, every: int, warm: int, warm_every: int, limit: int
+) -> None:
+    schedule = Every(
+        steps=steps, growth=growth, growth_every_rounds=every, warm_start_steps=warm * warm_every,
+        warm_start_every=warm_every, max_steps=steps + limit,
+    )
+    sent = [event.send_step for step in range(1, 400) for event in schedule.events(step)]
+    assert sent == [schedule.begins(round + 1) for round in range(1, len(sent) + 1)]
+    lengths = [after - before for before, after in zip([0, *sent], sent, strict=False)]
+    assert lengths == [schedule.length(round) for round in range(1, len(sent) + 1)]
+    assert schedule.longest(len(sent)) == max([schedule.length(1), *lengths])

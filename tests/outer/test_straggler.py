@@ -1,0 +1,212 @@
+"""When rounds start without the late, and what the late weigh."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import UserError
+from peer.outer.aggregate import weighted_mean
+from peer.outer.straggler import (
+    Backup,
+    Close,
+    ComputeTimeout,
+    Quorum,
+    StragglerPolicy,
+    WaitAll,
+    choose_timeout,
+    close,
+    effective_speedup,
+    renormalised,
+    staleness_weight,
+)
+
+POLICIES: list[StragglerPolicy] = [
+    WaitAll(),
+    WaitAll(deadline_s=3.0),
+    Quorum(count=3, grace_s=1.5),
+    Quorum(fraction=0.5),
+    Backup(window=3),
+    Backup(window=4, minimum=3, deadline_s=5.0),
+    ComputeTimeout(tau_s=1.0),
+]
+ARRIVED = {0: 10.0, 1: 12.0, 2: 15.0, 3: 40.0}
+arrivals = st.dictionaries(st.integers(0, 7), st.integers(0, 40).map(lambda quarter: quarter / 4), max_size=8)
+
+
+def at(start_s: float, *members: int) -> Close:
+    return Close(start_s=start_s, members=members)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (WaitAll(), at(40.0, 0, 1, 2, 3)),
+        (WaitAll(deadline_s=20.0), at(30.0, 0, 1, 2)),
+        (WaitAll(deadline_s=100.0), at(40.0, 0, 1, 2, 3)),
+        (WaitAll(deadline_s=0.0), at(10.0, 0)),
+        (Quorum(count=2), at(12.0, 0, 1)),
+        (Quorum(count=2, grace_s=3.0), at(15.0, 0, 1, 2)),
+        (Quorum(count=2, grace_s=60.0), at(40.0, 0, 1, 2, 3)),
+        (Quorum(fraction=0.6), at(15.0, 0, 1, 2)),
+        (Quorum(count=9), at(40.0, 0, 1, 2, 3)),
+        (Backup(window=1), at(40.0, 0, 1, 2, 3)),
+        (Backup(window=8), at(12.0, 0, 1)),
+        (Backup(window=8, minimum=3), at(15.0, 0, 1, 2)),
+        (Backup(window=1, deadline_s=6.0), at(16.0, 0, 1, 2)),
+        (ComputeTimeout(tau_s=5.0), at(40.0, 0, 1, 2, 3)),
+    ],
+    ids=repr,
+)
+def test_when_a_round_starts_and_with_whom(policy: StragglerPolicy, expected: Close) -> None:
+    assert policy.next_decision(range(4), ARRIVED) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_nobody_there_means_waiting(policy: StragglerPolicy) -> None:
+    assert policy.next_decision(range(4), {}) is None
+    assert policy.next_decision([], {}) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@given(arrived=arrivals, rounds=st.lists(st.sets(st.integers(0, 7), min_size=1).map(tuple), max_size=5))
+def test_decisions_need_no_future(
+    policy: StragglerPolicy, arrived: dict[int, float], rounds: list[tuple[int, ...]]
+) -> None:
+    final = policy.next_decision(range(6), arrived, rounds)
+    moments = sorted({*arrived.values(), *(quarter / 4 for quarter in range(0, 80, 3))})
+    polled = next((found for now in moments if (found := close(policy, range(6), arrived, now, rounds))), None)
+    assert polled == final
+    if final is not None:
+        assert final.members == tuple(sorted(member for member, time in arrived.items() if time <= final.start_s))
+        before = {member: time for member, time in arrived.items() if time < final.start_s}
+        waiting = policy.next_decision(range(6), before, rounds)
+        assert waiting is None or waiting.start_s >= final.start_s
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@given(arrived=arrivals)
+def test_clocks_may_have_any_origin(policy: StragglerPolicy, arrived: dict[int, float]) -> None:
+    here = policy.next_decision(range(6), arrived)
+    there = policy.next_decision(range(6), {member: time + 1024.0 for member, time in arrived.items()})
+    assert there == (None if here is None else Close(start_s=here.start_s + 1024.0, members=here.members))
+
+
+def test_a_full_quorum_of_equal_peers_is_synchronous() -> None:
+    arrived = dict.fromkeys(range(4), 7.0)
+    quorum = Quorum(count=4, grace_s=2.0)
+    assert quorum.next_decision(range(4), arrived) == WaitAll().next_decision(range(4), arrived) == at(7.0, 0, 1, 2, 3)
+    weights = [staleness_weight(quorum, 0, 4)] * 4
+    vectors = list(torch.randn(4, 50, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(weighted_mean(vectors, weights), weighted_mean(vectors, [1.0] * 4))
+
+
+def test_staleness_and_token_weights() -> None:
+    assert staleness_weight(Quorum(count=4), 3, 4) == pytest.approx(0.25)
+    assert staleness_weight(Quorum(count=2), 0, 1) == 1.0
+    assert staleness_weight(Quorum(count=2, discount_stale=False), 3, 4) == 1.0
+    assert staleness_weight(WaitAll(), 3, 4) == 1.0
+    assert Quorum(count=2).weight(staleness=3, contributors=4, tokens=1000, steps=10) == pytest.approx(0.25)
+    by_tokens = Quorum(count=2, token_weight=True)
+    assert by_tokens.weight(staleness=3, contributors=4, tokens=1000, steps=10) == pytest.approx(25000.0)
+
+
+@given(
+    window=st.integers(1, 6),
+    orders=st.lists(st.permutations(range(6)), min_size=12, max_size=12),
+    minimum=st.integers(1, 3),
+)
+def test_the_rounds_of_every_window_connect_all(window: int, orders: list[list[int]], minimum: int) -> None:
+    policy = Backup(window=window, minimum=minimum)
+    closed: list[tuple[int, ...]] = []
+    for order in orders:
+        found = policy.next_decision(range(6), {member: float(place) for place, member in enumerate(order)}, closed)
+        assert found is not None
+        assert len(found.members) >= minimum
+        closed.append(found.members)
+    for start in range(0, len(closed) - window + 1, window):
+        reached, groups = {0}, closed[start : start + window]
+        for _ in groups:
+            reached = reached.union(*(group for group in groups if reached & set(group)))
+        assert reached == set(range(6))
+
+
+def test_the_number_of_backup_members_changes_by_round() -> None:
+    policy, closed = Backup(window=3), []
+    for _ in range(4):
+        found = policy.next_decision(range(6), {member: float(member) for member in range(6)}, closed)
+        assert found is not None
+        closed.append(found.members)
+    # The two fastest suffice, until the slowest must be connected: first to reach three components, then all.
+    assert closed == [(0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5), (0, 1, 2, 3)]
+    assert Backup(window=9).next_decision(range(6), {0: 0.0, 1: 1.0, 5: 2.0}, [(0, 1)]) == at(2.0, 0, 1, 5)
+
+
+def test_weights_of_those_who_came_are_renormalised() -> None:
+    assert renormalised({0: 0.5, 1: 0.25, 2: 0.25}, [2, 1]) == {1: 0.5, 2: 0.5}
+    assert math.fsum(renormalised({m: m + 0.1 for m in range(7)}, [1, 4, 6]).values()) == pytest.approx(1.0)
+
+
+def test_micro_batches_are_counted_and_gradients_divided() -> None:
+    assert ComputeTimeout(tau_s=2.0).count([1.0, 1.0, 0.5]) == 2
+    assert ComputeTimeout(tau_s=0.5).count([1.0, 1.0]) == 0
+    assert ComputeTimeout().count([1.0] * 9) == 9  # infinity is plain data parallelism
+    assert ComputeTimeout().divisor([3, 1], 4) == 4
+    assert ComputeTimeout(normalise="fixed").divisor([3, 1], 4) == 8
+    assert ComputeTimeout().divisor([0, 0], 4) == 1
+
+
+def test_a_timeout_beats_one_slow_worker() -> None:
+    # 8 workers, 4 micro-batches of 1 s; one worker takes 10 s each: 31 s less for 4 of 32 micro-batches.
+    samples = np.ones((1, 8, 4))
+    samples[0, 7] = 10.0
+    assert choose_timeout(samples, communication_s=1.0) == 4.0
+    assert effective_speedup(samples, 1.0, np.array([4.0, 40.0])) == pytest.approx([41 / 5 * 28 / 32, 1.0])
+
+
+def test_equal_workers_or_dear_communication_need_no_timeout() -> None:
+    assert choose_timeout(np.ones((3, 4, 5)), communication_s=1.0) == math.inf
+    samples = np.ones((1, 8, 4))
+    samples[0, 7] = 1.25
+    assert choose_timeout(samples, communication_s=1000.0) == math.inf
+
+
+@given(
+    seconds=st.lists(st.integers(1, 20), min_size=24, max_size=24),
+    communication_s=st.integers(0, 30),
+    extra=st.floats(0, 99),
+)
+def test_no_timeout_is_better_than_the_chosen(seconds: list[int], communication_s: int, extra: float) -> None:
+    samples = np.array(seconds, dtype=np.float64).reshape(2, 3, 4)
+    chosen = min(choose_timeout(samples, float(communication_s)), 1e9)
+    best, other = effective_speedup(samples, float(communication_s), np.array([chosen, max(extra, 0.5)]))
+    assert best >= max(1.0, other) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WaitAll(deadline_s=-1.0), "deadline_s=-1.0: must be finite and at least 0"),
+        (lambda: Quorum(), "count=None and fraction=None: give exactly one"),
+        (lambda: Quorum(count=1, fraction=0.5), "give exactly one"),
+        (lambda: Quorum(count=0), "count=0: must be at least 1"),
+        (lambda: Quorum(fraction=1.5), r"fraction=1.5: must be in \(0, 1\]"),
+        (lambda: Quorum(count=1, grace_s=math.nan), "grace_s=nan"),
+        (lambda: Backup(window=0), "window=0: must be at least 1 round"),
+        (lambda: Backup(window=1, minimum=0), "minimum=0: must be at least 1 member"),
+        (lambda: ComputeTimeout(tau_s=0.0), "tau_s=0.0: must be above 0"),
+        (lambda: ComputeTimeout(normalise="mean"), "normalise='mean'"),  # type: ignore[arg-type]
+        (lambda: choose_timeout(np.ones((2, 3)), 1.0), r"shape \(2, 3\)"),
+        (lambda: choose_timeout(np.zeros((1, 1, 1)), 1.0), "finite and above 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(UserError, match=message) as error:
+        make()
+    assert error.value.hint

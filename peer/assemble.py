@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -32,7 +31,7 @@ from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
 from peer.train.device import check_fits, pick_device
 from peer.train.model import check_sequence_length, count_parameters
-from peer.train.optim import build_optimizer, load_optimizer_tensors
+from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
 from peer.train.schedule import learning_rate
 from peer.train.step import Trainer
 
@@ -76,7 +75,7 @@ class Peer:
     agent: AgentProcess
     model: PreTrainedModel
     replica: ModelReplica
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
     trainer: Trainer
     batches: Batches
     text: Text
@@ -129,13 +128,14 @@ def assemble(
         on_message=on_message,
     )
     model.to(device)  # type: ignore[arg-type]
-    optimizer = build_optimizer(model, manifest.inner)
+    inner = recipe.inner_settings(manifest.inner)
+    optimizer = build_optimizer(model, inner)
     if resumed is not None:
         load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
         sync.resume(resumed.state["progress"])
     model.train()
     rate = _rate_of(manifest, recipe, sync, resumed is not None)
-    trainer = Trainer(model, optimizer, manifest.inner, device, rate, bf16=settings.bf16)
+    trainer = Trainer(model, optimizer, inner, device, rate, bf16=settings.bf16)
     seed = settings.data_seed if settings.data_seed is not None else _seed_of(published.peer_id)
     state = DataState.from_dict(resumed.state["data"]) if resumed else None
     batches = Batches(text.train, text.batch_sequences, seed, state)

@@ -37,6 +37,7 @@ model over a real DHT; a fourth peer joins while it runs, one is killed, and the
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
     from peer.demo.run import add_demo_flags
+    from peer.sim.cli import add_sim_commands
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -58,12 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_demo_flags(demo)
     demo.set_defaults(run=_demo)
+    add_sim_commands(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: 0 on success, 2 on a user's error, 130 when interrupted before training."""
     arguments = build_parser().parse_args(argv)
+    arguments.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         run: Callable[[argparse.Namespace], int] = arguments.run
         sys.exit(run(arguments))

@@ -22,7 +22,7 @@ from peer.outer.registry import AGGREGATORS, OUTER
 from peer.outer.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
-from peer.protocol.manifest import RecipeSpec
+from peer.protocol.manifest import InnerSpec, RecipeSpec
 
 Schedule = Every | Strided | GradientChange | Timer
 LocalPart = Plain | Proximal | Replay
@@ -89,6 +89,12 @@ class Recipe:
         codec(self.compressor)
         for problem, hint in contradictions(self):
             raise UserError(f"recipe {self.name!r}: {problem}", hint)
+
+    def inner_settings(self, inner: InnerSpec) -> InnerSpec:
+        """A manifest's inner settings, with the recipe's own optimizer where the manifest names none."""
+        if inner.optimizer is not None:
+            return inner
+        return inner.model_copy(update={"optimizer": "sgd" if self.inner == "none" else self.inner})
 
     def codec(self) -> Codec:
         """The codec of contributions, not yet bound to a model's shapes."""

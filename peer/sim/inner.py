@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.outer.fragments import FlatLayout
 from peer.protocol.manifest import InnerSpec
-from peer.train.muon import MuonMatrices
+from peer.train.muon import MuonMatrices, is_hidden_matrix
 
 
 class InnerOptimizer(Protocol):
@@ -92,7 +92,11 @@ class FlatMuon:
     """Muon on the hidden matrices, AdamW on embeddings, heads and vectors (see `peer.train.muon`)."""
 
     def __init__(self, parameters: Tensor, layout: FlatLayout, inner: InnerSpec) -> None:
-        hidden = hidden_matrices(layout)
+        hidden = [
+            index
+            for index, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True))
+            if is_hidden_matrix(name, shape)
+        ]
         views, shapes = layout.views(parameters), {index: layout.shapes[index] for index in hidden}
         self._groups = []
         for shape in sorted(set(shapes.values())):
@@ -120,15 +124,6 @@ class FlatMuon:
         self._adamw.copy_from(other._adamw)
         for (_, mine), (_, theirs) in zip(self._groups, other._groups, strict=True):
             mine.buffer_brc.copy_(theirs.buffer_brc)
-
-
-def hidden_matrices(layout: FlatLayout) -> list[int]:
-    """Indices of the matrices inside transformer blocks: those with a layer number in their name."""
-    return [
-        index
-        for index, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True))
-        if len(shape) == 2 and any(part.isdigit() for part in name.split("."))
-    ]
 
 
 def inner_optimizer(kind: str, layout: FlatLayout, inner: InnerSpec) -> Callable[[Tensor], InnerOptimizer]:

@@ -23,7 +23,7 @@ def run_job(job: Job, windows: Windows, progress: Progress | None = None) -> Row
     """Simulate; whatever goes wrong is told in the row, so that the other runs go on.
 
     Returns:
-        `status`: `ok`, `diverged` (a loss that is no number), `stopped` (the swarm could not go on) or `failed` (a bug).
+        `status`: `ok`, `diverged` (the loss is no number), `stopped` (the swarm could not go on) or `failed` (a bug).
     """
     try:
         manifest = job.swarm.manifest.model_copy(update={"inner": job.inner})

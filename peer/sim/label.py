@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from peer.errors import UserError, did_you_mean
+from peer.outer.fragments import FlatLayout
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, resolve
-from peer.outer.schedules import Every, Strided
+from peer.outer.schedules import Every, Strided, strided_fragments
 from peer.protocol.manifest import InnerSpec, RecipeSpec, explain_validation
 
 INNER = "inner"
@@ -38,15 +39,19 @@ class Choice:
     @property
     def sets_pace(self) -> bool:
         """Whether the label itself says how long a round is."""
-        return self.spec.steps_per_round is not None or self.spec.schedule is not None
+        return self.spec.steps_per_round is not None or self.sets_in_schedule("steps", "period")
+
+    def sets_in_schedule(self, *keys: str) -> bool:
+        """Whether the label sets any of these numbers of the schedule."""
+        schedule = self.spec.schedule
+        return isinstance(schedule, dict) and any(key in schedule for key in keys)
 
     def recipe(self) -> Recipe:
         """The recipe with its parts; raises `UserError` with the label."""
-        with_label = f"recipe {self.label!r}"
         try:
             return resolve(self.spec)
         except UserError as error:
-            raise error if self.label == self.spec.name else UserError(f"{with_label}: {error.what}", error.hint) from None
+            raise UserError(f"recipe {self.label!r}: {error.what}", error.hint) from None
 
     def apply_to(self, inner: InnerSpec) -> InnerSpec:
         """The manifest's inner settings with those of the label in their place."""
@@ -112,7 +117,26 @@ def at_pace(choice: Choice, limit_steps: int) -> Recipe:
     try:
         return recipe.with_steps_per_round(limit_steps)
     except UserError as error:
-        raise UserError(f"recipe {choice.label!r} with rounds of {limit_steps} steps: {error.what}", error.hint) from None
+        what = f"recipe {choice.label!r} with rounds of {limit_steps} steps: {error.what}"
+        raise UserError(what, f"{error.hint}\nor say steps_per_round or schedule yourself".strip()) from None
+
+
+def with_room(choice: Choice, recipe: Recipe, layout: FlatLayout) -> Recipe:
+    """The recipe with at most as many fragments as the model has blocks, unless its label sets how many.
+
+    Raises:
+        UserError: the label sets more.
+    """
+    schedule = recipe.schedule
+    if not isinstance(schedule, Strided):
+        return recipe
+    blocks = len(strided_fragments(layout.names, layout.shapes, blocks_per_fragment=1))
+    if schedule.num_fragments <= blocks:
+        return recipe
+    if choice.sets_in_schedule("num_fragments"):
+        what = f"recipe {choice.label!r}: schedule.num_fragments={schedule.num_fragments}: must be from 1 to {blocks}"
+        raise UserError(what, f"the model has {blocks} blocks, and each fragment needs one")
+    return replace(recipe, schedule=replace(schedule, num_fragments=blocks))
 
 
 def _set(label: str, parts: dict[str, Any], inner: dict[str, Any], key: str, value: Any) -> None:

@@ -20,9 +20,9 @@ from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import Recipe, describe
 from peer.protocol.manifest import MAX_MANIFEST_BYTES, InnerSpec, RunManifest, parse_manifest
 from peer.sim.build import load_windows
-from peer.sim.label import Choice, at_pace
+from peer.sim.label import Choice, at_pace, with_room
 from peer.sim.scenario import MAX_PEERS, Scenario, load_scenario
-from peer.train.model import build_model, count_parameters
+from peer.train.model import build_model
 
 DEFAULT_TASK = "demo"
 DEFAULT_STEPS_PER_PEER = 300
@@ -154,13 +154,15 @@ def build_swarm(
     )
 
 
-def plan_jobs(swarm: Swarm, choices: Sequence[Choice], seeds: Sequence[int], limit_steps: int) -> list[Job]:
+def plan_jobs(
+    swarm: Swarm, choices: Sequence[Choice], seeds: Sequence[int], limit_steps: int, layout: FlatLayout
+) -> list[Job]:
     """One job for each recipe and seed: all recipes with the first seed, then with the next.
 
     Raises:
-        UserError: a recipe whose rounds cannot be as short as `limit_steps`.
+        UserError: a recipe whose rounds cannot be as short as `limit_steps`, or with more fragments than the model.
     """
-    recipes = [at_pace(choice, limit_steps) for choice in choices]
+    recipes = [with_room(choice, at_pace(choice, limit_steps), layout) for choice in choices]
     return [
         Job(label=choice.label, recipe=recipe, inner=choice.apply_to(swarm.manifest.inner), seed=seed, swarm=swarm)
         for seed in seeds
@@ -190,9 +192,8 @@ def meta_layout(manifest: RunManifest) -> FlatLayout:
         return FlatLayout.of(build_model(manifest.model, vocab_size, manifest.seed))
 
 
-def task_summary(manifest: RunManifest, windows: Windows | None) -> dict[str, Any]:
+def task_summary(manifest: RunManifest, windows: Windows | None, parameters: int) -> dict[str, Any]:
     """What was learned, for a report."""
-    parameters = count_parameters(manifest.model, load_tokenizer(manifest.tokenizer).vocab_size)
     return {
         "name": manifest.name,
         "parameters": parameters,

@@ -119,7 +119,7 @@ class Simulation(Hooks):
         recipe, count = setup.recipe, len(setup.profiles)
         self._goal = count * max(1, math.ceil(setup.tokens / (self._tokens_per_step * count)))
         self.fragments = fragments_of(recipe, self.layout)
-        self._inner = inner_of(setup.inner, recipe)
+        self._inner = recipe.inner_settings(setup.inner)
         nominal = self._tokens_per_step * max(1, recipe.steps_per_round) * 2
         self.sync = Synchroniser(recipe, self.layout, self.fragments, setup.seed, nominal, count)
         self._build_optimizer = inner_optimizer(str(self._inner.optimizer), self.layout, self._inner)
@@ -347,15 +347,6 @@ def fragments_of(recipe: Recipe, layout: FlatLayout) -> list[Ranges]:
     if isinstance(recipe.schedule, Strided):
         return list(strided_fragments(layout.names, layout.shapes, num_fragments=recipe.schedule.num_fragments))
     return [((0, layout.numel),)]
-
-
-def inner_of(inner: InnerSpec, recipe: Recipe) -> InnerSpec:
-    """The manifest's inner settings with the recipe's own optimizer where the manifest names none."""
-    return inner if inner.optimizer is not None else inner.model_copy(update={"optimizer": _adamw_for_none(recipe)})
-
-
-def _adamw_for_none(recipe: Recipe) -> str:
-    return "sgd" if recipe.inner == "none" else recipe.inner
 
 
 def _given(value: T | None) -> T:

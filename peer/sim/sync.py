@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
 from peer.outer.compress.base import Codec, NonFiniteError, is_finite
+from peer.outer.compress.feedback import Encoder
 from peer.outer.fragments import FlatLayout
 from peer.outer.local import Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
@@ -89,6 +90,7 @@ class Synchroniser:
         self.lengths = [sum(stop - start for start, stop in ranges) for ranges in self.fragments]
         self.shapes = [_shapes_within(layout, ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
+        self._residuals: dict[int, Encoder] = {}
 
     # contributions ------------------------------------------------------------------------------------------------
 
@@ -201,13 +203,27 @@ class Synchroniser:
         elif isinstance(aggregator, DirectionAverage):
             aggregator = aggregator.bind(self.shapes[fragment])
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
-        size = CHUNK if aggregator.separable else max(length, 1)
+        reducers = self._reducers(fragment)
+        size = CHUNK if aggregator.separable and reducers is None else max(length, 1)
         for start in range(0, length, size):
             stop = min(start + size, length)
             mean = aggregator.aggregate([read(start, stop) for read in reads], weights)
-            if self.recipe.exchange == "reduce":
+            if reducers is not None:
+                mean = reducers.encode_decoded(mean, self._seed(fragment, round)).decoded
+            elif self.recipe.exchange == "reduce":
                 mean = round_trip(codec, mean)
             yield start, stop, mean
+
+    def _reducers(self, fragment: int) -> Encoder | None:
+        """What the reducers' encoding of the mean loses is fed back too (Tang et al. 2019, arXiv 1905.05957).
+
+        Each holds the residual of its own part; together they are one vector.
+        """
+        if self.recipe.feedback is None or self.recipe.exchange != "reduce":
+            return None
+        if fragment not in self._residuals:
+            self._residuals[fragment] = Encoder(self.codecs[fragment], self.recipe.feedback, self.lengths[fragment])
+        return self._residuals[fragment]
 
     def _outer_step(
         self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float],

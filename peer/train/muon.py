@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,11 @@ from torch import Tensor
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: the quintic that converges fastest from any singular value
 ITERATIONS = 5
 UPDATE_RMS = 0.2  # of an AdamW step (arXiv 2502.16982, equation 4)
+
+
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether Muon takes this parameter: a matrix inside a transformer block, told by the number in its name."""
+    return len(shape) == 2 and any(part.isdigit() for part in name.split("."))
 
 
 def orthogonalise(matrices_brc: Tensor, iterations: int = ITERATIONS) -> Tensor:
@@ -63,3 +69,57 @@ class MuonMatrices:
         scale = lr * UPDATE_RMS * max(steps.shape[-2:]) ** 0.5
         for weight, step in zip(self.weights, steps, strict=True):
             weight.mul_(1.0 - lr * self.weight_decay).sub_(step, alpha=scale)
+
+
+class MuonAdamW:
+    """Muon on hidden matrices and AdamW on the rest, with the interface that a training step needs of an optimizer.
+
+    Args:
+        adamw: over embeddings, heads and vectors.
+        matrices: (name, parameter) of the hidden matrices.
+        lr, lr_ratio: Muon's rate is `lr * lr_ratio`.
+        momentum, weight_decay: of Muon.
+    """
+
+    def __init__(
+        self, adamw: torch.optim.AdamW, matrices: Sequence[tuple[str, Tensor]], *, lr: float, lr_ratio: float,
+        momentum: float, weight_decay: float,
+    ) -> None:
+        self.adamw, self._lr_ratio = adamw, lr_ratio
+        self._group: dict[str, Any] = {
+            "params": [parameter for _, parameter in matrices],
+            "param_names": [name for name, _ in matrices],
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+        }
+        self.param_groups = [*adamw.param_groups, self._group]
+        self._stacks = []
+        for shape in sorted({tuple(parameter.shape) for _, parameter in matrices}):
+            members = [parameter for _, parameter in matrices if tuple(parameter.shape) == shape]
+            stack = MuonMatrices([member.detach() for member in members], momentum, weight_decay)
+            self._stacks.append((members, stack))
+
+    @property
+    def momentum(self) -> dict[Tensor, Tensor]:
+        """Muon's buffer of each matrix, as a view."""
+        return {
+            member: stack.buffer_brc[index] for members, stack in self._stacks for index, member in enumerate(members)
+        }
+
+    def step(self) -> None:
+        """One step of both along the parameters' gradients."""
+        self.adamw.step()
+        for members, stack in self._stacks:
+            gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in members]
+            stack.step(gradients, self._group["lr"] * self._lr_ratio)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        self.adamw.zero_grad(set_to_none=set_to_none)
+        for members, _ in self._stacks:
+            for member in members:
+                if set_to_none:
+                    member.grad = None
+                elif member.grad is not None:
+                    member.grad.zero_()

@@ -1,4 +1,4 @@
-"""The inner optimizer: AdamW with decay on matrices only, and its state as named tensors."""
+"""The inner optimizer, with decay on matrices only, and its state as named tensors."""
 
 from __future__ import annotations
 
@@ -9,67 +9,104 @@ from torch import Tensor, nn
 
 from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec
+from peer.train.muon import MuonAdamW, is_hidden_matrix
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_FIELDS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",), "sgd": ()}
+Optimizer = torch.optim.AdamW | torch.optim.SGD | MuonAdamW
 
 
-def build_optimizer(model: nn.Module, inner: InnerSpec) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; biases and norms (fewer than two dimensions) do not decay."""
+def build_optimizer(model: nn.Module, inner: InnerSpec) -> Optimizer:
+    """The inner optimizer over the trainable parameters; biases and norms (fewer than two dimensions) do not decay."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    matrices = [(name, parameter) for name, parameter in named if parameter.dim() >= 2]
-    vectors = [(name, parameter) for name, parameter in named if parameter.dim() < 2]
+    if inner.optimizer == "sgd":
+        return torch.optim.SGD(named, lr=inner.learning_rate)
+    hidden = [(n, p) for n, p in named if inner.optimizer == "muon" and is_hidden_matrix(n, p.shape)]
+    taken = {name for name, _ in hidden}
+    rest = [(name, parameter) for name, parameter in named if name not in taken]
     groups = [
-        {"params": matrices, "weight_decay": inner.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [(n, p) for n, p in rest if p.dim() >= 2], "weight_decay": inner.weight_decay},
+        {"params": [(n, p) for n, p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=inner.learning_rate, betas=inner.betas, eps=inner.eps
+    )
+    if not hidden:
+        return adamw
+    return MuonAdamW(
+        adamw, hidden, lr=inner.learning_rate, lr_ratio=inner.muon_learning_rate_ratio, momentum=inner.muon_momentum,
+        weight_decay=inner.weight_decay,
     )
 
 
-def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """The whole state as `<parameter name>.<exp_avg | exp_avg_sq | step>`; the tensors are not copied."""
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The whole state as `<parameter name>.<field>`, the field one of AdamW's exp_avg, exp_avg_sq and step, or Muon's
+    momentum_buffer; the tensors are not copied."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in _named_parameters(optimizer):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{key}"] = value
+    torchs = optimizer.adamw if isinstance(optimizer, MuonAdamW) else optimizer
+    momentum = optimizer.momentum if isinstance(optimizer, MuonAdamW) else {}
+    for name, parameter, kind in _named_parameters(optimizer):
+        if kind == "muon":
+            tensors[f"{name}.momentum_buffer"] = momentum[parameter]
+            continue
+        for key, value in torchs.state.get(parameter, {}).items():
+            if key in _FIELDS[kind]:
+                tensors[f"{name}.{key}"] = value
     return tensors
 
 
-def load_optimizer_tensors(optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Replace the whole state by copies of `tensors`; what `optimizer_tensors` gave continues bit for bit.
 
     Raises:
         UserError: names or shapes that do not belong to these parameters. The optimizer is then unchanged.
     """
-    parameters = dict(_named_parameters(optimizer))
+    parameters = {name: (parameter, kind) for name, parameter, kind in _named_parameters(optimizer)}
     loaded: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, field = key.rpartition(".")
-        expected = _expected_shape(parameters.get(name), field)
-        if tensor.shape != expected:
+        parameter, kind = parameters.get(name, (None, "sgd"))
+        expected = _expected_shape(parameter, kind, field)
+        if tensor.shape != expected or parameter is None:
             raise UserError(
                 f"optimizer state {key!r} of shape {list(tensor.shape)}: this model has "
                 + ("no such state" if expected is None else f"shape {list(expected)}"),
                 "resume from a checkpoint of the same model",
             )
         # AdamW keeps its step count on the CPU.
-        device = torch.device("cpu") if field == "step" else parameters[name].device
+        device = torch.device("cpu") if field == "step" else parameter.device
         loaded.setdefault(name, {})[field] = tensor.to(device, torch.float32, copy=True)
     for name, state in loaded.items():
-        if len(state) != len(_MOMENTS) + 1:
+        if set(state) != set(_FIELDS[parameters[name][1]]):
             raise UserError(f"optimizer state of {name!r} has only {sorted(state)}", "resume from another checkpoint")
-    optimizer.state.clear()
-    for name, state in loaded.items():
-        optimizer.state[parameters[name]] = state
+    _replace_state(optimizer, {parameters[name][0]: state for name, state in loaded.items()})
 
 
-def _expected_shape(parameter: Tensor | None, field: str) -> torch.Size | None:
-    if parameter is None or field not in (*_MOMENTS, "step"):
+def _replace_state(optimizer: Optimizer, loaded: Mapping[Tensor, dict[str, Tensor]]) -> None:
+    momentum = optimizer.momentum if isinstance(optimizer, MuonAdamW) else {}
+    for parameter, buffer in momentum.items():
+        if parameter in loaded:
+            buffer.copy_(loaded[parameter]["momentum_buffer"])
+        else:
+            buffer.zero_()
+    torchs = optimizer.adamw if isinstance(optimizer, MuonAdamW) else optimizer
+    torchs.state.clear()
+    for parameter, state in loaded.items():
+        if parameter not in momentum:
+            torchs.state[parameter] = state
+
+
+def _expected_shape(parameter: Tensor | None, kind: str, field: str) -> torch.Size | None:
+    if parameter is None or field not in _FIELDS[kind]:
         return None
     return torch.Size([]) if field == "step" else parameter.shape
 
 
-def _named_parameters(optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
-    for group in optimizer.param_groups:
-        yield from zip(group["param_names"], group["params"], strict=True)
+def _named_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor, str]]:
+    """(name, parameter, kind of optimizer) of everything that trains."""
+    groups = optimizer.param_groups
+    for index, group in enumerate(groups):
+        kind = "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
+        if isinstance(optimizer, MuonAdamW) and index == len(groups) - 1:
+            kind = "muon"
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            yield name, parameter, kind

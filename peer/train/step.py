@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from peer.protocol.manifest import InnerSpec
 from peer.train.device import autocast
+from peer.train.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Trainer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, inner: InnerSpec, device: torch.device,
+        self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, device: torch.device,
         lr_at: Callable[[], float], *, bf16: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model

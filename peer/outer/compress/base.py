@@ -17,7 +17,8 @@ Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]
 Shapes = Sequence[tuple[int, ...]]
 
-GROUP_ELEMENTS = 1 << 18  # a few temporaries of this many fp32 values stay within the cache, and hide the call overhead
+GROUP_ELEMENTS = 1 << 19  # temporaries of 2 MB: a smaller group pays more for calls, a larger one leaves the cache
+READ_ELEMENTS = 1 << 18  # of `encode_ranges`, where the reader has temporaries too
 ACCELERATOR_GROUP_ELEMENTS = 1 << 24  # few launches, and temporaries of 64 MB
 
 

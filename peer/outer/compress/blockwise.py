@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import (
     GROUP_ELEMENTS,
+    READ_ELEMENTS,
     Payload,
     Plain,
     Read,
@@ -49,7 +50,7 @@ class Blockwise(Plain):
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        return self._encode(n, read, GROUP_ELEMENTS)
+        return self._encode(n, read, READ_ELEMENTS)
 
     def _encode(self, n: int, read: Read, elements: int) -> bytes:
         payload = empty_payload(self.wire_bytes(n))

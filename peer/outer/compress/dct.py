@@ -1,9 +1,9 @@
 """The orthonormal discrete cosine transform (DCT-II) of small blocks, as a product with a cached matrix.
 
-The inverse is integer arithmetic in fp64 without a rounding error that depends on the order in which a matrix product
-adds, and hence gives the same bits on every machine: coefficients become integers of up to 2^25 times a power of two
-for each block, matrix entries multiples of 2^-24, and rows of the matrix add up to 8 at most, so that every partial
-sum is a multiple of 2^-27 below 2^26.
+The inverse is integer arithmetic in fp64 in which no partial sum is ever rounded, and hence gives the same bits on
+every machine, whatever order a matrix product adds in: a power of two makes the coefficients of a block integers with
+a norm of at most 2^28, matrix entries are multiples of 2^-24, and as the matrix is orthonormal, no sum of a part of a
+row's products exceeds the norm. Between rows and columns, values are rounded to integers again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from peer.outer.compress.base import PayloadError, is_finite
 
 MAX_SIDE = 64
 _MATRIX_BITS = 24
-_VALUE_BITS = 25
-_GROWTH_BITS = 3  # log2 of 8, the square root of MAX_SIDE
+_NORM_BITS = 28
+_SQUARE_BITS = 20  # squares of 4096 numbers of 20 bits add up exactly in fp64
 _SPARSE_LIMIT = 4  # coefficients per row of a tile, up to which adding cosines beats a matrix product (measured)
-_SMALLEST_EXPONENT = -76  # blocks below 2^-76 become zero, so that no decoded value is a subnormal number
-_SAFE_EXPONENT = 120  # decoded values are at most 64 times the largest coefficient: finite below 2^120
+_SMALLEST_EXPONENT = -73  # blocks of a smaller norm become zero, so that no decoded value is a subnormal number
+_LARGEST_EXPONENT = 127  # values are at most as large as the norm of their block: finite in fp32 below 2^127
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """The transform of tiles [r, c], r and c from 1 to 64: columns first, then rows; of stretches [1, c], rows only."""
+    """The transform of tiles [r, c], r and c from 1 to 64: columns first, then rows; of stretches [1, c], rows only.
+
+    Forward, it is as exact as torch's products of fp32 matrices, on accelerators a setting of the process (TF32).
+    """
 
     def columns(self, bands: Tensor) -> Tensor:
         """Fp32 [b, r, w] -> the transform of each column of r values; not bit-identical on all machines."""
@@ -53,13 +56,12 @@ class Cosine:
         num_bands, rows, per_band, columns = out.shape
         integers, exponents = _to_integers(values)
         tiles = _inverse_rows(places, integers, rows, columns)
-        units = 2.0 ** (_GROWTH_BITS - _VALUE_BITS)
-        scales = power_of_two(exponents).mul_(units).view(num_bands, 1, per_band, 1)
+        scales = power_of_two(exponents - _NORM_BITS).view(num_bands, 1, per_band, 1)
         bands = tiles.view(num_bands, per_band, rows, columns).transpose(1, 2).reshape(num_bands, rows, -1)
         if rows > 1:
             bands = torch.matmul(_exact_matrix(rows).T, bands)
         out.copy_(bands.view(out.shape).mul_(scales))
-        if int(exponents.max()) > _SAFE_EXPONENT and not is_finite(out):
+        if int(exponents.max()) > _LARGEST_EXPONENT and not is_finite(out):
             raise PayloadError("cosine coefficients of values beyond fp32's range")
 
 
@@ -93,31 +95,33 @@ def _exact_matrix(size: int) -> Tensor:
 
 
 def _to_integers(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients fp32 [t, k] of t blocks -> integers up to 2^25 as fp64 [t, k], and exponents int64 [t].
+    """Coefficients fp32 [t, k] of t blocks -> integers fp64 [t, k], norms up to 2^28, and exponents int64 [t].
 
-    Block i is its integers times 2^(exponents[i] - 25), rounded.
+    Block i is its integers times 2^(exponents[i] - 28), rounded.
     """
-    largest = values.abs().amax(dim=1).to(torch.float64)
-    exponents = torch.frexp(largest).exponent.to(torch.int64)  # largest < 2^exponent
-    factors = power_of_two(_VALUE_BITS - exponents).masked_fill_(exponents < _SMALLEST_EXPONENT, 0.0)
-    return values.to(torch.float64).mul_(factors.unsqueeze(1)).round_(), exponents
+    wide = values.to(torch.float64)
+    tops = torch.frexp(wide.abs().amax(dim=1)).exponent.to(torch.int64)  # all |values| < 2^top
+    parts = (wide * power_of_two(_SQUARE_BITS - tops).unsqueeze(1)).round_()
+    squares = torch.frexp(parts.square_().sum(dim=1)).exponent.to(torch.int64)  # exact, so the same everywhere
+    exponents = tops - _SQUARE_BITS + torch.div(squares + 1, 2, rounding_mode="floor")  # norm < 2^exponent
+    factors = power_of_two(_NORM_BITS - exponents).masked_fill_(exponents < _SMALLEST_EXPONENT, 0.0)
+    return wide.mul_(factors.unsqueeze(1)).round_(), exponents
 
 
 def _inverse_rows(places: Tensor | None, integers: Tensor, rows: int, columns: int) -> Tensor:
-    """Integers [t, k] of `_to_integers` at their places -> an eighth of the inverse of each row, rounded to integers.
+    """Integers [t, k] of `_to_integers` at their places -> the inverse of each row, rounded to integers.
 
-    fp64 [t, rows, columns], magnitudes up to 2^25.
+    fp64 [t, rows, columns], norms of tiles up to 2^28.
     """
     num_tiles, kept = integers.shape
-    eighths = integers.mul_(2.0**-_GROWTH_BITS)
     matrix = _exact_matrix(columns)
     if places is None:
-        product = torch.matmul(eighths.view(-1, columns), matrix)
+        product = torch.matmul(integers.view(-1, columns), matrix)
     elif kept > _SPARSE_LIMIT * rows:
-        tiles = torch.zeros(num_tiles, rows * columns, dtype=torch.float64).scatter_(1, places, eighths)
+        tiles = torch.zeros(num_tiles, rows * columns, dtype=torch.float64).scatter_(1, places, integers)
         product = torch.matmul(tiles.view(-1, columns), matrix)
     else:  # few coefficients: add up their cosines
-        cosines = matrix.index_select(0, (places % columns).flatten()).mul_(eighths.view(-1, 1))
+        cosines = matrix.index_select(0, (places % columns).flatten()).mul_(integers.view(-1, 1))
         row_of = torch.div(places, columns, rounding_mode="floor")
         row_of += torch.arange(0, num_tiles * rows, rows).unsqueeze(1)
         product = torch.zeros(num_tiles * rows, columns, dtype=torch.float64)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import (
     GROUP_ELEMENTS,
+    READ_ELEMENTS,
     NonFiniteError,
     Payload,
     PayloadError,
@@ -42,19 +43,17 @@ class Fp32(Plain):
     def encode(self, x: Tensor) -> bytes:
         """See `Compressor.encode`."""
         check_vector(x)
-        return self._encode(x.numel(), lambda start, stop: x[start:stop], group_elements(x.device))
+        for start, stop in groups(0, x.numel(), 1, group_elements(x.device)):
+            _check_finite(x[start:stop], start)
+        return x.detach().cpu().numpy().astype("<f4", copy=False).tobytes()
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        return self._encode(n, read, GROUP_ELEMENTS)
-
-    def _encode(self, n: int, read: Read, elements: int) -> bytes:
         values = np.empty(n, "<f4")
-        for start, stop in groups(0, n, 1, elements):
+        for start, stop in groups(0, n, 1, READ_ELEMENTS):
             x = read(start, stop)
             check_vector(x)
-            if not is_finite(x):
-                raise NonFiniteError(f"cannot encode {n} values: some of [{start}, {stop}) are NaN or infinite")
+            _check_finite(x, start)
             values[start:stop] = x.detach().cpu().numpy()
         return values.tobytes()
 
@@ -79,3 +78,8 @@ class Fp32(Plain):
     def wire_bytes(self, n: int) -> int:
         """4 n."""
         return 4 * n
+
+
+def _check_finite(x: Tensor, start: int) -> None:
+    if not is_finite(x):
+        raise NonFiniteError(f"cannot encode values [{start}, {start + x.numel()}): some are NaN or infinite")

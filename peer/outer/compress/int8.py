@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import (
     GROUP_ELEMENTS,
+    READ_ELEMENTS,
     Payload,
     PayloadError,
     Plain,
@@ -58,7 +59,7 @@ class BlockInt8(Plain):
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        return self._encode(n, read, GROUP_ELEMENTS)
+        return self._encode(n, read, READ_ELEMENTS)
 
     def _encode(self, n: int, read: Read, elements: int) -> bytes:
         scales = torch.empty(self._num_blocks(n))

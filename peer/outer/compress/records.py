@@ -64,7 +64,9 @@ class Records:
         Raises:
             PayloadError: positions that do not increase or lie outside the block; see `Values.dequantize`.
         """
-        scales, packed, codes = (part.contiguous() for part in torch.split(records, self._parts(width), dim=1))
+        # Copies, since values are read through wider views, which must be aligned.
+        parts = torch.split(records, self._parts(width), dim=1)
+        scales, packed, codes = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         kept = torch.empty(records.shape[0], self.kept(width))
         self.values.dequantize(scales, codes, kept)
         bits = self.index_bits(width)

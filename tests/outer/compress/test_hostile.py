@@ -8,9 +8,17 @@ import tracemalloc
 import pytest
 import torch
 
-from peer.outer.compress.base import Compressor, PayloadError
-from peer.outer.compress.registry import COMPRESSORS
+from peer.outer.compress.base import Codec, Compressor, PayloadError
+from peer.outer.compress.registry import COMPRESSORS, codec
+from peer.outer.fragments import partition
 from peer.outer.state import Update
+
+SPARSE = (
+    "top4/64+int2", "top5/100+int4", "top64/4096+fp16", "top3/64x64+sign", "top20/64+int8", "top64/64+fp4",
+    "dct64+top32/4096+int8", "dct64+top4/64+sign", "dct8+top64/64+fp32", "threshold0.1+int8", "threshold0.3+sign",
+    "random0.3+int4", "randomblock0.3+fp32",
+)  # fmt: skip
+SHAPES = [(20, 25), (100,), (10, 10)]
 
 
 def mutate(payload: bytes, rng: random.Random) -> bytes:
@@ -48,10 +56,28 @@ def test_500_mutated_payloads(codec: Compressor) -> None:
     assert 200 < refused < 500
 
 
+@pytest.mark.parametrize("parts", [codec(name).bind(SHAPES).seeded(3) for name in SPARSE], ids=SPARSE)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_500_mutated_sparse_payloads(parts: Codec, seed: int) -> None:
+    n, rng = 700, random.Random(seed)
+    good = parts.encode(torch.randn(n, generator=torch.Generator().manual_seed(seed)))
+    refused = 0
+    for _ in range(500):
+        payload = mutate(good, rng)
+        try:
+            decoded = parts.decode(payload, n)
+        except PayloadError:
+            refused += 1
+            continue
+        assert decoded.shape == (n,)
+        assert torch.isfinite(decoded).all()
+    assert 150 < refused <= 500
+
+
 @pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
 def test_500_mutated_updates(codec: Compressor) -> None:
     rng = random.Random(2)
-    good = b"".join(codec.encode(torch.ones(n)) for n in (256, 256, 388))
+    good = b"".join(codec.encode(torch.ones(b - a)) for a, b in partition(900, 3, codec.block))
     assert Update.split(good, 900, 3, codec).payload == good
     refused = 0
     for _ in range(500):
@@ -64,13 +90,13 @@ def test_500_mutated_updates(codec: Compressor) -> None:
     assert 200 < refused < 500
 
 
-@pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
-def test_a_payload_far_too_long_takes_no_memory(codec: Compressor) -> None:
-    payload = bytes(50_000_000)
+@pytest.mark.parametrize("name", [*COMPRESSORS, *SPARSE])
+def test_a_payload_far_too_long_takes_no_memory(name: str) -> None:
+    payload, parts = bytes(50_000_000), codec(name).seeded(1)
     tracemalloc.start()
     try:
         with pytest.raises(PayloadError):
-            codec.decode(payload, 10)
+            parts.decode(payload, 10)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()

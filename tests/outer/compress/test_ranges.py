@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, NonFiniteError
-from peer.outer.compress.identity import Fp32
+from peer.outer.compress.blockwise import Blockwise
 from peer.outer.compress.int8 import BlockInt8
+from peer.outer.compress.registry import COMPRESSORS, VALUES
 
 SIZES = (0, 1, 255, 256, 257, 262_144, 262_145, 700_001)
 
 
-@pytest.mark.parametrize("codec", [Fp32(), BlockInt8(), BlockInt8(block=1000)], ids=["fp32", "int8", "int8 by 1000"])
+ODD = {"int8 by 1000": BlockInt8(block=1000), "int4 by 1000": Blockwise(VALUES["int4"], 1000)}
+CODECS = {**COMPRESSORS, **ODD}
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
 @pytest.mark.parametrize("n", SIZES)
 def test_the_bytes_are_those_of_the_whole_vector(codec: Compressor, n: int) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
@@ -32,7 +37,7 @@ def test_the_bytes_are_those_of_the_whole_vector(codec: Compressor, n: int) -> N
     assert max((stop - start for start, stop in asked), default=0) <= 1 << 18
 
 
-@pytest.mark.parametrize("codec", [Fp32(), BlockInt8()], ids=["fp32", "int8"])
+@pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
 def test_a_bad_value_in_the_last_range_is_found(codec: Compressor) -> None:
     def read(start: int, stop: int) -> Tensor:
         x = torch.ones(stop - start)

@@ -1,0 +1,193 @@
+"""What the simulator's commands print: the recipes, the result of a comparison, the figures of one run in words."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peer.outer.recipes import Recipe, describe
+from peer.outer.schedules import Every, GradientChange, Strided, Timer
+from peer.telemetry.console import human_bytes, human_count
+
+WIDE_COLUMNS, FILE_COLUMNS = 130, 150
+_PAPER = re.compile(r"[0-9]{4}\.[0-9]{5}")
+
+
+def schedule_in_words(recipe: Recipe) -> str:
+    """`every 500 steps`, `3 fragments, each every 100 steps, applied 1 step later`."""
+    schedule = recipe.schedule
+    if isinstance(schedule, Every):
+        words = _every(schedule.steps)
+        if schedule.growth > 1:
+            words += f", growing by {schedule.growth:g}"
+        whole = schedule.steps > 1 and schedule.overlap_steps == schedule.steps
+        return words + (", applied a round later" if whole else _later(schedule.overlap_steps))
+    if isinstance(schedule, Strided):
+        return f"{schedule.num_fragments} fragments, each {_every(schedule.period)}{_later(schedule.overlap_steps)}"
+    if isinstance(schedule, GradientChange):
+        return f"when a gradient norm changes by {schedule.delta:.0%}"
+    assert isinstance(schedule, Timer)
+    return f"{schedule.rate:g} times a step"
+
+
+def simulator_console() -> Console:
+    """As wide as the terminal; in a pipe or a file, wide enough that no table is folded."""
+    return Console() if sys.stdout.isatty() else Console(width=FILE_COLUMNS)
+
+
+def recipes_table(recipes: Iterable[Recipe], columns: int) -> Table:
+    """All recipes, one a line; below WIDE_COLUMNS a paper is its number alone."""
+    table = _table("name", "payload", "when", "codec", "exchange", "outer", "source")
+    table.columns[0].no_wrap = True
+    for recipe in recipes:
+        feedback = " + feedback" if recipe.feedback is not None else ""
+        source = recipe.source if columns >= WIDE_COLUMNS else " ".join(_PAPER.findall(recipe.source))
+        table.add_row(
+            Text(recipe.name, style="bold"), recipe.payload, schedule_in_words(recipe), recipe.compressor + feedback,
+            recipe.exchange, describe(recipe)["outer"]["name"], Text(source or "-", style="dim"),
+        )
+    return table
+
+
+def recipe_table(recipe: Recipe) -> Table:
+    """One recipe, one part a line."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, part in describe(recipe).items():
+        table.add_row(key, _part_in_words(part))
+    table.add_row("when", schedule_in_words(recipe))
+    return table
+
+
+def result_table(summary: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """The summary of a report as a table, in its order."""
+    table = _table("recipe", title=title)
+    for header in ("val loss", "to ddp", "sent/peer", "factor", "time", "util"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for entry in summary:
+        note = f"\n{'; '.join(entry['notes'])}" if entry["notes"] else ""
+        table.add_row(
+            Text.assemble((str(entry["label"]), "bold"), (note, "red")),
+            _loss(entry), _percent(entry["gap_to_ddp"]), _megabytes(entry["bytes_sent_per_peer"]),
+            _factor(entry["reduction_vs_ddp"]), human_duration(entry["virtual_seconds"]),
+            "-" if entry["utilization"] is None else f"{entry['utilization']:.0%}",
+        )
+    return table
+
+
+def run_in_words(row: Mapping[str, Any], parameters: int, step_s: float) -> str:
+    """The figures of one run for a person."""
+    tally = row["tally"]
+    loss = "not simulated (--timing-only)" if not row["curve"] else _first_to_last(row)
+    reduction = row["reduction_vs_ddp"]
+    lines = [
+        f"recipe            {row['label']}, {_every(row['steps_per_round'])}",
+        f"model             {human_count(parameters)} parameters",
+        f"peers             {human_count(row['peers'])}",
+        f"tokens            {human_count(row['tokens'])} in {human_count(tally['steps'])} steps of all peers together",
+        f"validation loss   {loss}",
+        f"traffic           {human_bytes(row['bytes_sent_per_peer'])} sent by each peer on average"
+        + (f", {_factor(reduction)} less than data parallelism in fp32" if reduction is not None else ""),
+        f"virtual time      {human_duration(row['virtual_seconds'])} at {step_s:g} s a step",
+        f"utilisation       {row['utilization']:.1%} of the peers' time was training",
+        f"rounds            {human_count(tally['committed'])} committed, {human_count(tally['aborted'])} aborted",
+        f"contributions     {human_count(tally['contributions'])}, {human_count(tally['late'])} late, "
+        f"{human_count(sum(tally['dropped'].values()))} dropped{_droppers(tally['dropped'])}",
+    ]
+    if tally["joins"] or tally["leaves"] or tally["heals"]:
+        times = f"{tally['joins']} times a peer joined, {tally['leaves']} times one left"
+        lines.append(f"churn             {times}, {tally['heals']} partitions healed")
+    lines.append(f"took              {human_duration(row['wall_seconds'])} here")
+    if row["note"]:
+        lines.append(f"note              {row['note']}")
+    return "\n".join(lines)
+
+
+def human_duration(seconds: float | None) -> str:
+    """`45 s`, `12.3 min`, `5.1 h`, `2.0 d`."""
+    if seconds is None:
+        return "-"
+    for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit != "s" or seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 86400:.1f} d"
+
+
+def _table(*headers: str, title: str | None = None) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.HORIZONTALS, show_edge=False, pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
+
+
+def _later(steps: int) -> str:
+    return f", applied {steps} step{'s' if steps > 1 else ''} later" if steps else ""
+
+
+def _part_in_words(part: Any) -> str:
+    if part is None:
+        return "none"
+    if not isinstance(part, dict):
+        return str(part)
+    numbers = ", ".join(f"{key} {_number(value)}" for key, value in part.items() if key != "name")
+    return f"{part['name']}{': ' if numbers else ''}{numbers}"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_part_in_words(value)})"
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def _loss(entry: Mapping[str, Any]) -> str:
+    mean, spread = entry["val_loss"], entry["val_loss_std"]
+    if mean is None:
+        return "-"
+    return f"{mean:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:+.2%}"
+
+
+def _factor(factor: float | None) -> str:
+    if factor is None or not math.isfinite(factor):
+        return "-"
+    return f"{factor:,.1f}x" if factor < 100 else f"{factor:,.0f}x"
+
+
+def _megabytes(count: float | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e6:.3f} MB"
+
+
+def _first_to_last(row: Mapping[str, Any]) -> str:
+    first, last = row["curve"][0]["val_loss"], row["val_loss"]
+    if last is None or first is None:
+        return "not a number"
+    return f"{first:.3f} -> {last:.4f}"
+
+
+def _droppers(dropped: Mapping[str, int]) -> str:
+    if not dropped:
+        return ""
+    worst = sorted(dropped, key=lambda peer: -dropped[peer])[:5]
+    more = ", ..." if len(dropped) > len(worst) else ""
+    return f" (of peers {', '.join(worst)}{more})"

@@ -1,0 +1,218 @@
+"""A language model of 404 parameters, and simulations of swarms that learn it in a fraction of a second."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peer.outer.fragments import FlatLayout
+from peer.outer.recipes import Recipe, resolve
+from peer.protocol.manifest import InnerSpec, RecipeSpec
+from peer.sim.scenario import Partition, PeerProfile
+from peer.sim.simulate import Result, Setup, Simulation
+
+VOCAB, WIDTH, LAYERS, BATCH = 12, 8, 3, 16
+SHAPES = {
+    "model.embed.weight": (VOCAB, WIDTH),
+    **{
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(LAYERS)
+        for name, shape in (("norm", (WIDTH,)), ("w", (WIDTH, WIDTH)))
+    },
+    "model.norm": (WIDTH,),
+    "lm_head.weight": (VOCAB, WIDTH),
+}
+ADAMW = InnerSpec(optimizer="adamw", learning_rate=0.02, warmup_steps=0, min_learning_rate_ratio=1.0)
+SGD = ADAMW.model_copy(update={"optimizer": "sgd", "learning_rate": 0.2, "max_grad_norm": 1e9})
+PUBLISHED = ADAMW.model_copy(update={"optimizer": None})
+"""The optimizer that the recipe was published with."""
+
+Floats = NDArray[np.float64]
+
+
+def layout() -> FlatLayout:
+    """Of the model's parameters."""
+    sizes = [math.prod(shape) for shape in SHAPES.values()]
+    offsets = (0, *itertools.accumulate(sizes))
+    return FlatLayout(
+        names=tuple(SHAPES), shapes=tuple(SHAPES.values()), offsets=offsets[:-1], numel=offsets[-1]
+    )
+
+
+class TinyTask:
+    """The next of 12 tokens from the last: h <- h + tanh(h s) W three times, then softmax. Implements `Task`.
+
+    Loss and gradient are computed in float64 and rounded to fp32 once, so that they are the same on every machine up
+    to a last bit now and then. Every peer draws from the same distribution, in an order of its own.
+
+    Args:
+        seed: of the initial parameters, the distribution and the batches.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.layout = layout()
+        self.tokens_per_step = BATCH
+        self._seed = seed
+        random = np.random.RandomState(1000 + seed)  # whose stream numpy has promised not to change
+        self._initial = [
+            np.ones(shape) if len(shape) == 1 else random.standard_normal(shape) / math.sqrt(WIDTH)
+            for shape in SHAPES.values()
+        ]
+        logits = 2.0 * random.standard_normal((VOCAB, VOCAB))
+        self._next = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+    def initial(self) -> Tensor:
+        """See `Task.initial`."""
+        return torch.from_numpy(np.concatenate([value.ravel() for value in self._initial])).float()
+
+    def batches(self, peer: int) -> Iterator[Tensor]:
+        """See `Task.batches`; int64 [B, 2] each: a token and the next."""
+        random = np.random.RandomState(self._seed * 1000 + peer)
+        ends = self._next.cumsum(axis=1)
+        while True:
+            last = random.randint(VOCAB, size=BATCH)
+            following = (random.random_sample((BATCH, 1)) > ends[last]).sum(axis=1).clip(max=VOCAB - 1)
+            yield torch.from_numpy(np.stack([last, following], axis=1))
+
+    def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:
+        """See `Task.gradient`."""
+        last, following = batch.numpy().T
+        count = len(last)
+        embed, layers, scale, head = self._weights(parameters)
+        states, inner, hidden = self._forward(embed[last], layers)
+        probabilities = _softmax((hidden * scale) @ head.T)
+        loss = -np.log(probabilities[np.arange(count), following]).mean()
+        probabilities[np.arange(count), following] -= 1.0
+        probabilities /= count
+        gradients: list[Floats] = [probabilities.T @ (hidden * scale)]
+        back = probabilities @ head
+        gradients.append((back * hidden).sum(axis=0))
+        back = back * scale
+        for (norm, matrix), state, tanh in zip(layers[::-1], states[::-1], inner[::-1], strict=True):
+            gradients.append(tanh.T @ back)
+            slope = (back @ matrix.T) * (1.0 - tanh * tanh)
+            gradients.append((slope * state).sum(axis=0))
+            back = back + slope * norm
+        embedded = np.zeros_like(embed)
+        np.add.at(embedded, last, back)
+        gradients.append(embedded)
+        out.copy_(torch.from_numpy(np.concatenate([gradient.ravel() for gradient in gradients[::-1]])))
+        return float(loss)
+
+    def validate(self, parameters: Tensor, *, final: bool) -> float:  # noqa: ARG002
+        """See `Task.validate`: the cross-entropy with the true distribution itself."""
+        embed, layers, scale, head = self._weights(parameters)
+        probabilities = _softmax((self._forward(embed, layers)[2] * scale) @ head.T)
+        return float(-(self._next * np.log(probabilities)).sum(axis=1).mean())
+
+    def _weights(self, parameters: Tensor) -> tuple[Floats, list[tuple[Floats, Floats]], Floats, Floats]:
+        embed, *inside, scale, head = (view.double().numpy() for view in self.layout.views(parameters))
+        return embed, list(zip(inside[::2], inside[1::2], strict=True)), scale, head
+
+    def _forward(
+        self, hidden: Floats, layers: Sequence[tuple[Floats, Floats]]
+    ) -> tuple[list[Floats], list[Floats], Floats]:
+        states, inner = [], []
+        for norm, matrix in layers:
+            states.append(hidden)
+            inner.append(np.tanh(hidden * norm))
+            hidden = hidden + inner[-1] @ matrix
+        return states, inner, hidden
+
+
+def _softmax(logits: Floats) -> Floats:
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Floats = raised / raised.sum(axis=1, keepdims=True)
+    return probabilities
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished simulation."""
+
+    simulation: Simulation
+    result: Result
+    consensus: Tensor
+
+    @property
+    def locals(self) -> list[Tensor]:
+        """The parameters of each peer."""
+        return [replica.learner.parameters for replica in self.simulation.replicas if replica.learner is not None]
+
+    @property
+    def loss(self) -> float:
+        """Of the consensus on the validation data."""
+        assert self.result.val_loss is not None
+        return self.result.val_loss
+
+
+Watch = Callable[[Simulation], None]
+
+
+def recipe_of(name: str, **overrides: Any) -> Recipe:
+    """A published recipe with parts and numbers of a manifest."""
+    return resolve(RecipeSpec.model_validate({"name": name, **overrides}))
+
+
+def simulate(
+    recipe: Recipe | str,
+    *,
+    peers: int = 4,
+    steps: int = 60,
+    inner: InnerSpec = ADAMW,
+    profiles: Sequence[PeerProfile] | None = None,
+    partitions: Sequence[Partition] = (),
+    seed: int = 0,
+    evaluations: int = 1,
+    watch: Watch | None = None,
+    task: Any = None,
+    **overrides: Any,
+) -> Run:
+    """Run a recipe, or a published one by name with overrides as in a manifest, for `steps` steps of each peer.
+
+    Args:
+        recipe: or its name.
+        peers: how many, where no profiles are given.
+        steps: of each peer.
+        inner: of all peers.
+        profiles: one per peer; by default equal ones on an ideal network.
+        partitions: of the network.
+        seed: of the simulation; the task is always the same.
+        evaluations: points of the loss curve, the end included.
+        watch: called after every inner step of any peer, before what it causes.
+        task: instead of a new `TinyTask`.
+        overrides: keys of `RecipeSpec`.
+    """
+    built = recipe_of(recipe, **overrides) if isinstance(recipe, str) else recipe
+    everyone = tuple(profiles) if profiles is not None else (PeerProfile(),) * peers
+    learned = TinyTask() if task is None else task
+    setup = Setup(
+        recipe=built, inner=inner, profiles=everyone, tokens=steps * learned.tokens_per_step * len(everyone),
+        seed=seed, evaluations=evaluations, partitions=tuple(partitions),
+    )
+    simulation = Simulation(setup, learned, progress=lambda *_: watch(simulation) if watch is not None else None)
+    result = simulation.run()
+    return Run(simulation, result, simulation.consensus().clone())
+
+
+def anchors_of(recipe: Recipe | str, **arguments: Any) -> tuple[Run, list[Tensor]]:
+    """A run, and the consensus whenever it changed."""
+    seen: list[Tensor] = []
+
+    def watch(simulation: Simulation) -> None:
+        now = simulation.consensus()
+        if not seen or not torch.equal(seen[-1], now):
+            seen.append(now.clone())
+
+    run = simulate(recipe, watch=watch, **arguments)
+    if not torch.equal(seen[-1], run.consensus):
+        seen.append(run.consensus)
+    return run, seen

@@ -13,7 +13,7 @@ from peer.errors import UserError
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.merging import Eager
 from peer.outer.recipes import Recipe, Schedule
-from peer.outer.schedules import Event, Every, GradientChange, Strided
+from peer.outer.schedules import Event, GradientChange
 from peer.outer.straggler import ComputeTimeout
 from peer.outer.topology import Links
 from peer.sim.replica import Replica
@@ -63,10 +63,19 @@ class Tally:
 
 @dataclass(eq=False)
 class Stay:
-    """What a present peer waits for: merges that are due, in order of their steps."""
+    """What a present peer waits for.
+
+    Attributes:
+        pending: merges, in order of the steps after which they are due.
+        blocked: the round whose result it waits for.
+        due: contributions that it makes once the merges before them are done.
+        behind: it missed a round: it joins the next one that waits for it, whatever step it stands at.
+    """
 
     pending: list[tuple[int, Round, Contribution]] = field(default_factory=list)
     blocked: Round | None = None
+    due: list[Event] = field(default_factory=list)
+    behind: bool = False
 
 
 class Engine:
@@ -79,7 +88,7 @@ class Engine:
         pace: goal and speed.
         partitions: times at which the swarm falls into sides.
         seed: of jitter and topology.
-        hooks: `on_step(engine)` after every inner step; `on_join(replica)`, `on_split`, `on_heal`.
+        hooks: what happens beside the clock.
     """
 
     def __init__(
@@ -188,8 +197,7 @@ class Engine:
         if self.tally.steps >= self.pace.goal_steps:
             self._draining = True
         self.hooks.on_step(self)
-        for event in self._events(replica):
-            self._contribute(replica, event)
+        self._stays[replica.index].due += self._events(replica)
         self._go_on(replica)
 
     def learning_rate(self, replica: Replica, *, just_made: bool = False) -> float:
@@ -202,6 +210,11 @@ class Engine:
         if isinstance(schedule, GradientChange):
             step = replica.position
             return (Event(fragment=0, round=step, send_step=step, apply_step=step),)
+        if self._stays[replica.index].behind:
+            round, step = self._gathering.waiting_for(replica.index), replica.position
+            if round is not None:
+                apply_step = step + self.recipe.overlap_steps
+                return (Event(fragment=round.fragment, round=round.number, send_step=step, apply_step=apply_step),)
         return schedule.events(replica.position)
 
     # rounds -------------------------------------------------------------------------------------------------------
@@ -213,11 +226,12 @@ class Engine:
             return
         overlapped = event.apply_step > event.send_step
         rate = self.learning_rate(replica, just_made=True)
-        contribution = self.sync.contribute(replica, event.fragment, event.round, rate, overlapped=overlapped)
+        contribution = self.sync.contribute(replica, event.fragment, round.number, rate, overlapped=overlapped)
         if self._ratios is not None and replica.learner is None:
             contribution = self.sync.thinned(contribution, self._ratios[replica.index])
         if isinstance(self.recipe.merge, Eager) and overlapped and replica.learner is not None and event.round == 1:
-            self.sync.eager_step(replica.learner, None, len(self._present(replica.side)), 1)
+            self.sync.eager_step(replica.learner, None, len(self._present(replica.side)), 0)
+        self._stays[replica.index].behind = False
         self.tally.contributions += 1
         self._sides[round] = replica.side
         round.arrived[replica.index] = self.now
@@ -242,9 +256,12 @@ class Engine:
         self._at(start, lambda: self._start(round, members) if round.attempt == attempt else None)
 
     def _start(self, round: Round, members: tuple[int, ...]) -> None:
+        round.members = members
+        self._gathering.started(round, self._sides[round])
+        self._begin_exchange(round, members)
+
+    def _begin_exchange(self, round: Round, members: tuple[int, ...]) -> None:
         round.state, round.members = "exchanging", members
-        side = self._sides[round]
-        self._gathering.started(round, side)
         round.attempt += 1
         attempt = round.attempt
         seconds = self._exchange.seconds(round, self.sync.wire_bytes(round.fragment)) + self._overlap_credit(round)
@@ -267,45 +284,60 @@ class Engine:
             round.outcome = self.sync.commit(members, sent, round.fragment, round.number, rate)
             traffic = self._exchange.traffic(round, self.sync.wire_bytes(round.fragment))
             self.tally.committed += 1
-            for member in round.outcome.dropped:
-                self.tally.dropped[member] = self.tally.dropped.get(member, 0) + 1
+            self._count_dropped(round.outcome.dropped)
         else:
             traffic = dict.fromkeys(round.members, VOTE_BYTES * (len(round.members) - 1))
             for replica, contribution in zip(members, sent, strict=True):
-                replica.unsent_tokens[round.fragment] += contribution.weight
+                self.sync.give_back(replica, contribution, round.fragment)
         for member, num_bytes in traffic.items():
             self.replicas[member].bytes_sent += num_bytes
         round.state = "done"
         self._gathering.finished(round, side)
-        for member in round.arrived:
-            stay = self._stays[member]
-            if member not in round.members:
+        for member in [*round.arrived, *sorted(round.watchers)]:
+            if member in round.arrived and member not in round.members:
                 self._late(self.replicas[member], round)
-            elif stay.blocked is round:
+            elif self._stays[member].blocked is round:
                 self._go_on(self.replicas[member])
 
     def _go_on(self, replica: Replica) -> None:
-        """Merge what is due, or wait for it; then step on."""
+        """Contribute and merge what is due, or wait for it; then step on."""
+        stay = self._stays[replica.index]
+        # A difference is taken from parameters that hold every earlier result; a gradient, and the estimate of an
+        # eager update, from before.
+        merges_first = self.recipe.payload != "gradient" and not isinstance(self.recipe.merge, Eager)
+        while stay.due:
+            if merges_first and not self._merge_due(replica):
+                return
+            self._contribute(replica, stay.due.pop(0))
+        if self._merge_due(replica):
+            self._begin_step(replica)
+
+    def _merge_due(self, replica: Replica) -> bool:
+        """False if it has to wait."""
         stay = self._stays[replica.index]
         stay.blocked = None
         while stay.pending and stay.pending[0][0] <= replica.position:
             _, round, contribution = stay.pending[0]
             if round.state != "done":
                 stay.blocked = round
-                return
+                return False
             stay.pending.pop(0)
             self._merge(replica, round, contribution)
-        self._begin_step(replica)
+        return True
+
+    def _count_dropped(self, members: Sequence[int]) -> None:
+        for member in members:
+            self.tally.dropped[member] = self.tally.dropped.get(member, 0) + 1
 
     def _merge(self, replica: Replica, round: Round, contribution: Contribution) -> None:
         if round.outcome is not None:
-            rate = self.learning_rate(replica, just_made=True)
-            self.sync.merge(replica, round.outcome, contribution, round.fragment, rate)
+            self.sync.merge(replica, round.outcome, contribution, round.fragment)
 
     def _late(self, replica: Replica, round: Round) -> None:
         """It arrived after the round had started without it."""
         stay = self._stays[replica.index]
         stay.pending = [entry for entry in stay.pending if entry[1] is not round]
+        self.sync.give_back(replica, round.contributions[replica.index], round.fragment)
         self._catch_up(replica)
         if stay.blocked is round:
             self._go_on(replica)
@@ -313,14 +345,24 @@ class Engine:
     def _catch_up(self, replica: Replica) -> None:
         """The swarm went on without this peer: it takes the anchor with its own progress on top, and its pace."""
         self.tally.late += 1
-        replica.position = self._pace_of_others(replica)
+        self._stays[replica.index].behind = True
+        self._take_pace_of_others(replica)
         self.sync.carry_over(replica)
 
-    def _pace_of_others(self, replica: Replica) -> int:
-        if not isinstance(self._schedules[replica.index], Every | Strided) or self._steps_of is not None:
-            return replica.position
-        others = [r.position for r in self.replicas if r.present and r.side == replica.side and r is not replica]
-        return max(others, default=replica.position)
+    def _take_pace_of_others(self, replica: Replica) -> None:
+        others = [r for r in self.replicas if r.present and r.side == replica.side and r is not replica]
+        if not others:
+            return
+        replica.base_round = max(r.base_round for r in others)
+        self._stand_at(replica, self._rounds_made(others))
+
+    def _rounds_made(self, replicas: Sequence[Replica]) -> int:
+        """Of the one who is ahead; in steps where all make equally many steps per round."""
+        per_round = self._steps_of
+        return max((r.position // (per_round[r.index] if per_round is not None else 1) for r in replicas), default=0)
+
+    def _stand_at(self, replica: Replica, rounds_made: int) -> None:
+        replica.position = rounds_made * (self._steps_of[replica.index] if self._steps_of is not None else 1)
 
     # joining, leaving, splitting ----------------------------------------------------------------------------------
 
@@ -330,10 +372,29 @@ class Engine:
         replica.present, replica.life, replica.arrived_s = True, replica.life + 1, self.now
         if self.now > 0.0 or replica.life > 1:
             self.tally.joins += 1
-            replica.position = self._pace_of_others(replica)
-            self.hooks.on_join(self, replica)
-        self._stays[replica.index] = Stay()
-        self._begin_step(replica)
+            others = [r for r in self.replicas if r.present and r is not replica and r.side == replica.side]
+            donor = others[0] if others else None
+            replica.unsent_tokens = [0] * len(replica.unsent_tokens)
+            self._take_pace_of_others(replica)
+            self.hooks.on_join(replica, donor)
+            if donor is not None and self._clones:
+                self._continue_as(replica, donor)
+        self._go_on(replica)
+
+    @property
+    def _clones(self) -> bool:
+        """Whether peers hold a state that no later anchor mends, so that a newcomer needs all of another's."""
+        return self.recipe.payload == "gradient" or isinstance(self.recipe.merge, Eager)
+
+    def _continue_as(self, replica: Replica, donor: Replica) -> None:
+        """What is under way concerns the newcomer as it concerns the peer that it continues."""
+        replica.position = donor.position
+        self._stays[replica.index].pending = list(self._stays[donor.index].pending)
+        for round in self._gathering.gathering():
+            if donor.index in round.arrived:
+                round.watchers.add(replica.index)
+            elif donor.index in round.expected and round.state == "gathering":
+                round.expected.add(replica.index)
 
     def _leave(self, replica: Replica) -> None:
         if not replica.present or self._draining:
@@ -341,7 +402,9 @@ class Engine:
         replica.present, replica.life = False, replica.life + 1
         replica.present_s += self.now - replica.arrived_s
         self.tally.leaves += 1
+        self._stays[replica.index] = Stay()
         for round in self._gathering.gathering():
+            round.watchers.discard(replica.index)
             if replica.index not in round.expected and replica.index not in round.arrived:
                 continue
             round.expected.discard(replica.index)
@@ -349,8 +412,37 @@ class Engine:
             round.contributions.pop(replica.index, None)
             if round.state == "exchanging" and replica.index in round.members:
                 self.tally.aborted += 1
-                round.state, round.members = "gathering", ()
+                self._without(round, replica)
+            elif round.expected:
+                self._plan(round)
+            else:
+                self._dissolve(round)
+
+    def _without(self, round: Round, gone: Replica) -> None:
+        """A member left during the exchange: the others make it again among themselves."""
+        rest = tuple(member for member in round.members if member != gone.index)
+        if rest:
+            self._begin_exchange(round, rest)
+        elif round.expected and not self._gathering.asynchronous:
+            round.state, round.members, round.attempt = "gathering", (), round.attempt + 1
             self._plan(round)
+        else:
+            self._dissolve(round)
+
+    def _dissolve(self, round: Round) -> None:
+        self._give_up([round])
+        for member in [*round.arrived, *sorted(round.watchers)]:
+            if self._stays[member].blocked is round:
+                self._go_on(self.replicas[member])
+
+    def _give_up(self, rounds: Sequence[Round]) -> None:
+        """The work of their members is carried by the next round."""
+        self._gathering.forget(rounds)
+        for round in rounds:
+            round.state, round.attempt = "done", round.attempt + 1
+            self._sides.pop(round, None)
+            for member, contribution in round.contributions.items():
+                self.sync.give_back(self.replicas[member], contribution, round.fragment)
 
     def _split(self, partition: Partition) -> None:
         for replica, side in zip(self.replicas, partition.side_of(len(self.replicas)), strict=True):
@@ -362,22 +454,29 @@ class Engine:
         if len({replica.side for replica in self.replicas}) == 1:
             return
         self.tally.heals += 1
-        self.hooks.on_heal(self)
+        side = heaviest_side(self.replicas)
+        winners = sorted((r for r in self.replicas if r.side == side), key=lambda r: (not r.present, r.index))
+        losers = [replica for replica in self.replicas if replica.side != side]
+        self.hooks.on_heal(winners[0], losers)
         for replica in self.replicas:
             replica.side = 0
+        if self._clones:
+            for replica in losers:
+                self._stays[replica.index].pending = list(self._stays[winners[0].index].pending)
         self._restart_rounds()
 
     def _restart_rounds(self) -> None:
         """No exchange survives a change of who can reach whom; the work is carried by the next round."""
-        for round in self._gathering.gathering():
-            round.state = "done"
-            round.attempt += 1
-            self.tally.aborted += 1
-            self._sides.pop(round, None)
-        for replica, stay in zip(self.replicas, self._stays, strict=True):
+        rounds = self._gathering.gathering()
+        self.tally.aborted += len(rounds)
+        self._give_up(rounds)
+        present = [replica for replica in self.replicas if replica.present]
+        rounds_made = self._rounds_made(present)
+        for replica in present:
+            self._stand_at(replica, rounds_made)
+        for stay in self._stays:
+            stay.due = []
             stay.pending = [entry for entry in stay.pending if entry[1].outcome is not None]
-            if replica.present and replica.side >= 0:
-                replica.position = max((r.position for r in self.replicas if r.present), default=replica.position)
         for replica, stay in zip(self.replicas, self._stays, strict=True):
             if stay.blocked is not None and replica.present:
                 self._go_on(replica)
@@ -392,8 +491,8 @@ class Engine:
                     if round.state == "done":
                         self._merge(replica, round, contribution)
         for round in self._gathering.gathering():
-            for contribution in round.contributions.values():
-                self.replicas[contribution.member].unsent_tokens[round.fragment] += contribution.weight
+            for member, contribution in round.contributions.items():
+                self.sync.give_back(self.replicas[member], contribution, round.fragment)
         present = [replica for replica in self.replicas if replica.present]
         if self.recipe.payload == "delta" and not isinstance(self.recipe.merge, Eager) and present:
             self._last_round(present)
@@ -417,7 +516,7 @@ class Engine:
             r.index: self.sync.contribute(r, fragment, number, rate, overlapped=False) for r in members
         }
         sent = [round.contributions[member] for member in round.members]
-        self.sync.commit(members, sent, fragment, number, rate)
+        self._count_dropped(self.sync.commit(members, sent, fragment, number, rate).dropped)
         self.tally.committed += 1
         update_bytes = self.sync.wire_bytes(fragment)
         self.now += self._exchange.seconds(round, update_bytes)
@@ -448,14 +547,22 @@ class Hooks:
     def on_step(self, engine: Engine) -> None:
         """After every inner step of any peer."""
 
-    def on_join(self, engine: Engine, replica: Replica) -> None:
-        """A peer that was not there from the start has come."""
+    def on_join(self, replica: Replica, donor: Replica | None) -> None:
+        """A peer that was not there from the start has come; `donor` is somebody on its side, if there is anybody."""
 
     def on_split(self, engine: Engine) -> None:
         """The swarm fell into sides."""
 
-    def on_heal(self, engine: Engine) -> None:
-        """The sides can reach each other again; `replica.side` still tells them apart."""
+    def on_heal(self, winner: Replica, losers: Sequence[Replica]) -> None:
+        """The sides can reach each other again; `winner` is somebody of the side that made more steps."""
+
+
+def heaviest_side(replicas: Sequence[Replica]) -> int:
+    """The side of a partition whose peers made the most steps; of equal ones the first."""
+    steps: dict[int, int] = {}
+    for replica in replicas:
+        steps[replica.side] = steps.get(replica.side, 0) + replica.steps
+    return max(sorted(steps), key=lambda side: steps[side])
 
 
 def _links(profiles: Sequence[PeerProfile]) -> Links:

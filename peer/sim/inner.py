@@ -18,7 +18,7 @@ class InnerOptimizer(Protocol):
     """Changes `parameters` (fp32 [P], given at construction) in place."""
 
     def step(self, gradient: Tensor, lr: float) -> None:
-        """One inner step along `gradient` (fp32 [P], already clipped; it may be overwritten)."""
+        """One inner step along `gradient` (fp32 [P], already clipped), which stays as it is."""
 
     def copy_from(self, other: InnerOptimizer) -> None:
         """Take over the state of a peer that makes the same steps."""

@@ -30,6 +30,11 @@ class OuterCopy:
         """An independent copy."""
         return OuterCopy(self.anchor.clone(), [buffer.clone() for buffer in self.buffers])
 
+    def copy_from(self, other: OuterCopy) -> None:
+        """Take over the values of another."""
+        for mine, theirs in zip([self.anchor, *self.buffers], [other.anchor, *other.buffers], strict=True):
+            mine.copy_(theirs)
+
 
 @dataclass
 class Shadow:
@@ -89,7 +94,8 @@ class Learner:
         before = self.parameters.clone() if self.estimate is not None else None
         if self.recipe.payload == "gradient":
             return self._evaluate(self.parameters, batch)
-        loss, norm = self._train(self.parameters, self.optimizer, batch, lr, self.outer.anchor, self.spider)
+        anchor = self.outer.anchor if self.base is None else self.base
+        loss, norm = self._train(self.parameters, self.optimizer, batch, lr, anchor, self.spider)
         if self.shadow is not None:
             shadow = self.shadow
             self._train(shadow.parameters, shadow.optimizer, batch, lr, shadow.anchor, shadow.spider)
@@ -120,6 +126,17 @@ class Learner:
         if isinstance(rule, Proximal):
             rule.after_step(parameters, anchor, lr)
         return loss, norm
+
+    def take_anchor(self) -> None:
+        """Start from the anchor."""
+        self.parameters.copy_(self.outer.anchor)
+        self.take_lineage(self.outer)
+
+    def take_lineage(self, outer: OuterCopy) -> None:
+        """Go on with these parameters from another anchor."""
+        self.outer = outer
+        if self.base is not None:
+            self.base.copy_(outer.anchor)
 
     def restart_shadow(self, anchor_before: Tensor) -> None:
         """A new round: the second trajectory starts from the anchor that the first one started from before."""

@@ -25,6 +25,7 @@ class Round:
         expected: members that are waited for.
         arrived: virtual seconds at which each came.
         contributions: of those who came.
+        watchers: who came meanwhile and goes on from where a member stood; they merge the result like members.
         attempt: counts changes of plan; an event of an earlier plan is void.
         members: those whose exchange it is, once it has started.
         outcome: once it is done.
@@ -35,6 +36,7 @@ class Round:
     expected: set[int]
     arrived: dict[int, float] = field(default_factory=dict)
     contributions: dict[int, Contribution] = field(default_factory=dict)
+    watchers: set[int] = field(default_factory=set)
     attempt: int = 0
     state: State = "gathering"
     members: tuple[int, ...] = ()
@@ -103,9 +105,9 @@ class Gathering:
 
     def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: object = None) -> None:
         self._recipe, self._seed, self._present, self._links = recipe, seed, present, links
-        self._open: dict[tuple[int, int, int, int], Round] = {}
         self._plans: dict[tuple[int, int, int], list[Round]] = {}
         self._number: dict[tuple[int, int], int] = {}
+        self._last_over: dict[tuple[int, int], int] = {}
         self.closed: list[tuple[int, ...]] = []
 
     @property
@@ -119,6 +121,8 @@ class Gathering:
             number = self._number.get((side, fragment), 0) + 1
         key = (side, fragment, number)
         if key not in self._plans:
+            if number <= self._last_over.get((side, fragment), 0):
+                return None
             groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)  # type: ignore[arg-type]
             self._plans[key] = [Round(fragment, number, set(group)) for group in groups]
         rounds = self._plans[key]
@@ -137,8 +141,23 @@ class Gathering:
         """Forget plans that nobody can join any more."""
         key = (side, round.fragment, round.number)
         if all(other.state == "done" for other in self._plans.get(key, [])):
+            self._last_over[side, round.fragment] = max(round.number, self._last_over.get(key[:2], 0))
             for old in [k for k in self._plans if k[:2] == key[:2] and k[2] < round.number - 2]:
                 del self._plans[old]
+
+    def forget(self, rounds: Sequence[Round]) -> None:
+        """They come to nothing: who contributes now opens others."""
+        for key, planned in list(self._plans.items()):
+            kept = [round for round in planned if round not in rounds]
+            if kept:
+                self._plans[key] = kept
+            else:
+                del self._plans[key]
+
+    def waiting_for(self, peer: int) -> Round | None:
+        """A round in which somebody waits for this peer, if there is one."""
+        waiting = (round for round in self.gathering() if round.state == "gathering" and round.arrived)
+        return next((round for round in waiting if peer in round.expected and peer not in round.arrived), None)
 
     def gathering(self) -> list[Round]:
         """Rounds that are not over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -16,12 +16,12 @@ from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import codec
 from peer.outer.fragments import FlatLayout
 from peer.outer.local import Replay, Spider
-from peer.outer.merging import Accelerated
+from peer.outer.merging import Accelerated, Eager
 from peer.outer.recipes import Recipe
 from peer.outer.schedules import Strided, strided_fragments
-from peer.outer.straggler import Quorum, WaitAll
+from peer.outer.straggler import ComputeTimeout, WaitAll
 from peer.protocol.manifest import InnerSpec
-from peer.sim.engine import Engine, Hooks, Pace, Tally, _links
+from peer.sim.engine import Engine, Hooks, Pace, Tally, _links, heaviest_side
 from peer.sim.inner import inner_optimizer
 from peer.sim.network import ring_allreduce_bytes
 from peer.sim.replica import Learner, OuterCopy, Replica, Shadow
@@ -124,6 +124,7 @@ class Simulation(Hooks):
         self.sync = Synchroniser(recipe, self.layout, self.fragments, setup.seed, nominal, count)
         self._build_optimizer = inner_optimizer(str(self._inner.optimizer), self.layout, self._inner)
         self._shared: OuterCopy | None = None
+        self._fork = torch.empty(0)
         self._scratch: Tensor | None = None
         self.replicas = [self._replica(index, profile) for index, profile in enumerate(setup.profiles)]
         self._points: list[Point] = []
@@ -154,14 +155,12 @@ class Simulation(Hooks):
 
     def consensus(self) -> Tensor:
         """The parameters that the swarm stands for, fp32 [P]: the anchor, or in gossip the mean of the peers' own."""
-        learners = [r.learner for r in self.replicas if r.present and r.learner is not None] or [
-            r.learner for r in self.replicas if r.learner is not None
-        ]
-        recipe = self.setup.recipe
-        if recipe.shared_anchor and recipe.payload == "delta":
-            return self._heaviest().anchor
+        recipe, side = self.setup.recipe, heaviest_side(self.replicas)
+        replicas = sorted((r for r in self.replicas if r.learner is not None), key=lambda r: (r.side != side, r.index))
+        replicas = [r for r in replicas if r.present] or replicas
+        learners = [learner for r in replicas if (learner := r.learner) is not None]
         vectors = [learner.outer.anchor if recipe.payload == "delta" else learner.parameters for learner in learners]
-        if recipe.payload == "gradient":
+        if recipe.shared_anchor:
             return vectors[0]
         mean = torch.zeros_like(vectors[0])
         for vector in vectors:
@@ -180,63 +179,64 @@ class Simulation(Hooks):
             last = self._points[-1].val_loss if self._points else None
             self._progress(steps, self._goal, last, engine.now)
 
-    def on_join(self, engine: Engine, replica: Replica) -> None:
+    def on_join(self, replica: Replica, donor: Replica | None) -> None:
         """A newcomer takes the anchor and starts with fresh moments; with gradients, everything of another peer."""
-        if replica.learner is None or self.task is None:
-            return
-        others = [r for r in engine.replicas if r.present and r is not replica and r.side == replica.side and r.learner]
         learner = replica.learner
-        donor = others[0].learner if others else None
-        if donor is None:
+        if learner is None:
             return
-        if not self.setup.recipe.shared_anchor:
-            learner.outer.anchor.copy_(donor.outer.anchor)
-            for mine, theirs in zip(learner.outer.buffers, donor.outer.buffers, strict=True):
-                mine.copy_(theirs)
-        else:
-            learner.outer = donor.outer
-        source = donor.parameters if self.setup.recipe.payload != "delta" else donor.outer.anchor
-        learner.parameters.copy_(source)
         learner.optimizer = self._build_optimizer(learner.parameters)
-        if self.setup.recipe.payload == "gradient":
-            learner.optimizer.copy_from(donor.optimizer)
-        else:
+        learner.encoders = self._encoders(replica.index)
+        if self.setup.recipe.payload != "gradient":
             replica.steps_since_join = 0
-        if learner.base is not None:
-            learner.base.copy_(learner.outer.anchor)
-        if learner.estimate is not None:
-            learner.estimate.copy_(learner.parameters)
+        if donor is not None and donor.learner is not None:
+            self._copy_state(learner, donor.learner)
+        elif self.setup.recipe.payload == "delta":
+            learner.take_anchor()
 
     def on_split(self, engine: Engine) -> None:
         """Each side goes on with an outer state of its own."""
-        copies: dict[tuple[int, int], OuterCopy] = {}
-        self._forks = {}
-        for replica in engine.replicas:
-            if replica.learner is None:
-                continue
-            key = (id(replica.learner.outer), replica.side)
-            if replica.side != 0:
-                copies.setdefault(key, replica.learner.outer.clone())
-                replica.learner.outer = copies[key]
-        if self._shared is not None:
-            self._forks = {0: self._shared.anchor.clone()}
-
-    def on_heal(self, engine: Engine) -> None:
-        """The side with more steps wins; the others keep what they learned since the split on top of its anchor."""
-        learners = [(replica, replica.learner) for replica in engine.replicas if replica.learner is not None]
-        if not learners or self._shared is None:
+        if self._shared is None:
             return
-        steps: dict[int, int] = {}
-        for replica, _ in learners:
-            steps[replica.side] = steps.get(replica.side, 0) + replica.steps
-        winner = max(sorted(steps), key=lambda side: steps[side])
-        outer = next(learner.outer for replica, learner in learners if replica.side == winner)
-        for replica, learner in learners:
-            if replica.side != winner:
-                learner.parameters.add_(outer.anchor - self._forks[0])
-                learner.outer = outer
-                if learner.base is not None:
-                    learner.base.copy_(outer.anchor)
+        copies = {0: self._shared}
+        for replica in engine.replicas:
+            if replica.learner is not None:
+                engine.sync.carry_over(replica)  # so that all progress counts from the fork
+                copies.setdefault(replica.side, self._shared.clone())
+                replica.learner.outer = copies[replica.side]
+        self._fork = self._shared.anchor.clone()
+
+    def on_heal(self, winner: Replica, losers: Sequence[Replica]) -> None:
+        """The others keep what they learned since the split on top of the winning anchor; with gradients, nothing."""
+        recipe = self.setup.recipe
+        for replica in losers:
+            if replica.learner is None or winner.learner is None:
+                continue
+            if recipe.payload == "gradient" or isinstance(recipe.merge, Eager):
+                self._copy_state(replica.learner, winner.learner)
+            elif self._shared is not None:
+                replica.learner.parameters.add_(winner.learner.outer.anchor - self._fork)
+                replica.learner.take_lineage(winner.learner.outer)
+        if self._shared is not None and winner.learner is not None:
+            self._shared = winner.learner.outer
+
+    def _copy_state(self, learner: Learner, donor: Learner) -> None:
+        """All but what is a peer's own: its data, its moments between rounds, its residual."""
+        recipe = self.setup.recipe
+        if recipe.shared_anchor:
+            learner.outer = donor.outer
+        else:
+            learner.outer.copy_from(donor.outer)
+        if recipe.payload == "delta":
+            learner.take_anchor()
+        else:
+            learner.parameters.copy_(donor.parameters)
+        if recipe.payload == "gradient":
+            learner.optimizer.copy_from(donor.optimizer)
+        learner.previous, learner.current = donor.previous, donor.current
+        if learner.estimate is not None:
+            learner.estimate.copy_(learner.parameters)
+        if donor.shadow is not None:
+            learner.restart_shadow(donor.shadow.anchor)
 
     # building -----------------------------------------------------------------------------------------------------
 
@@ -254,9 +254,6 @@ class Simulation(Hooks):
             self._scratch = torch.empty_like(parameters)
         replays = isinstance(recipe.local, Replay)
         optimizer = self._build_optimizer(parameters)
-        may_be_late = isinstance(recipe.straggler, Quorum) or (
-            isinstance(recipe.straggler, WaitAll) and recipe.straggler.deadline_s is not None
-        )
         learner = Learner(
             task=task, recipe=recipe, inner=self._inner, parameters=parameters, optimizer=optimizer,
             batches=task.batches(index),
@@ -264,12 +261,19 @@ class Simulation(Hooks):
             outer=self._outer(task), encoders=self._encoders(index),
             spider=Spider() if replays else None,
             estimate=parameters.clone() if isinstance(recipe.merge, Accelerated) else None,
-            base=parameters.clone() if may_be_late and recipe.payload == "delta" else None,
+            base=parameters.clone() if self._anchor_may_run_ahead() else None,
         )
         if replays:
             copy = parameters.clone()
             learner.shadow = Shadow(parameters.clone(), copy, self._build_optimizer(copy))
         return learner
+
+    def _anchor_may_run_ahead(self) -> bool:
+        """Whether a peer can be on its way from another anchor than the one that all share by then."""
+        recipe, setup = self.setup.recipe, self.setup
+        waits = isinstance(recipe.straggler, ComputeTimeout) or recipe.straggler == WaitAll()
+        stay = all(profile.presence == PeerProfile().presence for profile in setup.profiles) and not setup.partitions
+        return recipe.payload == "delta" and recipe.shared_anchor and not (waits and stay)
 
     def _outer(self, task: Task) -> OuterCopy:
         recipe = self.setup.recipe
@@ -290,20 +294,13 @@ class Simulation(Hooks):
             own = self.sync.codecs[fragment]
             if isinstance(recipe.allocator, AdaptiveTopK):
                 own = codec(self._thinned(recipe.allocator, index)).bind(self.sync.shapes[fragment])
-            encoders.append(Encoder(own, recipe.feedback, length))
+            encoders.append(Encoder(own, recipe.feedback, length, revertible=False))
         return encoders
 
     def _thinned(self, allocator: AdaptiveTopK, index: int) -> str:
         ratio = allocator.ratios(_links(self.setup.profiles))[index]
         values = self.setup.recipe.compressor.partition("+")[2]
         return f"top{max(1, round(4096 * ratio))}/4096+{values}"
-
-    def _heaviest(self) -> OuterCopy:
-        steps: dict[int, int] = {}
-        for replica in self.replicas:
-            steps[replica.side] = steps.get(replica.side, 0) + replica.steps
-        side = max(sorted(steps), key=lambda s: steps[s])
-        return next(_given(r.learner).outer for r in self.replicas if r.side == side)
 
     # measuring ----------------------------------------------------------------------------------------------------
 

@@ -59,11 +59,13 @@ class Outcome:
     Attributes:
         dropped: members whose contribution was refused.
         update: fp32 [n] of the fragment, where members need it (gradients, eager updates).
+        lr: the inner learning rate of an update that is a gradient, the same for all.
         anchor_before: fp32 [n], where the merge pulls towards the old anchor.
     """
 
     dropped: list[int] = field(default_factory=list)
     update: Tensor | None = None
+    lr: float = 0.0
     anchor_before: Tensor | None = None
     num_members: int = 0
     round: int = 0
@@ -109,6 +111,12 @@ class Synchroniser:
             learner.parameters.add_(learner.outer.anchor - learner.base)
             learner.base.copy_(learner.outer.anchor)
 
+    def give_back(self, replica: Replica, contribution: Contribution, fragment: int) -> None:
+        """A contribution that no round took: its tokens, and what error feedback took for it, wait for the next."""
+        replica.unsent_tokens[fragment] += contribution.weight
+        if replica.learner is not None:
+            replica.learner.encoders[fragment].revert()
+
     def contribute(self, replica: Replica, fragment: int, round: int, lr: float, *, overlapped: bool) -> Contribution:
         """Take this peer's part in a round of one fragment from what it has learned since the last."""
         weight = max(1, min(replica.unsent_tokens[fragment], self.nominal_tokens))
@@ -117,7 +125,7 @@ class Synchroniser:
         if learner is None:
             return Contribution(replica.index, weight, self.wire_bytes(fragment), None, replica.profile)
         base = None
-        if overlapped and isinstance(self.recipe.merge, Carry):
+        if overlapped and isinstance(self.recipe.merge, Carry | Elastic):
             base = take(learner.parameters, self.fragments[fragment]).clone()
         payload_bytes, read = self._encode(learner, fragment, round, lr, overlapped=overlapped)
         return Contribution(replica.index, weight, payload_bytes, read, replica.profile, base)
@@ -165,10 +173,12 @@ class Synchroniser:
         self, members: Sequence[Replica], contributions: Sequence[Contribution], fragment: int, round: int, lr: float
     ) -> Outcome:
         """Aggregate, and change the outer state (or, in gossip, the members' own) once."""
-        outcome = Outcome(num_members=len(members), round=round)
+        outcome = Outcome(num_members=len(members), round=round, lr=lr)
         if members[0].learner is None:
             return outcome
         learners = [replica.learner for replica in members if replica.learner is not None]
+        for learner in learners:
+            learner.encoders[fragment].commit()
         sent = self._lie(contributions, fragment, round)
         weights = [self._weight(c, r, round, len(sent)) for c, r in zip(sent, members, strict=True)]
         good = [i for i, c in enumerate(sent) if c.read is not None and self._finite(c, fragment)]
@@ -177,15 +187,18 @@ class Synchroniser:
         kept = [weights[i] for i in good]
         if not reads:
             return outcome
-        if self.recipe.payload == "parameters":
-            self._gossip(learners, reads, good, fragment, round)
-        elif self.recipe.payload == "gradient":
-            outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
-        elif isinstance(self.recipe.merge, Eager):
-            pieces = [piece for _, _, piece in self._aggregate(reads, kept, fragment, len(members), round)]
-            outcome.update = torch.cat(pieces)
-        else:
-            self._outer_step(learners, reads, kept, fragment, round, outcome)
+        try:
+            if self.recipe.payload == "parameters":
+                self._gossip(learners, reads, good, fragment, round)
+            elif self.recipe.payload == "gradient":
+                outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
+            elif isinstance(self.recipe.merge, Eager):
+                pieces = [piece for _, _, piece in self._aggregate(reads, kept, fragment, len(members), round)]
+                outcome.update = torch.cat(pieces)
+            else:
+                self._outer_step(learners, reads, kept, fragment, round, outcome)
+        except ValueError:  # a robust aggregator trusts nobody, or the mean left fp32's range: nothing comes of it
+            outcome.dropped = [c.member for c in sent]
         return outcome
 
     def _weight(self, contribution: Contribution, replica: Replica, round: int, contributors: int) -> float:
@@ -222,7 +235,9 @@ class Synchroniser:
         if self.recipe.feedback is None or self.recipe.exchange != "reduce":
             return None
         if fragment not in self._residuals:
-            self._residuals[fragment] = Encoder(self.codecs[fragment], self.recipe.feedback, self.lengths[fragment])
+            self._residuals[fragment] = Encoder(
+                self.codecs[fragment], self.recipe.feedback, self.lengths[fragment], revertible=False
+            )
         return self._residuals[fragment]
 
     def _outer_step(
@@ -267,7 +282,7 @@ class Synchroniser:
         fragment: int, round: int,
     ) -> None:
         """Parameters move towards the group's; who sent nothing usable keeps its own."""
-        length = self.lengths[fragment]
+        length, ranges = self.lengths[fragment], self.fragments[fragment]
         present = [learners[i] for i in good]
         if len(present) < 2:
             return
@@ -277,10 +292,13 @@ class Synchroniser:
         sent = [read(0, length).clone() for read in reads]
         mixed = weighted_mean(sent, [1.0] * len(sent))
         for own, learner in zip(sent, present, strict=True):
-            if self.recipe.compressor == "fp32":
-                learner.parameters.copy_(mixed)
-            else:  # what a mask leaves out stays as it is: the same coordinates on both sides
-                learner.parameters.add_(mixed - own)
+            local = take(learner.parameters, ranges)
+            if self.recipe.compressor == "fp32" and not self.recipe.overlap_steps:
+                local.copy_(mixed)
+            else:  # what a mask leaves out stays as it is, and so does what was learned since
+                local.add_(mixed - own)
+            if len(ranges) > 1:
+                put(learner.parameters, ranges, local)
 
     def _pair_event(self, learners: Sequence[Learner], round: int) -> None:
         eta, alpha = self._acceleration()
@@ -304,7 +322,7 @@ class Synchroniser:
 
     # merges -------------------------------------------------------------------------------------------------------
 
-    def merge(self, replica: Replica, outcome: Outcome, contribution: Contribution, fragment: int, lr: float) -> None:
+    def merge(self, replica: Replica, outcome: Outcome, contribution: Contribution, fragment: int) -> None:
         """Bring what the round decided into this peer's own parameters."""
         learner, recipe = replica.learner, self.recipe
         replica.base_round = outcome.round
@@ -312,12 +330,13 @@ class Synchroniser:
             return
         if recipe.payload == "gradient":
             if outcome.update is not None:
-                learner.optimizer.step(outcome.update, lr)
+                learner.optimizer.step(outcome.update, outcome.lr)
             elif recipe.accumulates:
                 learner.parameters.copy_(learner.outer.anchor)
             return
         if isinstance(recipe.merge, Eager):
-            self.eager_step(learner, outcome.update, outcome.num_members, outcome.round)
+            steps_taken = outcome.round if recipe.overlap_steps else outcome.round - 1
+            self.eager_step(learner, outcome.update, outcome.num_members, steps_taken)
             return
         ranges = self.fragments[fragment]
         local, anchor = take(learner.parameters, ranges), take(learner.outer.anchor, ranges)
@@ -332,12 +351,13 @@ class Synchroniser:
             assert outcome.anchor_before is not None
             learner.restart_shadow(outcome.anchor_before)
 
-    def eager_step(self, learner: Learner, update: Tensor | None, members: int, round: int) -> None:
+    def eager_step(self, learner: Learner, update: Tensor | None, members: int, steps_taken: int) -> None:
         """The peer's own outer step, with what it knows of the round before and of this one."""
         assert isinstance(self.recipe.merge, Eager)
         assert learner.current is not None
-        direction = self.recipe.merge.estimate(update, learner.current, learner.previous, members)
-        self.recipe.outer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=round - 1)
+        before = learner.previous if self.recipe.overlap_steps else learner.current
+        direction = self.recipe.merge.estimate(update, learner.current, before, members)
+        self.recipe.outer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=steps_taken)
         learner.parameters.copy_(learner.outer.anchor)
 
     # attacks ------------------------------------------------------------------------------------------------------

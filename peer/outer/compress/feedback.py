@@ -53,6 +53,7 @@ class Encoder:
         feedback: None to send plain C(x).
         numel: elements n of the vector.
         device: where the residual lives; that of the vectors to encode.
+        revertible: False saves the copy, where no round is ever abandoned; after a NonFiniteError the residual is 0.
 
     Attributes:
         residual: e, fp32 [n], updated in place; None without feedback. Write to it to restore a checkpoint.
@@ -61,7 +62,8 @@ class Encoder:
     """
 
     def __init__(
-        self, codec: Codec, feedback: ErrorFeedback | None, numel: int, device: torch.device | str = "cpu"
+        self, codec: Codec, feedback: ErrorFeedback | None, numel: int, device: torch.device | str = "cpu", *,
+        revertible: bool = True,
     ) -> None:
         self.codec = codec
         self.feedback = feedback
@@ -69,6 +71,7 @@ class Encoder:
         self.residual = None if feedback is None else torch.zeros(numel, device=device)
         self.threshold: float | None = None
         self.encodes = 0
+        self._revertible = revertible
         self._saved: Tensor | None = None
         self._before: tuple[float | None, int] | None = None
 
@@ -99,9 +102,11 @@ class Encoder:
         if self._before is None:
             return
         self.threshold, self.encodes = self._before
-        if self.residual is not None:
-            assert self._saved is not None
-            self.residual.copy_(self._saved)
+        if self.residual is not None and self._revertible:
+            if self._saved is None:
+                self.residual.zero_()
+            else:
+                self.residual.copy_(self._saved)
         self._before = None
 
     def _encode(self, x: Tensor, seed: int, decoded: bool) -> tuple[bytes, Tensor | None]:
@@ -123,7 +128,7 @@ class Encoder:
         return payload, received
 
     def _open(self) -> None:
-        if self.residual is not None:
+        if self.residual is not None and self._revertible:
             if self._saved is None:
                 self._saved = torch.empty_like(self.residual)
             self._saved.copy_(self.residual)

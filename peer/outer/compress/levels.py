@@ -84,7 +84,7 @@ class Fp4Values:
         # bf16 keeps the exponent in bits 7 to 14; half of bit 7 rounds it to the nearest power of two.
         bits = (rows / _divisors(scales, _MIN_FP4_SCALE)).to(torch.bfloat16).view(torch.int16)
         signs = bits >> 15
-        exponents = bits.bitwise_and_(0x7FFF).add_(0x40).bitwise_right_shift_(7).sub_(120).clamp_(min=0)
+        exponents = bits.bitwise_and_(0x7FFF).add_(0x40 - (120 << 7)).bitwise_right_shift_(7).clamp_(min=0)
         codes = exponents.bitwise_xor_(signs).sub_(signs).to(torch.int8)
         return scales.view(torch.uint8), pack_signed(codes, 4)
 

@@ -1,11 +1,11 @@
 """The seeded search behind the default recipe: `python -m benchmarks.search --report docs/results/search.json`.
 
-Every candidate must send at least 1000 times fewer bytes than fp32 data parallelism, so the codec decides the shortest
-round. Chance draws the rest: inner optimizer and its rate, outer optimizer, its rate and momentum, decay of error
-feedback. All candidates train on a quarter of the tokens; the best quarter of them on all;
-the best of those is the recommendation. Data parallelism and DiLoCo (fp32, every 30 steps) get the same choice of inner
-rates, so that a gap is not an untuned baseline. The recommendation is then compared on seeds that the search never saw,
-with `atoll compare`; see docs/results/README.md.
+Every candidate must send at least 1000 times fewer bytes than fp32 data parallelism, so its codec decides how long a
+round has to be. The search starts from DiLoCo's published numbers with two bits a value, and changes one knob at a
+time, in an order that the seed decides: the way to compress, inner optimizer and rate, outer rate and momentum, decay
+of error feedback, average of anchors. A change that lowers the validation loss stays. Data parallelism and DiLoCo
+(fp32, every 30 steps) get the same inner rates to choose from, so that no gap is that of an untuned baseline. The
+recommendation is then compared on seeds that the search never saw, with `atoll compare`; see docs/results/README.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,16 @@ from peer.sim.plan import Swarm, Windows, build_swarm, load_task, meta_layout, p
 PEERS, SEED, REDUCTION = 4, 0, 1000.0
 TASK = "configs/sim/long.yaml"
 TOKENS = "3145728"  # 93 for each of 33,696 parameters
-INNER_RATES = (4e-3, 8e-3)
-# codec, exchange, error feedback: what each costs is computed, and the round is made as long as it has to be.
-WAYS = (
-    ("int4", "reduce", False),
-    ("fp4", "reduce", False),
-    ("int2", "reduce", True),
-    ("sign", "reduce", True),
-    ("top64/4096+int2", "gather", True),
-)
+# What each knob may be set to; `way` stands for codec, exchange and error feedback.
+KNOBS: dict[str, tuple[str, ...]] = {
+    "way": ("int2 reduce feedback", "int4 reduce", "sign reduce feedback", "top64/4096+int2 gather feedback"),
+    "inner.optimizer": ("adamw", "muon"),
+    "inner.learning_rate": ("0.008", "0.004"),
+    "outer": ("0.7 0.9", "0.7 0.8", "0.9 0.7"),
+    "feedback.decay": ("1.0", "0.95"),
+    "average": ("0", "0.75"),
+}
+INNER_RATES = ("0.008", "0.016")
 BASELINES = ("ddp", "diloco:steps_per_round=30")
 
 
@@ -52,21 +53,21 @@ def shortest_round(compressor: str, exchange: str, numel: int) -> int:
     return math.ceil(REDUCTION * float(sent[0]) / ring_allreduce_bytes(numel, PEERS))
 
 
-def draw(chance: random.Random, numel: int) -> str:
-    """One candidate, as `atoll compare` takes it."""
-    compressor, exchange, feedback = chance.choice(WAYS)
-    settings = [
-        f"compressor={compressor}",
-        f"exchange={exchange}",
-        f"steps_per_round={shortest_round(compressor, exchange, numel)}",
-        f"inner.optimizer={chance.choice(('adamw', 'muon', 'muon'))}",
-        f"inner.learning_rate={chance.choice(INNER_RATES)}",
-        f"outer_learning_rate={chance.choice((0.5, 0.7, 0.9))}",
-        f"outer_momentum={chance.choice((0.5, 0.6, 0.7, 0.8, 0.9))}",
-    ]
+def label_of(point: dict[str, str], numel: int) -> str:
+    """A choice of knobs, as `atoll compare` takes it."""
+    compressor, exchange, *feedback = point["way"].split()
+    rate, momentum = point["outer"].split()
+    settings = {
+        "compressor": compressor,
+        "exchange": exchange,
+        "steps_per_round": str(shortest_round(compressor, exchange, numel)),
+        "outer_learning_rate": rate,
+        "outer_momentum": momentum,
+        **{key: value for key, value in point.items() if key in ("inner.optimizer", "inner.learning_rate", "average")},
+    }
     if feedback:
-        settings.append(f"feedback.decay={chance.choice((0.9, 0.95, 1.0))}")
-    return "diloco:" + ",".join(settings)
+        settings["feedback.decay"] = point["feedback.decay"]
+    return "diloco:" + ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def baselines() -> Iterator[str]:
@@ -116,46 +117,47 @@ class Search:
         partial.write_text(json.dumps(document, indent=1) + "\n")
         partial.replace(self._report)
 
-    def best(self, labels: Sequence[str], tokens: int, keep: int) -> list[str]:
-        """The `keep` labels with the least loss."""
-        losses = {}
-        for label in labels:
-            losses[label] = self.loss(label, tokens)
-            self.save()
-        return sorted(losses, key=lambda label: losses[label])[:keep]
+    def descend(self, chance: random.Random, numel: int) -> dict[str, str]:
+        """One knob after the other, each to its best value with the others as they are."""
+        point = {knob: values[0] for knob, values in KNOBS.items()}
+        for knob in chance.sample(sorted(KNOBS), len(KNOBS)):
+            losses = {}
+            for value in KNOBS[knob]:
+                losses[value] = self.loss(label_of({**point, knob: value}, numel), self._swarm.tokens)
+                self.save(best_so_far=point)
+            point[knob] = min(losses, key=lambda value: losses[value])
+        return point
 
 
 def main() -> None:
     """Search, print the ranking, write the report."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
-    parser.add_argument("--trials", type=int, default=20, help="candidates to draw (default: 20)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.search", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--report", type=Path, default=Path("docs/results/search.json"), help="kept and continued")
     arguments = parser.parse_args()
     one_thread()
     console = Console()
     try:
         swarm = build_swarm(load_task(TASK), network="ideal", peers=PEERS, tokens=TOKENS, step_s=1.0, evaluations=1)
-        numel = meta_layout(swarm.manifest).numel
-        chance = random.Random(SEED)
-        drawn = list(dict.fromkeys(draw(chance, numel) for _ in range(arguments.trials)))
-        jobs = plan_jobs(swarm, [parse_label("ddp")], [SEED], swarm.steps_per_peer, meta_layout(swarm.manifest))
+        layout = meta_layout(swarm.manifest)
+        jobs = plan_jobs(swarm, [parse_label("ddp")], [SEED], swarm.steps_per_peer, layout)
         search = Search(arguments.report, windows_for(swarm, jobs, ()), swarm, console)
-        finalists = search.best(drawn, swarm.tokens // 4, max(1, len(drawn) // 4))
-        ranking = search.best(finalists, swarm.tokens, len(finalists))
         for label in baselines():
             search.loss(label, swarm.tokens)
-        search.save(ranking=ranking, recommended=ranking[0])
+        best = search.descend(random.Random(SEED), layout.numel)
     except UserError as error:
         sys.exit(error.render("benchmarks.search"))
-    _show(console, search, [*ranking, *baselines()], swarm.tokens)
+    search.save(recommended=label_of(best, layout.numel))
+    _show(console, search)
 
 
-def _show(console: Console, search: Search, labels: Sequence[str], tokens: int) -> None:
-    reference = min(search.loss(label, tokens) for label in labels if label.startswith("ddp"))
-    table = Table("recipe", "validation loss", "gap to the best ddp", box=None)
-    for label in sorted(labels, key=lambda label: search.loss(label, tokens)):
-        loss = search.loss(label, tokens)
-        table.add_row(label, f"{loss:.4f}", f"{100 * (loss / reference - 1):+.2f}%")
+def _show(console: Console, search: Search) -> None:
+    reference = min(row["val_loss"] for row in search.rows if row["recipe"] == "ddp")
+    table = Table("recipe", "validation loss", "gap to the best ddp", "reduction", box=None)
+    for row in sorted(search.rows, key=lambda row: row["val_loss"] or math.inf):
+        gap = f"{100 * (row['val_loss'] / reference - 1):+.2f}%"
+        table.add_row(row["label"], f"{row['val_loss']:.4f}", gap, f"{row['reduction_vs_ddp']:.0f}x")
     console.print(table)
 
 

@@ -114,7 +114,7 @@ def assemble(
     replica = ModelReplica(layout, model)
     mapped = Mapped(
         numel=layout.numel,
-        num_buffers=recipe.outer.num_buffers,
+        num_buffers=recipe.optimizer.num_buffers,
         chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
     )
     sync = SwarmSync(
@@ -124,6 +124,7 @@ def assemble(
         memory=memory,
         replica=replica,
         schedule=recipe.rounds,
+        optimizer=recipe.optimizer,
         limits=Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds),
         on_message=on_message,
     )
@@ -160,9 +161,9 @@ def _share(
     agent: AgentProcess, layout: FlatLayout, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None
 ) -> SharedState:
     """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
-    memory = SharedState(agent.memory_descriptor, layout.numel, recipe.outer.num_buffers)
+    memory = SharedState(agent.memory_descriptor, layout.numel, recipe.optimizer.num_buffers)
     layout.copy_to_flat(model, memory.anchor)
-    for buffer, value in zip(memory.buffers, recipe.outer.initial_values, strict=True):
+    for buffer, value in zip(memory.buffers, recipe.optimizer.initial_values, strict=True):
         buffer.fill_(value)
     if resumed is not None:
         _fill_memory(memory, recipe, resumed)
@@ -236,7 +237,7 @@ def _fill_memory(memory: SharedState, recipe: Recipe, resumed: Resumed) -> None:
     memory.anchor.copy_(outer["anchor"])
     for index, buffer in enumerate(memory.buffers):
         buffer.copy_(outer[f"buffer{index}"])
-    state = OuterState(memory.anchor, memory.buffers, recipe.outer, compressor(recipe.compressor))
+    state = OuterState(memory.anchor, memory.buffers, recipe.optimizer, compressor(recipe.compressor))
     memory.head = Head(
         round=resumed.state["progress"]["round"],
         lineage_id=resumed.state["lineage_id"],

@@ -38,8 +38,8 @@ def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
     recipe = swarm_recipe(manifest.recipe)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
-    buffers = [torch.full((layout.numel,), value) for value in recipe.outer.initial_values]
-    return OuterState(anchor, buffers, recipe.outer, compressor(recipe.compressor))
+    buffers = [torch.full((layout.numel,), value) for value in recipe.optimizer.initial_values]
+    return OuterState(anchor, buffers, recipe.optimizer, compressor(recipe.compressor))
 
 
 def checked_genesis(manifest: RunManifest) -> OuterState:
@@ -49,7 +49,8 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
         UserError: the model cannot be built, does not fit this machine's memory, or has too few positions.
     """
     vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
-    num_tensors = 2 + swarm_recipe(manifest.recipe).outer.num_buffers  # the model, the anchor and the buffers, fp32 each
+    # The model, the anchor and the buffers, fp32 each.
+    num_tensors = 2 + swarm_recipe(manifest.recipe).optimizer.num_buffers
     check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)

@@ -94,11 +94,11 @@ class PeerHooks:
             log.debug("anchor of round %d", message.round)
 
     def validate(self, max_sequences: int) -> float:
-        """Loss of the anchor on the validation text, nats per token; the local parameters come back untouched."""
+        """Loss of what the run yields on the validation text, nats per token; the local parameters come back untouched."""
         peer, sync = self._peer, self._peer.sync
         local = sync.anchor.clone()
         peer.replica.read(local)
-        peer.replica.write(sync.anchor)
+        peer.replica.write(sync.result)
         try:
             loss = evaluate(peer.model, peer.text.validation, max_sequences, peer.text.batch_sequences)
         finally:

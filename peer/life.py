@@ -162,7 +162,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     if not interrupted:
         if peer.settings.eval_every_rounds:
             hooks.validate(peer.settings.eval_sequences)
-        peer.replica.write(peer.sync.anchor)
+        peer.replica.write(peer.sync.result)
         sample = sample_text(peer.model, peer.text.tokenizer, SAMPLE_PROMPT, SAMPLE_TOKENS, peer.manifest.seed)
         export_path = _export(peer)
     try:
@@ -190,7 +190,7 @@ def _last_checkpoint(peer: Peer, hooks: PeerHooks) -> None:
 
 
 def _export(peer: Peer) -> Path | None:
-    """The anchor as a Hugging Face model under `export`, or `export-2`, ... when that is taken."""
+    """What the run yields as a Hugging Face model under `export`, or `export-2`, ... when that is taken."""
     base = peer.settings.output_dir / "export"
     path, number = base, 1
     while path.exists():

@@ -28,6 +28,7 @@ from peer.link.messages import (
 )
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.merge import merge_
+from peer.outer.optimizer import OuterOptimizer
 from peer.outer.schedules import Every
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class SwarmSync:
         memory: the shared state.
         replica: reads and writes the model's parameters.
         schedule: when a round is due.
+        optimizer: says what the run yields: the anchor, or an average of anchors.
         limits: when training ends.
         on_message: called with every message that the trainer's side wants to see (rounds, swarm, saved).
         clock: monotonic seconds.
@@ -80,12 +82,14 @@ class SwarmSync:
         memory: SharedState,
         replica: Replica,
         schedule: Every,
+        optimizer: OuterOptimizer,
         limits: Limits,
         on_message: Callable[[Message], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.agent, self._start, self._mapped = agent, start, mapped
         self.memory, self.replica, self.schedule, self.limits = memory, replica, schedule, limits
+        self._optimizer = optimizer
         self._on_message, self._clock = on_message, clock
         self.round = 0
         self.rounds_contributed = 0
@@ -95,6 +99,7 @@ class SwarmSync:
         self.tokens = 0
         self.seconds_waiting = 0.0
         self._base = torch.empty_like(memory.anchor)
+        self._result: Tensor | None = None
         self._scratch = torch.empty_like(memory.anchor)
         self._sequence = 0
         self._outstanding: int | None = None
@@ -116,16 +121,15 @@ class SwarmSync:
             self._merge(anchor)
             return
         self.replica.write(self.memory.anchor)
-        self._base.copy_(self.memory.anchor)
-        self.round = anchor.round
+        self._keep_anchor(anchor.round)
         self.agent.send(Merged(round=anchor.round))
 
     def resume(self, progress: dict[str, int]) -> None:
         """Continue from `progress()` of an earlier process. The shared anchor must be the resumed one, the replica the
         resumed parameters, and no agent may have changed the anchor yet.
         """
-        self._base.copy_(self.memory.anchor)
-        self.round, self.step, self.tokens = progress["round"], progress["step"], progress["tokens"]
+        self._keep_anchor(progress["round"])
+        self.step, self.tokens = progress["step"], progress["tokens"]
         self.steps_since_snapshot = progress["steps_since_snapshot"]
         self._tokens_in_base = self.tokens - progress["unsent_tokens"]
         self._tokens_before = self.tokens
@@ -145,6 +149,11 @@ class SwarmSync:
     def anchor(self) -> Tensor:
         """The anchor of `round`, fp32 [P]; a copy of this process that stays as it is until the next merge."""
         return self._base
+
+    @property
+    def result(self) -> Tensor:
+        """What the run yields at `round`, fp32 [P]: to evaluate and to export. Usually the anchor."""
+        return self._base if self._result is None else self._result
 
     @property
     def finished(self) -> bool:
@@ -218,8 +227,7 @@ class SwarmSync:
         self.replica.read(self._scratch)
         merge_(self._scratch, base, self.memory.anchor)
         self.replica.write(self._scratch)
-        self._base.copy_(self.memory.anchor)
-        self.round = message.round
+        self._keep_anchor(message.round)
         if contributed:
             self.rounds_contributed += 1
             self.steps_since_snapshot -= self._steps_at_snapshot
@@ -228,6 +236,13 @@ class SwarmSync:
         self._armed = True
         self.agent.send(Merged(round=message.round))
         self._on_message(message)
+
+    def _keep_anchor(self, round: int) -> None:
+        """Copy what the agent may change again as soon as it hears that this process has merged."""
+        self.round = round
+        self._base.copy_(self.memory.anchor)
+        result = self._optimizer.result(self.memory.anchor, self.memory.buffers, round)
+        self._result = None if result is self.memory.anchor else result
 
     def _report(self) -> Progress:
         elapsed = max(1e-9, self._clock() - self._started)

@@ -16,7 +16,7 @@ from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.local import Plain, Proximal, Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
-from peer.outer.optimizer import OuterOptimizer, Sgd
+from peer.outer.optimizer import Averaged, OuterOptimizer, Sgd
 from peer.outer.refusals import contradictions
 from peer.outer.registry import AGGREGATORS, OUTER
 from peer.outer.schedules import Every, GradientChange, Strided, Timer
@@ -66,6 +66,7 @@ class Recipe:
         straggler: who is waited for.
         allocator: who does how much.
         inner: the inner optimizer it was published with; `none` when the outer one makes every step.
+        average: decay per round of the average of anchors that the run yields; 0 yields the last anchor.
     """
 
     name: str
@@ -84,11 +85,18 @@ class Recipe:
     straggler: StragglerPolicy = WaitAll()
     allocator: WorkAllocator = EvenSplit()
     inner: Literal["adamw", "muon", "sgd", "none"] = "adamw"
+    average: float = 0.0
 
     def __post_init__(self) -> None:
         codec(self.compressor)
+        _ = self.optimizer
         for problem, hint in contradictions(self):
             raise UserError(f"recipe {self.name!r}: {problem}", hint)
+
+    @property
+    def optimizer(self) -> OuterOptimizer:
+        """The outer optimizer with the average of anchors around it, where there is one."""
+        return Averaged(base=self.outer, decay=self.average) if self.average else self.outer
 
     def inner_settings(self, inner: InnerSpec) -> InnerSpec:
         """A manifest's inner settings, with the recipe's own optimizer where the manifest names none."""
@@ -121,6 +129,11 @@ class Recipe:
     def accumulates(self) -> bool:
         """Whether gradients are only accumulated, and the outer optimizer makes every step (DeMo)."""
         return self.inner == "none"
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Forward and backward passes of one inner step: FedGLOMO makes two on each of two trajectories."""
+        return 4 if isinstance(self.local, Replay) else 1
 
     @property
     def shared_anchor(self) -> bool:
@@ -171,7 +184,7 @@ def resolve(spec: RecipeSpec) -> Recipe:
         for kind in PARTS
         if (value := getattr(spec, kind)) is not None
     }
-    changes |= {key: value for key in ("payload", "exchange") if (value := getattr(spec, key)) is not None}
+    changes |= {key: value for key in ("payload", "exchange", "average") if (value := getattr(spec, key)) is not None}
     if spec.compressor is not None:
         changes |= _borrowed_compressor(spec, changes, RECIPES)
     recipe = replace(recipe, **changes) if changes else recipe
@@ -205,11 +218,10 @@ def _missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     able = {
         ("payload", "delta"): recipe.payload == "delta",
         ("exchange", "reduce"): recipe.exchange == "reduce",
-        ("feedback", "none"): recipe.feedback is None,
         ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,
         ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
         ("topology", "all"): isinstance(recipe.topology, AllPeers),
-        ("straggler", "wait"): isinstance(recipe.straggler, WaitAll),
+        ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
         ("allocator", "even"): isinstance(recipe.allocator, EvenSplit),
         ("local", "plain"): isinstance(recipe.local, Plain),
     }
@@ -311,7 +323,8 @@ def _word(kind: str, part: object) -> str:
 def describe(recipe: Recipe) -> dict[str, Any]:
     """Every part of a recipe as JSON types: its word and its numbers."""
     parts: dict[str, Any] = {
-        key: getattr(recipe, key) for key in ("name", "source", "summary", "payload", "exchange", "compressor", "inner")
+        key: getattr(recipe, key)
+        for key in ("name", "source", "summary", "payload", "exchange", "compressor", "inner", "average")
     }
     for kind in PARTS:
         part = getattr(recipe, kind)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate import Aggregator, check_contributions, chunks, fold, norm, scaled_sum
+from peer.outer.aggregate import BOUND, Aggregator, check_contributions, chunks, fold, norm, scaled_sum
 from peer.outer.compress.base import is_finite
 
 
@@ -126,7 +126,7 @@ class Gated:
     """
 
     separable: ClassVar[bool] = False
-    inner: Aggregator = field(default_factory=CentredClipping)
+    inner: Aggregator = field(default_factory=CentredClipping, metadata=BOUND)
     max_norm_ratio: float = 3.0
     min_cosine: float = 0.0
     max_duplicate_cosine: float = 0.999

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peer.errors import AtollError
 from peer.outer.aggregate import Aggregator, Mean
-from peer.outer.compress.base import Compressor, NonFiniteError
+from peer.outer.compress.base import Compressor, NonFiniteError, Read
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.manifest import Digest, Spec
@@ -191,6 +191,7 @@ def reduce_part(
     numel: int,
     compressor: Compressor,
     aggregator: Aggregator = Mean(),
+    encode: Callable[[int, Read], bytes] | None = None,
 ) -> tuple[bytes, float | None]:
     """Aggregate one part of all contributions in roster order and encode the result once.
 
@@ -198,6 +199,7 @@ def reduce_part(
         payloads: one encoded part of `numel` elements per member, in roster order.
         weights: tokens per member.
         aggregator: a separable one works range by range; any other gets the whole part at once.
+        encode: (numel, read) -> payload in place of `compressor.encode_ranges`, where error feedback takes part.
 
     Returns:
         the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
@@ -207,17 +209,19 @@ def reduce_part(
     """
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
 
-    def mean(start: int, stop: int) -> Tensor:
+    def aggregate(start: int, stop: int) -> Tensor:
         pieces = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
         stacked = torch.stack(pieces)
         gram.add_((stacked @ stacked.T).double())
         return own.aggregate(pieces, weights)
 
     own = aggregator.bind(len(payloads)) if isinstance(aggregator, Mean) else aggregator
-    if not own.separable:
-        whole = mean(0, numel)
-        return compressor.encode_ranges(numel, lambda start, stop: whole[start:stop]), _mean_cosine(gram)
-    return compressor.encode_ranges(numel, mean), _mean_cosine(gram)
+    read = aggregate if own.separable else _slices_of(aggregate(0, numel))
+    return (encode or compressor.encode_ranges)(numel, read), _mean_cosine(gram)
+
+
+def _slices_of(whole: Tensor) -> Read:
+    return lambda start, stop: whole[start:stop]
 
 
 def _mean_cosine(gram: Tensor) -> float | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Compressor, NonFiniteError, PayloadError, is_finite
+from peer.outer.compress.feedback import Residual
 from peer.outer.fragments import partition
 from peer.outer.optimizer import OuterOptimizer
 
@@ -144,16 +145,24 @@ class OuterState:
         """`state_digest` of this state as it is now."""
         return state_digest(self.chunk_digests(), self.numel, len(self.buffers))
 
+    @property
+    def result(self) -> Tensor:
+        """What the run yields as it stands: the anchor, or the average of anchors that the optimizer keeps."""
+        return self.optimizer.result(self.anchor, self.buffers, self.round)
+
     def pseudo_gradient(self, local: Tensor, start: int, stop: int) -> Tensor:
         """anchor - local on [start, stop), as a new fp32 vector (arXiv 2311.08105, algorithm 1, line 12)."""
         return self.anchor[start:stop] - local[start:stop]
 
-    def encode_contribution(self, local: Tensor, bounds: Sequence[tuple[int, int]]) -> list[bytes]:
+    def encode_contribution(
+        self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: Residual | None = None
+    ) -> list[bytes]:
         """One payload per part: the encoded pseudo-gradient of `local` (fp32 [P], CPU).
 
         Args:
             local: the peer's parameters at the snapshot.
             bounds: `partition(P, number of reducers, compressor.block)`.
+            residual: what earlier contributions lost, with error feedback; the caller commits or reverts it.
 
         Raises:
             NonFiniteError: the local parameters hold NaN or infinity, or lie beyond fp32's range from the anchor.
@@ -162,15 +171,17 @@ class OuterState:
         payloads = []
         for start, stop in bounds:
             try:
-                payloads.append(self._encode_part(local, start, stop))
+                payloads.append(self._encode_part(local, start, stop, residual))
             except NonFiniteError:
                 raise NonFiniteError(f"local parameters [{start}, {stop}) hold NaN or infinity") from None
         return payloads
 
-    def _encode_part(self, local: Tensor, start: int, stop: int) -> bytes:
+    def _encode_part(self, local: Tensor, start: int, stop: int, residual: Residual | None) -> bytes:
         def read(first: int, last: int) -> Tensor:
             return self.pseudo_gradient(local, start + first, start + last)
 
+        if residual is not None:
+            return residual.encode(self.compressor, start, stop, read)
         return self.compressor.encode_ranges(stop - start, read)
 
     def preview(self, update: Update) -> str:

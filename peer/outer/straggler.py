@@ -84,15 +84,13 @@ class Quorum:
         count: K; at most all of the expected members are waited for. Either this or `fraction`.
         fraction: K as a share of the expected members, rounded up.
         grace_s: how long the quorum waits for others.
-        discount_stale: whether `weight` falls with staleness.
-        token_weight: whether `weight` has the factor tokens^2 / steps.
+        discount_stale: whether a contribution's weight falls with its staleness, see `staleness_weight`.
     """
 
     count: int | None = None
     fraction: float | None = None
     grace_s: float = 0.0
     discount_stale: bool = True
-    token_weight: bool = False
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.fraction is None):
@@ -118,21 +116,6 @@ class Quorum:
         times, needed = sorted(arrived.values()), self.needed(len(expected))
         quorum_s = times[needed - 1] + self.grace_s if len(times) >= needed else math.inf
         return _earliest(arrived, _all_at(expected, arrived), quorum_s)
-
-    def weight(self, *, staleness: int, contributors: int, tokens: float, steps: int) -> float:
-        """What a contribution weighs: (sqrt(K) / K) (1 + s)^-1/2, times tokens^2 / steps if so configured.
-
-        Args:
-            staleness: s, rounds that started since the contribution's anchor; 0 if none.
-            contributors: K, contributions in this round.
-            tokens: trained on for the contribution.
-            steps: inner steps of the contribution.
-
-        In a mean that divides by the sum of the weights, sqrt(K) / K cancels; it matters where they are absolute.
-        """
-        assert steps >= 1, f"steps={steps}"
-        factor = tokens * tokens / steps if self.token_weight else 1.0
-        return factor * staleness_weight(self, staleness, contributors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,21 +174,22 @@ class ComputeTimeout:
     The round itself waits for all: nobody computes for long after tau.
 
     Attributes:
-        tau_s: infinity is plain data parallelism; `choose_timeout` finds a better one.
+        tau_s: infinity is plain data parallelism; None takes `choose_timeout`'s from measured times.
         normalise: divide the sum of gradients by the micro-batches "computed", or by the "fixed" number planned.
     """
 
-    tau_s: float = math.inf
+    tau_s: float | None = math.inf
     normalise: Literal["computed", "fixed"] = "computed"
 
     def __post_init__(self) -> None:
-        if not self.tau_s > 0.0:
+        if self.tau_s is not None and not self.tau_s > 0.0:
             raise UserError(f"tau_s={self.tau_s}: must be above 0 seconds", "leave it out to drop nothing")
         if self.normalise not in ("computed", "fixed"):
             raise UserError(f"normalise={self.normalise!r}: must be 'computed' or 'fixed'", "published: 'computed'")
 
     def count(self, times: Sequence[float]) -> int:
         """How many of the micro-batches, of these durations in seconds, are finished by tau; may be 0."""
+        assert self.tau_s is not None, "choose a timeout first"
         return sum(finished <= self.tau_s for finished in itertools.accumulate(times))
 
     def divisor(self, counts: Sequence[int], micro_batches: int) -> int:
@@ -237,6 +221,11 @@ def staleness_weight(policy: StragglerPolicy, staleness: int, contributors: int 
     if not (isinstance(policy, Quorum) and policy.discount_stale):
         return 1.0
     return math.sqrt(contributors) / contributors / math.sqrt(1.0 + staleness)
+
+
+def waits_for_all(policy: StragglerPolicy) -> bool:
+    """Whether nobody ever misses a round."""
+    return isinstance(policy, ComputeTimeout) or (isinstance(policy, WaitAll) and policy.deadline_s is None)
 
 
 def renormalised(weights: Mapping[int, float], members: Collection[int]) -> dict[int, float]:

@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$")]
 Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
 Text = Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,128}$")]
-Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+-]{1,64}$")]
+Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
@@ -137,6 +137,7 @@ class RecipeSpec(Spec):
     outer: Part | None = None
     straggler: Part | None = None
     allocator: Part | None = None
+    average: float | None = Field(default=None, ge=0.0, lt=1.0)
 
 
 class RoundSpec(Spec):

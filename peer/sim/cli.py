@@ -11,8 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peer.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from peer.sim.label import Choice
 
 RECIPES_DESCRIPTION = """\
 Every published algorithm that Atoll knows as a choice of parts; with NAME, all parts and numbers of one."""
@@ -56,6 +60,7 @@ Keys behind the colon are those of the manifest's recipe section; a dot reaches 
 schedule.num_fragments=4), and 'inner.' into the manifest's inner section (inner.learning_rate=0.004)."""
 
 INTERRUPTED = 130
+REFERENCE = "ddp"
 DEFAULT_PEERS, DEFAULT_EVALUATIONS, DEFAULT_STEP_S, DEFAULT_NETWORK = 4, 10, 1.0, "ideal"
 
 
@@ -144,6 +149,7 @@ def _recipes(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     with _quick_exit_on_interrupt():
+        _checked_choices([arguments.recipe or REFERENCE], arguments.network)
         from peer.sim.single import SimulateOptions, run_simulate
     return _without_teardown(lambda: run_simulate(SimulateOptions(
         manifest=arguments.manifest, command=_as_typed(arguments), peers=arguments.peers, network=arguments.network,
@@ -155,6 +161,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     with _quick_exit_on_interrupt():
+        choices = _checked_choices(arguments.recipes, arguments.network)
         from peer.sim.compare import CompareOptions, parse_seeds, run_compare
     tokens_png, bytes_png = arguments.plot_tokens, arguments.plot_bytes
     if arguments.plots is not None:
@@ -162,12 +169,21 @@ def _compare(arguments: argparse.Namespace) -> int:
         bytes_png = bytes_png or arguments.plots / "loss-bytes.png"
     seeds = parse_seeds(arguments.seeds)
     return _without_teardown(lambda: run_compare(CompareOptions(
-        recipes=arguments.recipes, command=_as_typed(arguments), peers=arguments.peers, tokens=arguments.tokens,
+        choices=choices, command=_as_typed(arguments), peers=arguments.peers, tokens=arguments.tokens,
         manifest=arguments.manifest, network=arguments.network, seeds=seeds,
         steps_per_round=arguments.steps_per_round, step_s=arguments.step_s, jobs=arguments.jobs,
         train_files=tuple(arguments.train_files), report=arguments.report, resume=arguments.resume,
         plot_tokens=tokens_png, plot_bytes=bytes_png, evaluations=arguments.evaluations,
     )))
+
+
+def _checked_choices(labels: list[str], network: str) -> list[Choice]:
+    """The recipes as typed; misspelt words are told before torch and transformers are loaded."""
+    from peer.sim.label import parse_labels
+    from peer.sim.scenario import load_scenario
+
+    load_scenario(network)
+    return parse_labels(labels, REFERENCE)
 
 
 def _without_teardown(run: Callable[[], int]) -> int:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from peer.errors import UserError
-from peer.sim.job import Row
-from peer.sim.label import Choice, parse_labels
+from peer.outer.schedules import Strided
+from peer.sim.label import Choice
 from peer.sim.memory import check_swarm_memory
 from peer.sim.picture import draw
 from peer.sim.plan import (
     MAX_SEED,
     Job,
     Swarm,
+    Windows,
     build_swarm,
     check_writable,
     common_settings,
@@ -29,21 +29,27 @@ from peer.sim.plan import (
     task_summary,
     windows_for,
 )
-from peer.sim.pool import Pool, Progress
-from peer.sim.report import REFERENCE, Report, read_report
-from peer.sim.tables import human_duration, result_table, simulator_console
-from peer.telemetry.console import human_bytes, human_count
+from peer.sim.pool import Pool
+from peer.sim.report import Report, read_report
+from peer.sim.tables import result_table, simulator_console
+from peer.sim.watch import CampaignWatch
+from peer.telemetry.console import human_count
 
 INTERRUPTED = 130
 MAX_JOBS = 256
 MAX_SEEDS = 1000
+MAX_STEPS_PER_ROUND = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """The flags of `atoll compare`."""
+    """The flags of `atoll compare`.
 
-    recipes: list[str]
+    Raises:
+        UserError: a number out of its range, or --resume without a report.
+    """
+
+    choices: list[Choice]
     command: str
     peers: int
     tokens: str | None
@@ -60,6 +66,26 @@ class CompareOptions:
     plot_bytes: Path | None
     evaluations: int
 
+    def __post_init__(self) -> None:
+        if self.jobs is not None and not 1 <= self.jobs <= MAX_JOBS:
+            raise UserError(f"--jobs={self.jobs}: must be from 1 to {MAX_JOBS}", "leave it out for one per core")
+        if self.steps_per_round is not None and not 1 <= self.steps_per_round <= MAX_STEPS_PER_ROUND:
+            raise UserError(f"--steps-per-round={self.steps_per_round}: must be from 1 to {MAX_STEPS_PER_ROUND}")
+        if self.resume and self.report is None:
+            raise UserError("--resume: needs --report FILE, the report to go on with")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Campaign:
+    """What is to be run, and the report that it goes to."""
+
+    swarm: Swarm
+    windows: Windows
+    jobs: list[Job]
+    todo: list[Job]
+    at_once: int
+    report: Report
+
 
 def run_compare(options: CompareOptions) -> int:
     """A comparison, from flags to table, report and pictures.
@@ -71,81 +97,101 @@ def run_compare(options: CompareOptions) -> int:
         UserError: a flag out of its range.
     """
     console = simulator_console()
-    choices = parse_labels(options.recipes, REFERENCE)
-    _check_options(options)
-    manifest = load_task(options.manifest)
-    swarm = build_swarm(
-        manifest, network=options.network, peers=options.peers, tokens=options.tokens, step_s=options.step_s,
-        evaluations=options.evaluations,
-    )
-    limit = options.steps_per_round or max(1, swarm.steps_per_peer // 10)
-    layout = meta_layout(manifest)
-    jobs = plan_jobs(swarm, choices, options.seeds, limit, layout)
-    at_once = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
-    windows = windows_for(swarm, jobs, options.train_files)
-    check_swarm_memory(layout.numel, jobs, at_once)
-    report = Report(
-        command=options.command, task=task_summary(manifest, windows, layout.numel),
-        settings=common_settings(swarm, windows),
-        labels=[choice.label for choice in choices], seeds=options.seeds,
-    )
-    if options.resume and options.report is not None and options.report.exists():
-        report.take_over(options.report)
-    todo = [job for job in jobs if not report.has(job.label, job.seed, job.digest)]
-    _say_plan(console, swarm, choices, jobs, todo, limit, layout.numel)
-    interrupted = False
-    with _Watch(console, len(jobs), len(jobs) - len(todo)) as watch, Pool(
-        at_once, windows, watch.started, watch.progress
-    ) as pool:
+    _check_outputs(options)
+    campaign = _prepare(options, console)
+    report, finished = campaign.report, len(campaign.jobs) - len(campaign.todo)
+    with (
+        CampaignWatch(console, len(campaign.jobs), finished) as watch,
+        Pool(campaign.at_once, campaign.windows, watch.started, watch.progress) as pool,
+    ):
         try:
-            for job, row in pool.run(todo):
+            for job, row in pool.run(campaign.todo):
                 report.add(row)
                 watch.finished(job, row)
                 if options.report is not None:
                     report.write(options.report)
         except KeyboardInterrupt:
-            interrupted = True
-    return _conclude(console, options, report, swarm, interrupted)
+            kept = len(report.rows()) if options.report is not None else 0
+            where = f"{options.report} has {kept} finished runs; --resume goes on with it"
+            watch.interrupted(where if kept else "nothing is kept")
+            return INTERRUPTED
+    return _conclude(console, options, campaign)
 
 
-def _conclude(console: Console, options: CompareOptions, report: Report, swarm: Swarm, interrupted: bool) -> int:
-    document = report.document()
-    rows = document["rows"]
-    if interrupted:
-        kept = f"{len(rows)} finished runs are in {options.report}; --resume goes on with it"
-        console.print(f"interrupted; {kept if rows and options.report is not None else 'nothing is kept'}",
-                      markup=False, highlight=False)
-        return INTERRUPTED
+def _prepare(options: CompareOptions, console: Console) -> _Campaign:
+    manifest = load_task(options.manifest)
+    swarm = build_swarm(
+        manifest, network=options.network, peers=options.peers, tokens=options.tokens, step_s=options.step_s,
+        evaluations=options.evaluations,
+    )
+    limit, layout = options.steps_per_round or max(1, swarm.steps_per_peer // 10), meta_layout(manifest)
+    jobs = plan_jobs(swarm, options.choices, options.seeds, limit, layout)
+    at_once = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
+    check_swarm_memory(layout.numel, jobs, at_once)
+    windows = windows_for(swarm, jobs, options.train_files)
+    report = Report(
+        command=options.command, task=task_summary(manifest, windows, layout.numel),
+        settings=common_settings(swarm, windows), labels=[choice.label for choice in options.choices],
+        seeds=options.seeds,
+    )
+    if options.resume and options.report is not None and options.report.exists():
+        report.take_over(options.report)
+    todo = [job for job in jobs if not report.has(job.label, job.seed, job.digest)]
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    say(f"{swarm.peers} peers ({swarm.scenario.name}), {human_count(layout.numel)} parameters, "
+        f"{human_count(swarm.tokens)} tokens: {swarm.steps_per_peer} steps of each")
+    done = f", {len(jobs) - len(todo)} of them already in the report" if len(todo) < len(jobs) else ""
+    say(f"{len(options.choices)} recipes x {len(options.seeds)} seeds = {len(jobs)} runs{done}")
+    for line in _adjustments(options.choices, jobs, limit):
+        say(line)
+    return _Campaign(swarm=swarm, windows=windows, jobs=jobs, todo=todo, at_once=at_once, report=report)
+
+
+def _adjustments(choices: Sequence[Choice], jobs: Sequence[Job], limit: int) -> Iterator[str]:
+    """Where the recipes that run are not the published ones, so that nobody takes them for those."""
+    pairs = [(choice.recipe(), job) for choice, job in zip(choices, jobs, strict=False)]
+    if shorter := [
+        f"{job.label} {before.steps_per_round}"
+        for before, job in pairs
+        if before.steps_per_round != job.recipe.steps_per_round
+    ]:
+        yield f"rounds of {limit} steps (--steps-per-round) in place of these recipes' own: {', '.join(shorter)}"
+    for before, job in pairs:
+        own, now = before.schedule, job.recipe.schedule
+        if isinstance(own, Strided) and isinstance(now, Strided) and own.num_fragments != now.num_fragments:
+            yield f"{now.num_fragments} fragments in place of {own.num_fragments} for this model: {job.label}"
+
+
+def _conclude(console: Console, options: CompareOptions, campaign: _Campaign) -> int:
+    swarm, document = campaign.swarm, campaign.report.document()
     if options.report is not None:
-        report.write(options.report)
+        campaign.report.write(options.report)
     title = f"{swarm.peers} peers, {human_count(swarm.tokens)} tokens, network {swarm.scenario.name}"
     console.print()
     console.print(result_table(document["summary"], title))
-    for path, axis in ((options.plot_tokens, "tokens"), (options.plot_bytes, "bytes_sent_per_peer")):
-        if path is not None:
-            draw(path, document, axis)      # type: ignore[arg-type]
-    outputs = [path for path in (options.report, options.plot_tokens, options.plot_bytes) if path is not None]
-    if outputs:
-        console.print("\nwrote " + ", ".join(str(path) for path in outputs), markup=False, highlight=False)
-    broken = [row for row in rows if row["status"] == "failed"]
+    if options.plot_tokens is not None:
+        draw(options.plot_tokens, document, "tokens")
+    if options.plot_bytes is not None:
+        draw(options.plot_bytes, document, "bytes_sent_per_peer")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if written := [str(path) for _, path in _outputs(options)]:
+        say(f"\nwrote {', '.join(written)}")
+    broken = [row for row in document["rows"] if row["status"] == "failed"]
     for row in broken:
-        console.print(f"\n{row['label']}, seed {row['seed']}: {row['note']}\n{row.get('traceback', '')}", markup=False,
-                      highlight=False, style="red")
+        say(f"\n{row['label']}, seed {row['seed']}: {row['note']}\n{row.get('traceback', '')}", style="red")
     return 1 if broken else 0
 
 
-def _check_options(options: CompareOptions) -> None:
-    if options.jobs is not None and not 1 <= options.jobs <= MAX_JOBS:
-        raise UserError(f"--jobs={options.jobs}: must be from 1 to {MAX_JOBS}", "leave it out for one per core")
-    if options.steps_per_round is not None and not 1 <= options.steps_per_round <= 100_000:
-        raise UserError(f"--steps-per-round={options.steps_per_round}: must be from 1 to 100000")
-    for path, flag in (
-        (options.report, "--report"), (options.plot_tokens, "--plot-tokens"), (options.plot_bytes, "--plot-bytes"),
-    ):
-        if path is not None:
-            check_writable(path, flag)
-    if options.resume and options.report is None:
-        raise UserError("--resume: needs --report FILE, the report to go on with")
+def _outputs(options: CompareOptions) -> list[tuple[str, Path]]:
+    named = (
+        ("--report", options.report), ("--plot-tokens", options.plot_tokens), ("--plot-bytes", options.plot_bytes),
+    )
+    return [(flag, path) for flag, path in named if path is not None]
+
+
+def _check_outputs(options: CompareOptions) -> None:
+    for flag, path in _outputs(options):
+        check_writable(path, flag)
     if options.report is not None and options.report.exists() and not options.resume:
         _check_replaceable(options.report)
 
@@ -161,76 +207,6 @@ def _check_replaceable(path: Path) -> None:
             f"--report={path}: holds {len(document['rows'])} finished runs of an unfinished comparison",
             "add --resume to go on with it, or delete the file",
         )
-
-
-def _say_plan(
-    console: Console, swarm: Swarm, choices: Sequence[Choice], jobs: Sequence[Job], todo: Sequence[Job], limit: int,
-    parameters: int,
-) -> None:
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
-    each = f"{swarm.steps_per_peer} steps of each"
-    say(f"{swarm.peers} peers ({swarm.scenario.name}), {human_count(parameters)} parameters, "
-        f"{human_count(swarm.tokens)} tokens: {each}")
-    done = f", {len(jobs) - len(todo)} of them already in the report" if len(todo) < len(jobs) else ""
-    say(f"{len(choices)} recipes x {len(jobs) // len(choices)} seeds = {len(jobs)} runs{done}")
-    published = {choice.label: choice.recipe().steps_per_round for choice in choices}
-    shorter = [
-        f"{job.label} {published[job.label]}"
-        for job in jobs[: len(choices)]
-        if job.recipe.steps_per_round != published[job.label]
-    ]
-    if shorter:
-        say(f"rounds of {limit} steps (--steps-per-round) in place of the published lengths: {', '.join(shorter)}")
-
-
-class _Watch:
-    """One bar per running job, one for all; a line for each that ended."""
-
-    def __init__(self, console: Console, num_jobs: int, done: int) -> None:
-        self._console = console
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
-            console=console, refresh_per_second=4,
-        )
-        self._all = self._bars.add_task("all runs", total=num_jobs, completed=done, state=f"{done} of {num_jobs}")
-        self._num_jobs, self._done = num_jobs, done
-        self._of_job: dict[tuple[str, int], TaskID] = {}
-
-    def __enter__(self) -> _Watch:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for bar in self._of_job.values():
-            self._bars.remove_task(bar)
-        self._bars.stop()
-
-    def started(self, job: Job) -> None:
-        """A bar for it."""
-        self._of_job[job.label, job.seed] = self._bars.add_task(_name(job), total=None, state="")
-
-    def progress(self, progress: Progress) -> None:
-        """Move its bar."""
-        loss = "" if progress.loss is None else f"loss {progress.loss:.3f}"
-        bar = self._of_job[progress.job.label, progress.job.seed]
-        self._bars.update(bar, total=progress.goal_steps, completed=progress.steps, state=loss)
-
-    def finished(self, job: Job, row: Row) -> None:
-        """Its bar goes, a line stays."""
-        self._bars.remove_task(self._of_job.pop((job.label, job.seed)))
-        self._done += 1
-        self._bars.update(self._all, completed=self._done, state=f"{self._done} of {self._num_jobs}")
-        text = row["note"] or (
-            f"loss {row['val_loss']:.4f}, {human_bytes(row['bytes_sent_per_peer'])} per peer, "
-            f"{human_duration(row['wall_seconds'])}"
-        )
-        self._console.print(f"{_name(job)}: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _name(job: Job) -> str:
-    return f"{job.label}, seed {job.seed}"
 
 
 def parse_seeds(numbers: Iterable[int]) -> list[int]:

@@ -7,15 +7,19 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from peer.errors import UserError
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.merging import Eager
 from peer.outer.recipes import Recipe, Schedule
 from peer.outer.schedules import Event, GradientChange
-from peer.outer.straggler import ComputeTimeout
+from peer.outer.straggler import ComputeTimeout, choose_timeout
 from peer.outer.topology import Links
+from peer.sim.network import reduce_seconds
+from peer.sim.overlap import WHOLE, Layer, pipelined
 from peer.sim.replica import Replica
 from peer.sim.rounds import Exchange, Gathering, Round
 from peer.sim.scenario import Partition, PeerProfile
@@ -23,6 +27,7 @@ from peer.sim.sync import Contribution, Synchroniser
 
 VOTE_BYTES = 1.0
 MICRO_BATCHES = 8
+TIMED_STEPS = 50  # from which a compute timeout is chosen
 MAX_EVENTS = 50_000_000
 
 
@@ -34,15 +39,15 @@ class Pace:
         goal_steps: inner steps of all peers together.
         step_s: seconds of one inner step of a peer of speed 1.
         tokens_per_step: of one peer.
-        overlap_backward: gradients travel layer by layer while the backward pass goes on.
         learning_rate: (steps of the swarm so far / peers, steps since the peer joined) -> rate.
+        layers: of each fragment, which travel one by one while the steps before and after go on; none: all at once.
     """
 
     goal_steps: int
     step_s: float
     tokens_per_step: int
     learning_rate: Callable[[float, int], float]
-    overlap_backward: bool = True
+    layers: Sequence[Sequence[Layer]] = ()
 
 
 @dataclass
@@ -68,12 +73,14 @@ class Stay:
     Attributes:
         pending: merges, in order of the steps after which they are due.
         blocked: the round whose result it waits for.
+        stepped_s: when its last step was over.
         due: contributions that it makes once the merges before them are done.
         behind: it missed a round: it joins the next one that waits for it, whatever step it stands at.
     """
 
     pending: list[tuple[int, Round, Contribution]] = field(default_factory=list)
     blocked: Round | None = None
+    stepped_s: float = -math.inf
     due: list[Event] = field(default_factory=list)
     behind: bool = False
 
@@ -114,6 +121,7 @@ class Engine:
         if isinstance(recipe.allocator, AdaptiveTopK):
             self._ratios = [ratio / recipe.allocator.base_ratio for ratio in recipe.allocator.ratios(links)]
         self._exchange = Exchange(recipe, profiles, shares)
+        self._timeout = self._chosen_timeout(profiles, seed)
         self._gathering = Gathering(recipe, seed, self._present, links)
         self._schedules = [self._schedule_of(replica.index) for replica in replicas]
         self._draining = False
@@ -168,16 +176,32 @@ class Engine:
 
     def _step_seconds(self, replica: Replica) -> tuple[float, float]:
         """Seconds of the next step and the fraction of the batch computed in them."""
-        base = self.pace.step_s / replica.profile.speed
+        base = self.pace.step_s * self.recipe.gradients_per_step / replica.profile.speed
         draw = self._random[replica.index].lognormvariate
         jitter = replica.profile.jitter
-        policy = self.recipe.straggler
-        if not isinstance(policy, ComputeTimeout) or not math.isfinite(policy.tau_s):
+        policy = self._timeout
+        if policy is None:
             return (base * draw(-jitter * jitter / 2, jitter) if jitter else base), 1.0
         each = base / MICRO_BATCHES
         times = [each * (draw(-jitter * jitter / 2, jitter) if jitter else 1.0) for _ in range(MICRO_BATCHES)]
         count = max(1, policy.count(times))  # the first micro-batch is always finished
         return sum(times[:count]), count / MICRO_BATCHES
+
+    def _chosen_timeout(self, profiles: Sequence[PeerProfile], seed: int) -> ComputeTimeout | None:
+        """DropCompute's tau: the recipe's, or the best for micro-batch times as these peers have them."""
+        policy = self.recipe.straggler
+        if not isinstance(policy, ComputeTimeout):
+            return None
+        if policy.tau_s is None:
+            drawn = np.random.default_rng(seed).standard_normal((TIMED_STEPS, len(profiles), MICRO_BATCHES))
+            jitter = np.array([profile.jitter for profile in profiles])[:, None]
+            each = self.pace.step_s / MICRO_BATCHES / np.array([profile.speed for profile in profiles])[:, None]
+            payload = self.sync.wire_bytes(0)
+            communication_s = reduce_seconds(profiles, payload, payload) if len(profiles) > 1 else 0.0
+            samples = each * np.exp(jitter * drawn - jitter**2 / 2)
+            policy = replace(policy, tau_s=choose_timeout(samples, communication_s))
+        assert policy.tau_s is not None
+        return policy if math.isfinite(policy.tau_s) else None
 
     def _end_step(self, replica: Replica, life: int, fraction: float) -> None:
         if replica.life != life or not replica.present:
@@ -197,6 +221,7 @@ class Engine:
         if self.tally.steps >= self.pace.goal_steps:
             self._draining = True
         self.hooks.on_step(self)
+        self._stays[replica.index].stepped_s = self.now
         self._stays[replica.index].due += self._events(replica)
         self._go_on(replica)
 
@@ -264,22 +289,47 @@ class Engine:
         round.state, round.members = "exchanging", members
         round.attempt += 1
         attempt = round.attempt
-        seconds = self._exchange.seconds(round, self.sync.wire_bytes(round.fragment)) + self._overlap_credit(round)
-        self._at(self.now + max(0.0, seconds), lambda: self._commit(round) if round.attempt == attempt else None)
+        seconds = self._delay_s(round)
+        self._at(self.now + seconds, lambda: self._commit(round) if round.attempt == attempt else None)
 
-    def _overlap_credit(self, round: Round) -> float:
-        """A layer's gradient is sent while the backward pass, two thirds of a step, computes the next."""
-        if self.recipe.payload != "gradient" or not self.pace.overlap_backward:
-            return 0.0
-        slowest = min(self.replicas[member].profile.speed for member in round.members)
-        return -2.0 / 3.0 * self.pace.step_s / slowest
+    def _delay_s(self, round: Round) -> float:
+        """Seconds until the members of an exchange that begins now need wait for it no longer."""
+        latency_s, votes = self._exchange.latency_s(round), isinstance(self.recipe.schedule, GradientChange)
+        if not self._wanted(round):
+            return latency_s
+        transfer_s = self._exchange.seconds(round, self.sync.wire_bytes(round.fragment)) - latency_s
+        # Who waits for a deadline or a vote knows the members, or what they want, after the step alone.
+        known = not votes and len(round.members) == len(round.expected) and self._has_just_stepped(round)
+        speeds = [self.replicas[member].profile.speed for member in round.members]
+        step_s = self.pace.step_s * self.recipe.gradients_per_step
+        delay_s, link_free_s = pipelined(
+            self.pace.layers[round.fragment] if self.pace.layers else WHOLE, transfer_s, latency_s,
+            step_before_s=step_s / min(speeds) if known else 0.0, step_after_s=step_s / max(speeds),
+            link_free_s=self._link_free_s(round) - self.now,
+        )
+        round.link_free_s = self.now + link_free_s
+        return delay_s
+
+    def _has_just_stepped(self, round: Round) -> bool:
+        """Whether the last member that came did so right after its step, and came last of all now."""
+        last = next(reversed(round.arrived))
+        return round.arrived[last] == self._stays[last].stepped_s == self.now
+
+    def _link_free_s(self, round: Round) -> float:
+        """When the members' links are done with what they exchange already; -infinity if with nothing."""
+        pending = (entry[1] for member in round.members for entry in self._stays[member].pending)
+        return max((other.link_free_s for other in pending if other.state == "exchanging"), default=-math.inf)
+
+    def _wanted(self, round: Round) -> bool:
+        return not isinstance(self.recipe.schedule, GradientChange) or any(
+            self.replicas[member].vote for member in round.members
+        )
 
     def _commit(self, round: Round) -> None:
         side = self._sides.pop(round)
         members = [self.replicas[member] for member in round.members]
-        wanted = not isinstance(self.recipe.schedule, GradientChange) or any(member.vote for member in members)
         sent = [round.contributions[member] for member in round.members]
-        if wanted:
+        if self._wanted(round):
             rate = self.learning_rate(members[0], just_made=True)
             round.outcome = self.sync.commit(members, sent, round.fragment, round.number, rate)
             traffic = self._exchange.traffic(round, self.sync.wire_bytes(round.fragment))
@@ -488,7 +538,7 @@ class Engine:
             if replica.present:
                 replica.present_s += self.now - replica.arrived_s
                 for _, round, contribution in stay.pending:
-                    if round.state == "done":
+                    if round.state == "done" and not isinstance(self.recipe.merge, Eager):  # it had its own share
                         self._merge(replica, round, contribution)
         for round in self._gathering.gathering():
             for member, contribution in round.contributions.items():

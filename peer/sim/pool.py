@@ -6,19 +6,26 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from peer.data.packing import PackedTokens
+from peer.errors import UserError
 from peer.lifetime import die_with_parent
 from peer.sim.job import Row, failed_row, one_thread, run_job
 from peer.sim.plan import Job, Windows
 
 REPORT_EVERY_S = 0.2
 GRACE_S = 2.0
+_FILES = ("train.npy", "validation.npy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,7 @@ class Pool:
 
     Args:
         num_workers: at most that many at once.
-        windows: sent to each worker once.
+        windows: written to a file that all workers map: one copy in memory, and nothing large goes through a pipe.
         on_start: called when a job is handed to a worker.
         on_progress: called a few times a second for each job.
     """
@@ -61,9 +68,20 @@ class Pool:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Pool:
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="atoll-")
+            for name, part in zip(_FILES, self._windows, strict=True):
+                np.save(Path(self._folder.name) / name, part.tokens)
+        except OSError as error:
+            raise UserError(f"the text cannot be written to {tempfile.gettempdir()}: {error.strerror}",
+                            "free some space there, or set TMPDIR") from None
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._folder:
+            self._end()
+
+    def _end(self) -> None:
         for worker in self._workers:
             worker.process.kill()   # nothing of theirs needs saving
         for worker in self._workers:
@@ -75,7 +93,7 @@ class Pool:
         """Every job with its row, in the order in which they end; a worker that dies costs its own job alone."""
         waiting = list(reversed(jobs))
         while len(self._workers) < min(self._num_workers, len(waiting)):
-            self._workers.append(_start_worker(self._windows))
+            self._workers.append(self._start_worker())
         for worker in self._workers:
             self._hand_out(worker, waiting)
         while busy := [worker for worker in self._workers if worker.job is not None]:
@@ -88,10 +106,15 @@ class Pool:
 
     def _hand_out(self, worker: _Worker, waiting: list[Job]) -> None:
         worker.job = waiting.pop() if waiting else None
-        if worker.job is not None:
-            self._on_start(worker.job)
-            with contextlib.suppress(OSError):      # it died: `_listen` notices
-                worker.pipe.send(worker.job)
+        if worker.job is None:
+            return
+        if not worker.process.is_alive():
+            worker.pipe.close()
+            fresh = self._start_worker()
+            worker.process, worker.pipe = fresh.process, fresh.pipe
+        self._on_start(worker.job)
+        with contextlib.suppress(OSError):      # it died: `_listen` notices
+            worker.pipe.send(worker.job)
 
     def _listen(self, worker: _Worker) -> tuple[Job, Row] | None:
         """The next message of a worker; its job and row if that was the end of a job."""
@@ -100,39 +123,33 @@ class Pool:
         try:
             message: Any = worker.pipe.recv()
         except (EOFError, OSError):
-            row = failed_row(job, "failed", f"its process died ({_cause(worker.process)})")
-            self._replace(worker)
-            return job, row
+            return job, failed_row(job, "failed", f"its process died ({_cause(worker.process)})")
         if isinstance(message, dict):
             return job, message
         steps, goal, loss, virtual_s = message
         self._on_progress(Progress(job=job, steps=steps, goal_steps=goal, loss=loss, virtual_s=virtual_s))
         return None
 
-    def _replace(self, worker: _Worker) -> None:
-        worker.pipe.close()
-        fresh = _start_worker(self._windows)
-        worker.process, worker.pipe = fresh.process, fresh.pipe
+    def _start_worker(self) -> _Worker:
+        """A child that Ctrl-C does not reach: its parent ends it."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        arguments = (theirs, Path(self._folder.name), self._windows[0].sequence_length, os.getpid())
+        process = context.Process(target=_work, args=arguments, daemon=True)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+        return _Worker(process, ours)
 
 
-def _start_worker(windows: Windows) -> _Worker:
-    """A child that Ctrl-C does not reach: its parent ends it."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, windows, os.getpid()), daemon=True)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    theirs.close()
-    return _Worker(process, ours)
-
-
-def _work(pipe: Connection, windows: Windows, parent: int) -> None:
+def _work(pipe: Connection, folder: Path, sequence_length: int, parent: int) -> None:
     """The main of a worker: jobs in, progress and rows out, until the parent goes."""
     die_with_parent(parent)
     one_thread()
+    train, validation = (PackedTokens(np.load(folder / name, mmap_mode="r"), sequence_length) for name in _FILES)
     said = 0.0
 
     def tell(steps: int, goal: int, loss: float | None, virtual_s: float) -> None:
@@ -147,7 +164,7 @@ def _work(pipe: Connection, windows: Windows, parent: int) -> None:
             job = pipe.recv()
         except EOFError:
             return
-        pipe.send(run_job(job, windows, tell))
+        pipe.send(run_job(job, (train, validation), tell))
 
 
 def _cause(process: SpawnProcess) -> str:

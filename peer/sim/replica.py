@@ -25,15 +25,17 @@ class OuterCopy:
 
     anchor: Tensor
     buffers: list[Tensor]
+    rounds: int = 0
 
     def clone(self) -> OuterCopy:
         """An independent copy."""
-        return OuterCopy(self.anchor.clone(), [buffer.clone() for buffer in self.buffers])
+        return OuterCopy(self.anchor.clone(), [buffer.clone() for buffer in self.buffers], self.rounds)
 
     def copy_from(self, other: OuterCopy) -> None:
         """Take over the values of another."""
         for mine, theirs in zip([self.anchor, *self.buffers], [other.anchor, *other.buffers], strict=True):
             mine.copy_(theirs)
+        self.rounds = other.rounds
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +29,7 @@ class Round:
         watchers: who came meanwhile and goes on from where a member stood; they merge the result like members.
         attempt: counts changes of plan; an event of an earlier plan is void.
         members: those whose exchange it is, once it has started.
+        link_free_s: virtual seconds at which its exchange leaves the members' links to the next.
         outcome: once it is done.
     """
 
@@ -40,6 +42,7 @@ class Round:
     attempt: int = 0
     state: State = "gathering"
     members: tuple[int, ...] = ()
+    link_free_s: float = -math.inf
     outcome: Outcome | None = None
 
 
@@ -57,8 +60,14 @@ class Exchange:
 
     def seconds(self, round: Round, update_bytes: float) -> float:
         """From the start of the exchange until every member has the result."""
+        return self._seconds(round, [round.contributions[member].wire_bytes for member in round.members], update_bytes)
+
+    def latency_s(self, round: Round) -> float:
+        """What of `seconds` is left when nothing is sent."""
+        return self._seconds(round, [0.0] * len(round.members), 0.0)
+
+    def _seconds(self, round: Round, payloads: Sequence[float], update_bytes: float) -> float:
         profiles = [self._profiles[member] for member in round.members]
-        payloads = [round.contributions[member].wire_bytes for member in round.members]
         if len(profiles) < 2:
             return 0.0
         if len(profiles) == 2 and not isinstance(self._recipe.topology, AllPeers):

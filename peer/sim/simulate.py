@@ -18,12 +18,13 @@ from peer.outer.fragments import FlatLayout
 from peer.outer.local import Replay, Spider
 from peer.outer.merging import Accelerated, Eager
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import Strided, strided_fragments
-from peer.outer.straggler import ComputeTimeout, WaitAll
+from peer.outer.schedules import GradientChange, Strided, strided_fragments
+from peer.outer.straggler import waits_for_all
 from peer.protocol.manifest import InnerSpec
 from peer.sim.engine import Engine, Hooks, Pace, Tally, _links, heaviest_side
 from peer.sim.inner import inner_optimizer
 from peer.sim.network import ring_allreduce_bytes
+from peer.sim.overlap import layers_of
 from peer.sim.replica import Learner, OuterCopy, Replica, Shadow
 from peer.sim.scenario import Partition, PeerProfile
 from peer.sim.sync import Ranges, Synchroniser
@@ -47,6 +48,7 @@ class Setup:
         step_s: seconds of an inner step at speed 1.
         evaluations: points of the loss curve before the end.
         partitions: of the scenario.
+        layerwise: layers travel one by one while steps go on, see `peer.sim.overlap`; else all after the step.
     """
 
     recipe: Recipe
@@ -57,6 +59,7 @@ class Setup:
     step_s: float = 1.0
     evaluations: int = 10
     partitions: tuple[Partition, ...] = ()
+    layerwise: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +146,7 @@ class Simulation(Hooks):
             step_s=setup.step_s,
             tokens_per_step=self._tokens_per_step,
             learning_rate=lambda step, since_join: learning_rate(self._inner, step, steps, since_join),
+            layers=layers_of(self.layout, self.fragments) if setup.layerwise else (),
         )
         engine = Engine(setup.recipe, self.replicas, self.sync, pace, self, setup.partitions, setup.seed)
         if self.task is not None:
@@ -270,10 +274,20 @@ class Simulation(Hooks):
 
     def _anchor_may_run_ahead(self) -> bool:
         """Whether a peer can be on its way from another anchor than the one that all share by then."""
-        recipe, setup = self.setup.recipe, self.setup
-        waits = isinstance(recipe.straggler, ComputeTimeout) or recipe.straggler == WaitAll()
+        recipe = self.setup.recipe
+        return recipe.payload == "delta" and recipe.shared_anchor and self._some_miss_rounds()
+
+    def _some_miss_rounds(self) -> bool:
+        setup = self.setup
         stay = all(profile.presence == PeerProfile().presence for profile in setup.profiles) and not setup.partitions
-        return recipe.payload == "delta" and recipe.shared_anchor and not (waits and stay)
+        return not (waits_for_all(setup.recipe.straggler) and stay)
+
+    def _rounds_may_fail(self) -> bool:
+        """Whether a contribution can be made for a round that comes to nothing: at the latest when training ends."""
+        paces = {(profile.speed, profile.jitter > 0.0) for profile in self.setup.profiles}
+        in_step = len(paces) == 1 and not any(jitters for _, jitters in paces)
+        votes = isinstance(self.setup.recipe.schedule, GradientChange)
+        return self.setup.recipe.feedback is not None and (votes or not in_step or self._some_miss_rounds())
 
     def _outer(self, task: Task) -> OuterCopy:
         recipe = self.setup.recipe
@@ -283,7 +297,7 @@ class Simulation(Hooks):
             outer = OuterCopy(torch.empty(0), [])
         else:
             anchor = task.initial()
-            outer = OuterCopy(anchor, [torch.full_like(anchor, value) for value in recipe.outer.initial_values])
+            outer = OuterCopy(anchor, [torch.full_like(anchor, value) for value in recipe.optimizer.initial_values])
         if recipe.shared_anchor:
             self._shared = outer
         return outer
@@ -294,7 +308,7 @@ class Simulation(Hooks):
             own = self.sync.codecs[fragment]
             if isinstance(recipe.allocator, AdaptiveTopK):
                 own = codec(self._thinned(recipe.allocator, index)).bind(self.sync.shapes[fragment])
-            encoders.append(Encoder(own, recipe.feedback, length, revertible=False))
+            encoders.append(Encoder(own, recipe.feedback, length, revertible=self._rounds_may_fail()))
         return encoders
 
     def _thinned(self, allocator: AdaptiveTopK, index: int) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-
 from peer.errors import UserError
-from peer.sim.job import Progress, Row, one_thread, run_job, time_job
+from peer.outer.fragments import FlatLayout
+from peer.protocol.manifest import RunManifest
+from peer.sim.job import Row, one_thread, run_job, time_job
 from peer.sim.label import Choice, parse_label, with_room
 from peer.sim.memory import check_swarm_memory
 from peer.sim.picture import draw
@@ -26,9 +24,8 @@ from peer.sim.plan import (
     windows_for,
 )
 from peer.sim.report import Report
-from peer.sim.tables import human_duration, run_in_words, simulator_console
-
-REFRESH_HZ = 4
+from peer.sim.tables import run_in_words, simulator_console
+from peer.sim.watch import RunWatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,48 +51,52 @@ def run_simulate(options: SimulateOptions) -> int:
     """One simulation, from flags to the summary.
 
     Returns:
-        0; 1 when the run failed.
+        0.
 
     Raises:
         UserError: a flag out of its range, or a swarm that could not go on.
     """
     _check_outputs(options)
-    manifest = load_task(options.manifest)
-    swarm = build_swarm(
-        manifest, network=options.network, peers=options.peers, tokens=options.tokens, step_s=options.step_s,
-        evaluations=options.evaluations,
-    )
-    own = Choice(label=manifest.recipe.name, spec=manifest.recipe, inner={})
-    choice = own if options.recipe is None else parse_label(options.recipe)
-    inner, layout = choice.apply_to(manifest.inner), meta_layout(manifest)
-    recipe = with_room(choice, choice.recipe(), layout)
-    seed = manifest.seed if options.seed is None else options.seed
-    if not 0 <= seed <= MAX_SEED:
-        raise UserError(f"--seed={seed}: must be from 0 to {MAX_SEED}")
-    job = Job(label=choice.label, recipe=recipe, inner=inner, seed=seed, swarm=swarm)
     one_thread()
+    manifest = load_task(options.manifest)
+    layout = meta_layout(manifest)
+    job = _job(options, manifest, layout)
     console = simulator_console()
-    if options.timing_only:
-        with _Watch(console) as watch:
-            row, windows = time_job(job, layout, watch.tell), None
-    else:
+    windows = None
+    if not options.timing_only:
         check_swarm_memory(layout.numel, [job], 1)
-        windows = windows_for(swarm, [job], options.train_files)
-        with _Watch(console) as watch:
-            row = run_job(job, windows, watch.tell)
+        windows = windows_for(job.swarm, [job], options.train_files)
+    with RunWatch(console) as watch:
+        row = time_job(job, layout, watch.tell) if windows is None else run_job(job, windows, watch.tell)
     _raise_failure(row)
     report = Report(
         command=options.command, task=task_summary(manifest, windows, layout.numel),
-        settings=common_settings(swarm, windows), labels=[job.label], seeds=[job.seed],
+        settings=common_settings(job.swarm, windows), labels=[job.label], seeds=[job.seed],
     )
     report.add(row)
     if options.report is not None:
         report.write(options.report)
     if options.plot is not None:
         draw(options.plot, report.document(), "tokens")
-    words = run_in_words(row, layout.numel, swarm.step_s)
+    words = run_in_words(row, layout.numel, job.swarm.step_s)
     console.print("\n" + words, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _job(options: SimulateOptions, manifest: RunManifest, layout: FlatLayout) -> Job:
+    swarm = build_swarm(
+        manifest, network=options.network, peers=options.peers, tokens=options.tokens, step_s=options.step_s,
+        evaluations=options.evaluations,
+    )
+    own = Choice(label=manifest.recipe.name, spec=manifest.recipe, inner={})
+    choice = own if options.recipe is None else parse_label(options.recipe)
+    seed = manifest.seed if options.seed is None else options.seed
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"--seed={seed}: must be from 0 to {MAX_SEED}")
+    return Job(
+        label=choice.label, recipe=with_room(choice, choice.recipe(), layout), inner=choice.apply_to(manifest.inner),
+        seed=seed, swarm=swarm,
+    )
 
 
 def _check_outputs(options: SimulateOptions) -> None:
@@ -113,36 +114,3 @@ def _raise_failure(row: Row) -> None:
         raise UserError(row["note"], "try another --network or --recipe")
     if row["status"] == "failed":
         raise RuntimeError(f"{row['note']}\n{row.get('traceback', '')}")    # a bug: it keeps its traceback
-
-
-class _Watch:
-    """A progress bar with the last loss and the simulated time."""
-
-    def __init__(self, console: Console) -> None:
-        self._bars = Bars(
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} steps"), BarColumn(),
-            TextColumn("{task.fields[state]}"), TimeRemainingColumn(), console=console, refresh_per_second=REFRESH_HZ,
-        )
-        self._bar = self._bars.add_task("", total=1, state="")
-
-    def __enter__(self) -> _Watch:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    @property
-    def tell(self) -> Progress:
-        """For the simulation; a step of a thousand peers costs microseconds, so this does hardly anything."""
-        every, bars, bar = 1, self._bars, self._bar
-
-        def tell(steps: int, goal: int, loss: float | None, virtual_s: float) -> None:
-            nonlocal every
-            if steps % every and steps != goal:
-                return
-            every = max(1, goal // 500)
-            shown = "" if loss is None else f"loss {loss:.3f}, "
-            bars.update(bar, total=goal, completed=steps, state=f"{shown}{human_duration(virtual_s)} simulated")
-
-        return tell

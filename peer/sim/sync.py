@@ -21,8 +21,8 @@ from peer.outer.fragments import FlatLayout
 from peer.outer.local import Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
 from peer.outer.recipes import Recipe
-from peer.outer.straggler import staleness_weight
-from peer.outer.topology import Neighbours, a2cid2_coefficients, chi, mix_, pair_
+from peer.outer.straggler import ComputeTimeout, staleness_weight
+from peer.outer.topology import AllPeers, Neighbours, a2cid2_coefficients, chi, mix_, pair_
 from peer.sim.attacks import corrupt
 from peer.sim.replica import Learner, Replica, clip_
 from peer.sim.scenario import PeerProfile
@@ -93,6 +93,7 @@ class Synchroniser:
         self.shapes = [_shapes_within(layout, ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
         self._residuals: dict[int, Encoder] = {}
+        self._eta, self._alpha_tilde = self._acceleration()
 
     # contributions ------------------------------------------------------------------------------------------------
 
@@ -124,6 +125,9 @@ class Synchroniser:
         learner = replica.learner
         if learner is None:
             return Contribution(replica.index, weight, self.wire_bytes(fragment), None, replica.profile)
+        if learner.estimate is not None:
+            mix_(learner.parameters, learner.estimate, self._eta, float(round - learner.mixed_at))
+            learner.mixed_at = round
         base = None
         if overlapped and isinstance(self.recipe.merge, Carry | Elastic):
             base = take(learner.parameters, self.fragments[fragment]).clone()
@@ -234,6 +238,8 @@ class Synchroniser:
         """
         if self.recipe.feedback is None or self.recipe.exchange != "reduce":
             return None
+        if not isinstance(self.recipe.topology, AllPeers):  # a group has no member that reduced its part before
+            return None
         if fragment not in self._residuals:
             self._residuals[fragment] = Encoder(
                 self.codecs[fragment], self.recipe.feedback, self.lengths[fragment], revertible=False
@@ -256,7 +262,9 @@ class Synchroniser:
             for anchor, own in zip(anchors, buffers, strict=True):
                 direction = mean if centre is None else mean + (anchor[start:stop] - centre)
                 pieces = [buffer[start:stop] for buffer in own]
-                self.recipe.outer.step_(anchor[start:stop], pieces, direction, round=round - 1)
+                self.recipe.optimizer.step_(anchor[start:stop], pieces, direction, round=round - 1)
+        for outer in outers:
+            outer.rounds += 1
         if len(ranges) > 1:
             for outer, anchor, own in zip(outers, anchors, buffers, strict=True):
                 put(outer.anchor, ranges, anchor)
@@ -269,12 +277,15 @@ class Synchroniser:
     ) -> Tensor | None:
         pieces = [piece for _, _, piece in self._aggregate(reads, weights, fragment, len(learners), round)]
         gradient = torch.cat(pieces)
+        if isinstance(self.recipe.straggler, ComputeTimeout):
+            tokens = [int(weight) for weight in weights]
+            gradient.mul_(sum(tokens) / self.recipe.straggler.divisor(tokens, self.nominal_tokens // 2))
         if not self.recipe.accumulates:
             if self.recipe.feedback is None:  # the batch of all is one batch; with feedback each clipped its own
                 clip_(gradient, learners[0].inner.max_grad_norm)
             return gradient
         for outer in {id(learner.outer): learner.outer for learner in learners}.values():
-            self.recipe.outer.step_(outer.anchor, outer.buffers, gradient, round=round - 1, lr_scale=lr)
+            self.recipe.optimizer.step_(outer.anchor, outer.buffers, gradient, round=round - 1, lr_scale=lr)
         return None
 
     def _gossip(
@@ -286,11 +297,12 @@ class Synchroniser:
         present = [learners[i] for i in good]
         if len(present) < 2:
             return
-        if any(learner.estimate is not None for learner in present):
-            self._pair_event(present, round)
-            return
         sent = [read(0, length).clone() for read in reads]
-        mixed = weighted_mean(sent, [1.0] * len(sent))
+        if isinstance(self.recipe.merge, Accelerated):
+            self._pair_event(present, sent)
+            return
+        alike = [1.0] * len(sent)
+        mixed = torch.cat([piece for *_, piece in self._aggregate(reads, alike, fragment, len(learners), round)])
         for own, learner in zip(sent, present, strict=True):
             local = take(learner.parameters, ranges)
             if self.recipe.compressor == "fp32" and not self.recipe.overlap_steps:
@@ -300,23 +312,16 @@ class Synchroniser:
             if len(ranges) > 1:
                 put(learner.parameters, ranges, local)
 
-    def _pair_event(self, learners: Sequence[Learner], round: int) -> None:
-        eta, alpha = self._acceleration()
-        before = []
-        for learner in learners:
-            assert learner.estimate is not None
-            mix_(learner.parameters, learner.estimate, eta, float(round - learner.mixed_at))
-            learner.mixed_at = round
-            before.append(learner.parameters.clone())
+    def _pair_event(self, learners: Sequence[Learner], sent: Sequence[Tensor]) -> None:
         for index, learner in enumerate(learners):
             assert learner.estimate is not None
-            pair_(learner.parameters, learner.estimate, before[1 - index], alpha)
+            pair_(learner.parameters, learner.estimate, sent[1 - index], self._alpha_tilde)
 
     def _acceleration(self) -> tuple[float, float]:
         """(eta, alpha~) of the graph of all peers, whose pairs meet at every round."""
         merge, topology = self.recipe.merge, self.recipe.topology
-        assert isinstance(merge, Accelerated)
-        assert isinstance(topology, Neighbours)
+        if not (isinstance(merge, Accelerated) and isinstance(topology, Neighbours)) or self.num_peers < 2:
+            return 0.0, 0.0
         eta, alpha = a2cid2_coefficients(*chi(topology.edges(range(self.num_peers))))
         return eta if merge.eta is None else merge.eta, alpha if merge.alpha_tilde is None else merge.alpha_tilde
 
@@ -357,7 +362,7 @@ class Synchroniser:
         assert learner.current is not None
         before = learner.previous if self.recipe.overlap_steps else learner.current
         direction = self.recipe.merge.estimate(update, learner.current, before, members)
-        self.recipe.outer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=steps_taken)
+        self.recipe.optimizer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=steps_taken)
         learner.parameters.copy_(learner.outer.anchor)
 
     # attacks ------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from peer.errors import AtollError, ProtocolError
-from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compress.base import Compressor, PayloadError
+from peer.outer.compress.feedback import Residual
+from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, reduce_part
 from peer.outer.state import OuterState, Update
 from peer.protocol.identity import verify
@@ -42,15 +43,19 @@ class Exchange:
         node: the network.
         run_id: names the stream handler.
         timeout_s: the manifest's cap on one round.
-        aggregator: what a reducer makes of the contributions to its part.
+        recipe: what a reducer makes of the contributions to its part, and whether losses are fed back.
+        numel: elements of the outer state.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, node: Node, run_id: str, timeout_s: float, aggregator: Aggregator = Mean(),
+        self, node: Node, run_id: str, timeout_s: float, recipe: Recipe, numel: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._aggregator = aggregator
+        self._aggregator = recipe.aggregator
+        # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
+        self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
+        self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback, numel)
         self._node, self._timeout_s, self._clock = node, timeout_s, clock
         self._name = f"atoll/{run_id[:16]}/round"
         self._session: Session | None = None
@@ -71,7 +76,7 @@ class Exchange:
             self._session = session
             self._arrived.notify_all()
         try:
-            payloads = await asyncio.to_thread(state.encode_contribution, due.snapshot, session.bounds)
+            payloads = await asyncio.to_thread(state.encode_contribution, due.snapshot, session.bounds, self._lost)
         except AtollError as error:
             raise RoundAborted("exchange", f"own contribution: {error}", culprit=group.me) from None
         await self._bounded(session, self._send_parts(session, payloads), "while sending parts")
@@ -79,8 +84,7 @@ class Exchange:
         payloads.clear()  # a byte a parameter, not needed while reducing
         parts = await self._collect(session, "part", own)
         weights = [member.tokens for member in group.members]
-        start, stop = session.bounds[group.index]
-        reduced, cosine = await self._reduce(session, parts, weights, stop - start)
+        reduced, cosine = await self._reduce(session, parts, weights, session.bounds[group.index])
         await self._bounded(session, self._send_all(session, Kind.REDUCED, reduced), "while sending the mean")
         pieces = await self._collect(session, "reduced", reduced)
         update = await asyncio.to_thread(_checked_update, session, tuple(pieces), state.numel)
@@ -121,6 +125,9 @@ class Exchange:
         if session is None or session.group is not group:
             return
         self._session = None
+        for residual in (self._lost, self._lost_in_reducing):
+            if residual is not None:
+                await asyncio.to_thread(residual.commit if abort is None else residual.revert)
         if abort is not None:
             message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -140,15 +147,21 @@ class Exchange:
         self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
 
     async def _reduce(
-        self, session: Session, parts: list[bytes], weights: list[int], numel: int
+        self, session: Session, parts: list[bytes], weights: list[int], bounds: tuple[int, int]
     ) -> tuple[bytes, float | None]:
+        start, stop = bounds
+        numel = stop - start
+        lost = self._lost_in_reducing
+        encode = None if lost is None else lambda n, read: lost.encode(session.compressor, start, start + n, read)
         for member, payload in zip(session.group.members, parts, strict=True):
             try:
                 await asyncio.to_thread(_check_payload, session.compressor, payload, numel)
             except PayloadError as error:
                 raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=member.peer_id) from None
         try:
-            return await asyncio.to_thread(reduce_part, parts, weights, numel, session.compressor, self._aggregator)
+            return await asyncio.to_thread(
+                reduce_part, parts, weights, numel, session.compressor, self._aggregator, encode
+            )
         except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
 

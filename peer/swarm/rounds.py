@@ -69,8 +69,8 @@ class Rounds:
             nudge=self._nudge,
         )
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
-        aggregator = swarm_recipe(manifest.recipe).aggregator
-        self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s, aggregator)
+        recipe = swarm_recipe(manifest.recipe)
+        self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel)
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits)
         self._merged = asyncio.Event()

@@ -148,7 +148,7 @@ class AgentSession:
         recipe = swarm_recipe(manifest.recipe)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         state = OuterState(
-            memory.anchor, memory.buffers, recipe.outer, compressor(recipe.compressor), 0, manifest.genesis
+            memory.anchor, memory.buffers, recipe.optimizer, compressor(recipe.compressor), 0, manifest.genesis
         )
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length

@@ -11,6 +11,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
 from peer.link.sync import Limits, SwarmSync
+from peer.outer.optimizer import Nesterov
 from peer.outer.schedules import Every
 
 NUMEL = 8
@@ -90,7 +91,7 @@ class Peer:
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.sync = SwarmSync(
-            self.agent, START, MAPPED, self.memory, self.replica, Every(steps=STEPS),
+            self.agent, START, MAPPED, self.memory, self.replica, Every(steps=STEPS), Nesterov(lr=0.7, momentum=0.9),
             Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own")), self.heard.append, lambda: self.now,
         )  # fmt: skip
 

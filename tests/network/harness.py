@@ -24,9 +24,8 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.recipes import resolve
+from peer.outer.recipes import swarm_recipe
 from peer.outer.round import RoundRecord
-from peer.outer.schedules import Every
 from peer.protocol.manifest import RunManifest
 
 MANIFEST = """
@@ -238,8 +237,8 @@ class TestSwarm:
         assert isinstance(published, Published)
         manifest = RunManifest.model_validate(published.manifest)
         member.peer_id, member.maddrs = published.peer_id, published.maddrs
-        recipe = resolve(manifest.recipe)
-        buffers = recipe.outer.num_buffers
+        recipe = swarm_recipe(manifest.recipe)
+        buffers = recipe.optimizer.num_buffers
         numel = genesis.numel() // (1 + buffers)
         memory = SharedState(member.agent.memory_descriptor, numel, buffers)
         memory.anchor.copy_(genesis[:numel])
@@ -251,7 +250,8 @@ class TestSwarm:
             mapped=mapped,
             memory=memory,
             replica=member.replica,
-            schedule=Every(steps=recipe.steps_per_round),
+            schedule=recipe.rounds,
+            optimizer=recipe.optimizer,
             limits=Limits(total_rounds=manifest.rounds.total, max_rounds=None),
             on_message=member.on_message,
         )

@@ -106,14 +106,11 @@ def test_a_full_quorum_of_equal_peers_is_synchronous() -> None:
     assert torch.equal(weighted_mean(vectors, weights), weighted_mean(vectors, [1.0] * 4))
 
 
-def test_staleness_and_token_weights() -> None:
+def test_stale_contributions_weigh_less() -> None:
     assert staleness_weight(Quorum(count=4), 3, 4) == pytest.approx(0.25)
     assert staleness_weight(Quorum(count=2), 0, 1) == 1.0
     assert staleness_weight(Quorum(count=2, discount_stale=False), 3, 4) == 1.0
     assert staleness_weight(WaitAll(), 3, 4) == 1.0
-    assert Quorum(count=2).weight(staleness=3, contributors=4, tokens=1000, steps=10) == pytest.approx(0.25)
-    by_tokens = Quorum(count=2, token_weight=True)
-    assert by_tokens.weight(staleness=3, contributors=4, tokens=1000, steps=10) == pytest.approx(25000.0)
 
 
 @given(

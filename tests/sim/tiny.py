@@ -1,4 +1,4 @@
-"""A language model of 404 parameters, and simulations of swarms that learn it in a fraction of a second."""
+"""A language model of 416 parameters, and simulations of swarms that learn it in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from torch import Tensor
 from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import Recipe, resolve
 from peer.protocol.manifest import InnerSpec, RecipeSpec
+from peer.sim.inner import inner_optimizer
+from peer.sim.replica import Replica, clip_
 from peer.sim.scenario import Partition, PeerProfile
 from peer.sim.simulate import Result, Setup, Simulation
+from peer.sim.sync import Outcome
 
 VOCAB, WIDTH, LAYERS, BATCH = 12, 8, 3, 16
 SHAPES = {
@@ -61,6 +64,9 @@ class TinyTask:
         self.layout = layout()
         self.tokens_per_step = BATCH
         self._seed = seed
+        offsets = (*self.layout.offsets, self.layout.numel)
+        cuts = itertools.starmap(slice, itertools.pairwise(offsets))
+        self._cuts = list(zip(cuts, SHAPES.values(), strict=True))
         random = np.random.RandomState(1000 + seed)  # whose stream numpy has promised not to change
         self._initial = [
             np.ones(shape) if len(shape) == 1 else random.standard_normal(shape) / math.sqrt(WIDTH)
@@ -101,9 +107,7 @@ class TinyTask:
             slope = (back @ matrix.T) * (1.0 - tanh * tanh)
             gradients.append((slope * state).sum(axis=0))
             back = back + slope * norm
-        embedded = np.zeros_like(embed)
-        np.add.at(embedded, last, back)
-        gradients.append(embedded)
+        gradients.append(np.equal.outer(np.arange(VOCAB), last) @ back)
         out.copy_(torch.from_numpy(np.concatenate([gradient.ravel() for gradient in gradients[::-1]])))
         return float(loss)
 
@@ -114,7 +118,8 @@ class TinyTask:
         return float(-(self._next * np.log(probabilities)).sum(axis=1).mean())
 
     def _weights(self, parameters: Tensor) -> tuple[Floats, list[tuple[Floats, Floats]], Floats, Floats]:
-        embed, *inside, scale, head = (view.double().numpy() for view in self.layout.views(parameters))
+        flat = parameters.numpy().astype(np.float64)
+        embed, *inside, scale, head = (flat[cut].reshape(shape) for cut, shape in self._cuts)
         return embed, list(zip(inside[::2], inside[1::2], strict=True)), scale, head
 
     def _forward(
@@ -172,8 +177,9 @@ def simulate(
     partitions: Sequence[Partition] = (),
     seed: int = 0,
     evaluations: int = 1,
+    prepare: Watch | None = None,
     watch: Watch | None = None,
-    task: Any = None,
+    task: TinyTask | None = None,
     **overrides: Any,
 ) -> Run:
     """Run a recipe, or a published one by name with overrides as in a manifest, for `steps` steps of each peer.
@@ -187,6 +193,7 @@ def simulate(
         partitions: of the network.
         seed: of the simulation; the task is always the same.
         evaluations: points of the loss curve, the end included.
+        prepare: called before the first step.
         watch: called after every inner step of any peer, before what it causes.
         task: instead of a new `TinyTask`.
         overrides: keys of `RecipeSpec`.
@@ -199,20 +206,84 @@ def simulate(
         seed=seed, evaluations=evaluations, partitions=tuple(partitions),
     )
     simulation = Simulation(setup, learned, progress=lambda *_: watch(simulation) if watch is not None else None)
+    if prepare is not None:
+        prepare(simulation)
     result = simulation.run()
     return Run(simulation, result, simulation.consensus().clone())
 
 
-def anchors_of(recipe: Recipe | str, **arguments: Any) -> tuple[Run, list[Tensor]]:
-    """A run, and the consensus whenever it changed."""
-    seen: list[Tensor] = []
+@dataclass(frozen=True)
+class Commit:
+    """A committed round: who took part, and every peer's parameters and anchor before it."""
 
-    def watch(simulation: Simulation) -> None:
-        now = simulation.consensus()
-        if not seen or not torch.equal(seen[-1], now):
-            seen.append(now.clone())
+    fragment: int
+    number: int
+    members: tuple[int, ...]
+    locals: list[Tensor]
+    anchors: list[Tensor]
+    dropped: list[int]
 
-    run = simulate(recipe, watch=watch, **arguments)
-    if not torch.equal(seen[-1], run.consensus):
-        seen.append(run.consensus)
-    return run, seen
+
+def commits_of(
+    recipe: Recipe | str, *, prepare: Watch | None = None, **arguments: Any
+) -> tuple[Run, list[Commit]]:
+    """A run and all its rounds, in their order; the closing one after the last step is among them."""
+    commits: list[Commit] = []
+
+    def spy_on(simulation: Simulation) -> None:
+        if prepare is not None:
+            prepare(simulation)
+        commit = simulation.sync.commit
+
+        def spy(members: Sequence[Replica], *rest: Any) -> Outcome:
+            learners = [replica.learner for replica in simulation.replicas if replica.learner is not None]
+            before = [learner.parameters.clone() for learner in learners]
+            anchors = [learner.outer.anchor.clone() for learner in learners]
+            outcome = commit(members, *rest)
+            indices = tuple(replica.index for replica in members)
+            commits.append(Commit(rest[1], rest[2], indices, before, anchors, outcome.dropped))
+            return outcome
+
+        simulation.sync.commit = spy  # type: ignore[method-assign]
+
+    return simulate(recipe, prepare=spy_on, **arguments), commits
+
+
+def alone(peer: int, steps: int, inner: InnerSpec = ADAMW, task: TinyTask | None = None) -> Tensor:
+    """The parameters of one peer after `steps` inner steps without any swarm."""
+    learned = TinyTask() if task is None else task
+    parameters, batches = learned.initial(), learned.batches(peer)
+    optimizer = inner_optimizer(str(inner.optimizer), learned.layout, inner)(parameters)
+    gradient = torch.empty_like(parameters)
+    for _ in range(steps):
+        learned.gradient(parameters, next(batches), gradient)
+        clip_(gradient, inner.max_grad_norm)
+        optimizer.step(gradient, inner.learning_rate)
+    return parameters
+
+
+class StillTask(TinyTask):
+    """Nothing to learn: with SGD, parameters change by what peers exchange, and by nothing else."""
+
+    def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:  # noqa: ARG002
+        """See `Task.gradient`."""
+        out.zero_()
+        return 0.0
+
+
+def scatter(simulation: Simulation) -> None:
+    """Give every peer parameters, and in gossip an anchor, of its own."""
+    generator = torch.Generator().manual_seed(0)
+    for replica in simulation.replicas:
+        assert replica.learner is not None
+        replica.learner.parameters.copy_(torch.randn(simulation.layout.numel, generator=generator))
+        if replica.learner.outer.anchor.numel() and not simulation.setup.recipe.shared_anchor:
+            replica.learner.outer.anchor.copy_(replica.learner.parameters)
+        if replica.learner.estimate is not None:
+            replica.learner.estimate.copy_(replica.learner.parameters)
+
+
+def spread(vectors: Sequence[Tensor]) -> float:
+    """The largest distance from the mean."""
+    mean = torch.stack(list(vectors)).mean(0)
+    return max(float((vector - mean).norm()) for vector in vectors)

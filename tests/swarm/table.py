@@ -6,22 +6,26 @@ import asyncio
 import hashlib
 
 from peer.outer.fragments import partition
+from peer.outer.recipes import swarm_recipe
 from peer.outer.round import Due, Group
 from peer.protocol.lineage import Link, Member
+from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import HelloMessage, JoinMessage, Kind, group_id
 from peer.swarm.exchange import Exchange
 from tests.swarm.runs import RUN, contributions, make_state
 
 NAME = f"atoll/{RUN[:16]}/round"
 
+RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
+
 
 class Table:
     """`count` members with weights 100, 200, ...; all stand at genesis."""
 
-    def __init__(self, network, count, *, timeout_s=10.0, numel=2000, codec="int8"):
+    def __init__(self, network, count, *, timeout_s=10.0, numel=2000, codec="int8", recipe=RECIPE):
         self.nodes = [network.node() for _ in range(count)]
         self.states = [make_state(numel, codec) for _ in range(count)]
-        self.exchanges = [Exchange(node, RUN, timeout_s) for node in self.nodes]
+        self.exchanges = [Exchange(node, RUN, timeout_s, recipe, numel) for node in self.nodes]
         self.weights = [100 * (index + 1) for index in range(count)]
         self.locals = contributions(self.states[0], count, seed=1)
         parent = self.states[0].lineage_id

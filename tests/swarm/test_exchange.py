@@ -14,7 +14,7 @@ from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
 from peer.swarm import exchange as exchange_module
 from peer.swarm.exchange import MIN_BUDGET_S, Exchange
 from tests.swarm.runs import RUN, reduce_all
-from tests.swarm.table import NAME, Table, other_digest
+from tests.swarm.table import NAME, RECIPE, Table, other_digest
 
 NAN_SCALE = b"\x00\x00\xc0\x7f"
 
@@ -193,7 +193,7 @@ async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, capl
 
 
 def test_the_budget_follows_what_bytes_took_within_the_cap(network):
-    exchange = Exchange(network.node(), RUN, 100.0)
+    exchange = Exchange(network.node(), RUN, 100.0, RECIPE, 1000)
 
     class Session:
         wire_bytes = 10_000_000

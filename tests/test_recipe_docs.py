@@ -1,0 +1,224 @@
+"""docs/recipes.md tells of every recipe, part and codec that there is, and no other; its figures are those of the code.
+
+`python -m tests.test_recipe_docs` prints the rows of its tables as the code would have them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from peer.outer.compress.base import Codec, Compressor
+from peer.outer.compress.registry import COMPRESSORS, codec
+from peer.outer.published import RECIPES
+from peer.outer.recipes import PARTS, Recipe, _missing_on_a_swarm, resolve
+from peer.outer.schedules import GradientChange
+from peer.outer.straggler import Backup, Quorum
+from peer.outer.topology import AllPeers, BandwidthMatching, Neighbours
+from peer.protocol.manifest import RecipeSpec
+from peer.sim.label import parse_label
+from peer.sim.network import gather_traffic, reduce_traffic
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "recipes.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+
+PARAMETERS, PEERS = 10**9, 8
+# A model of a billion parameters: matrices whose sides are multiples of 64, and 2560 values in vectors.
+SHAPES = ((64, 15_624_960), (2560,))
+
+
+def section(title: str, text: str = TEXT, level: int = 2) -> str:
+    """What stands below a heading, up to the next one of the same level."""
+    marks = "#" * level
+    match = re.search(rf"^{marks} {re.escape(title)}\n(.*?)(?=^#{{1,{level}}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"no heading {marks} {title}"
+    return match[1]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Table rows by the word in backquotes in their first cell: the cells after it."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("|") else []
+        if cells and (word := re.fullmatch(r"`([^`]+)`", cells[0])) is not None:
+            assert word[1] not in found, f"{word[1]} has two rows"
+            found[word[1]] = cells[1:]
+    return found
+
+
+# what the code says ---------------------------------------------------------------------------------------------------
+
+
+def numbers_cell(part: type) -> str:
+    """A part's numbers with their defaults; one without a default must be given."""
+    cells = []
+    for field in dataclasses.fields(part):
+        if field.metadata.get("bound", False) or field.type == "Aggregator":
+            continue
+        given = field.default is dataclasses.MISSING
+        cells.append(f"`{field.name}`" if given else f"`{field.name}` {_value(field.default)}")
+    return ", ".join(cells) or "-"
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, float):
+        return "infinity" if math.isinf(value) else f"{value:g}"
+    return str(value)
+
+
+def bound(expression: str) -> Codec:
+    """The codec for the model of `SHAPES`."""
+    return codec(expression).bind(SHAPES)
+
+
+def bits_cell(expression: str) -> str:
+    """Bits per parameter of a payload."""
+    return f"{bound(expression).wire_bytes(PARAMETERS) * 8 / PARAMETERS:.4f}".rstrip("0").rstrip(".")
+
+
+def is_bound(recipe: Recipe) -> bool:
+    """Whether `bytes_per_step` is the most of something that varies."""
+    return (
+        not recipe.codec().fixed_size
+        or isinstance(recipe.schedule, GradientChange)
+        or isinstance(recipe.straggler, Quorum | Backup)
+        or isinstance(recipe.topology, Neighbours | BandwidthMatching)
+    )
+
+
+def bytes_per_step(recipe: Recipe) -> float:
+    """Bytes that each of `PEERS` sends per inner step, as the simulator counts them, with everybody in every round."""
+    payload = bound(recipe.compressor).wire_bytes(PARAMETERS)
+    if not isinstance(recipe.topology, AllPeers):
+        # Two peers with anchors of their own send the anchor besides the difference.
+        sent = payload * (2.0 if recipe.payload == "delta" else 1.0)
+    elif recipe.exchange == "gather":
+        sent = float(gather_traffic([payload] * PEERS)[0])
+    else:
+        sent = float(reduce_traffic(PEERS, payload, payload)[0])
+    return sent / recipe.steps_per_round
+
+
+def formula_cell(recipe: Recipe) -> str:
+    """`bytes_per_step` as a formula in n, R and H."""
+    if not isinstance(recipe.topology, AllPeers):
+        sent = "2 n" if recipe.payload == "delta" else "n"
+    else:
+        sent = "n (R - 1)" if recipe.exchange == "gather" else "2 n (R - 1) / R"
+    return sent if recipe.steps_per_round == 1 else f"{sent} / {recipe.steps_per_round}"
+
+
+def traffic_cells(recipe: Recipe) -> list[str]:
+    """n in MB, the formula, MB per step, and how often that goes into ddp's."""
+    sent = bytes_per_step(recipe)
+    most = "at most " if is_bound(recipe) else ""
+    return [
+        f"{bound(recipe.compressor).wire_bytes(PARAMETERS) / 1e6:,.2f}", formula_cell(recipe),
+        f"{most}{sent / 1e6:,.2f}", f"{bytes_per_step(RECIPES['ddp']) / sent:,.1f}",
+    ]
+
+
+# tests ----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_recipe_has_a_section_and_every_section_a_recipe() -> None:
+    titles = re.findall(r"^### (.+)$", section("The recipes"), re.MULTILINE)
+    assert titles == list(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_section_tells_the_equation_the_traffic_the_use_and_the_source(name: str) -> None:
+    text = section(name, section("The recipes"), level=3)
+    assert "```" in text
+    for start in ("**Sends.**", "**Use it**", "**Beware.**", "**Source.**"):
+        assert start in text, f"{name}: no paragraph {start}"
+    assert set(re.findall(r"[0-9]{4}\.[0-9]{5}", RECIPES[name].source)) <= set(re.findall(r"[0-9]{4}\.[0-9]{5}", text))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_figure_in_a_section_is_that_of_the_table(name: str) -> None:
+    text = " ".join(section(name, section("The recipes"), level=3).split())
+    quoted = re.search(r"([0-9,]+\.[0-9]{2}) MB per peer and step", text)
+    assert quoted is not None
+    assert quoted[1] == f"{bytes_per_step(RECIPES[name]) / 1e6:,.2f}"
+
+
+def test_every_word_of_every_part_stands_there_with_its_numbers() -> None:
+    for kind, words in PARTS.items():
+        table = rows(section(kind, section("Parts, their words and numbers"), level=3))
+        assert {word: cells[0] for word, cells in table.items()} == {w: numbers_cell(part) for w, part in words.items()}
+
+
+def test_every_dense_codec_stands_there_with_its_bits_and_block() -> None:
+    table = rows(section("Dense codecs", section("Codecs"), level=3))
+    assert {word: cells[:2] for word, cells in table.items()} == {
+        name: [bits_cell(name), str(dense.block)] for name, dense in COMPRESSORS.items()
+    }
+
+
+def test_the_bits_of_the_sparse_examples() -> None:
+    table = rows(section("Sparse codecs", section("Codecs"), level=3))
+    kinds = {re.match("[a-z]+", expression)[0] for expression in table}  # type: ignore[index]
+    assert kinds == {"top", "dct", "threshold", "random", "randomblock"}
+    for expression, cells in table.items():
+        assert not isinstance(codec(expression), Compressor)
+        most = "" if bound(expression).fixed_size else "at most "
+        assert cells[0] == most + bits_cell(expression), expression
+
+
+def test_the_table_of_traffic() -> None:
+    table = rows(section("Traffic"))
+    assert table == {name: traffic_cells(recipe) for name, recipe in RECIPES.items()}
+
+
+def test_which_recipes_run_on_a_swarm() -> None:
+    table = rows(section("On a swarm, or in the simulator only"))
+    assert set(table) == {name for name, recipe in RECIPES.items() if _missing_on_a_swarm(recipe)}
+    for name, cells in table.items():
+        missing = [part for part, _ in _missing_on_a_swarm(RECIPES[name])]
+        assert re.findall(r"`([a-z]+)`", cells[0]) == missing, name
+    line = re.search(r"^Ready today: (.+)\.$", section("On a swarm, or in the simulator only"), re.MULTILINE)
+    assert line is not None
+    able = [name for name, recipe in RECIPES.items() if not _missing_on_a_swarm(recipe)]
+    assert re.findall(r"`([a-z0-9-]+)`", line[1]) == able
+
+
+def test_the_recipe_sections_of_manifests_are_valid() -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        resolve(RecipeSpec.model_validate(yaml.safe_load(block)["recipe"]))
+
+
+def test_the_labels_of_commands_are_valid() -> None:
+    commands = re.findall(r"^ *atoll compare (.+?) --", TEXT, re.MULTILINE)
+    commands += re.findall(r"--recipe ([^ \n`]+)", TEXT)
+    assert len(commands) >= 2
+    for label in " ".join(commands).split():
+        if label != "all":
+            parse_label(label)
+
+
+if __name__ == "__main__":
+    for kind, words in PARTS.items():
+        print(kind, *(f"| `{word}` | {numbers_cell(part)} |" for word, part in words.items()), sep="\n")
+    for name, dense in COMPRESSORS.items():
+        print(f"| `{name}` | {bits_cell(name)} | {dense.block} |")
+    for expression in rows(section("Sparse codecs", section("Codecs"), level=3)):
+        print(f"| `{expression}` | {'' if bound(expression).fixed_size else 'at most '}{bits_cell(expression)} |")
+    for name, recipe in RECIPES.items():
+        if missing := [part for part, _ in _missing_on_a_swarm(recipe)]:
+            print(f"| `{name}` | {', '.join(f'`{part}`' for part in missing)} |")
+    for name, recipe in RECIPES.items():
+        print("|", " | ".join([f"`{name}`", *traffic_cells(recipe)]), "|")

@@ -70,6 +70,8 @@ class Report:
         figures: in the order to show them.
         samples: the raw measurements behind the figures.
         machine: as `describe_machine` gives it.
+        table: rows of text, the header first, where figures are easier to compare side by side.
+        notes: how to read it.
     """
 
     name: str
@@ -78,6 +80,8 @@ class Report:
     figures: tuple[Figure, ...]
     samples: dict[str, Any]
     machine: dict[str, Any] = field(default_factory=dict)
+    table: tuple[tuple[str, ...], ...] = ()
+    notes: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON document."""
@@ -88,6 +92,8 @@ class Report:
             "seed": self.seed,
             "machine": self.machine,
             "figures": [figure.to_dict() for figure in self.figures],
+            **({"table": self.table} if self.table else {}),
+            **({"notes": self.notes} if self.notes else {}),
             "samples": self.samples,
         }
 

@@ -35,14 +35,14 @@ TASK = "configs/sim/long.yaml"
 TOKENS = "3145728"  # 93 for each of 33,696 parameters
 # What each knob may be set to; `way` stands for codec, exchange and error feedback.
 KNOBS: dict[str, tuple[str, ...]] = {
-    "way": ("int2 reduce feedback", "int4 reduce", "sign reduce feedback", "top64/4096+int2 gather feedback"),
+    "way": ("int2 reduce feedback", "int4 reduce", "top64/4096+int2 gather feedback"),
     "inner.optimizer": ("adamw", "muon"),
     "inner.learning_rate": ("0.008", "0.004"),
     "outer": ("0.7 0.9", "0.7 0.8", "0.9 0.7"),
     "feedback.decay": ("1.0", "0.95"),
     "average": ("0", "0.75"),
 }
-INNER_RATES = ("0.008", "0.016")
+INNER_RATES = ("0.008", "0.004")
 BASELINES = ("ddp", "diloco:steps_per_round=30")
 
 
@@ -105,6 +105,7 @@ class Search:
         row = {**run_job(jobs[0], self._windows), "goal_tokens": tokens}
         self.rows.append({key: value for key, value in row.items() if key not in ("curve", "tally")})
         loss = "diverged" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
+        self.save()
         seconds = row["wall_seconds"] or 0.0
         self._console.print(f"{tokens:>9,} tokens  {loss}  {seconds:4.0f} s  {label}", highlight=False)
         return row
@@ -124,7 +125,6 @@ class Search:
             losses = {}
             for value in KNOBS[knob]:
                 losses[value] = self.loss(label_of({**point, knob: value}, numel), self._swarm.tokens)
-                self.save(best_so_far=point)
             point[knob] = min(losses, key=lambda value: losses[value])
         return point
 

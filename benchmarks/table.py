@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
     folder = parser.parse_args().folder
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    (folder / "README.md").write_text(page(reports))
+    pictures = {path.stem for path in folder.glob("*.png")}
+    (folder / "README.md").write_text(page([report for report in reports if "benchmark" in report], pictures))
 
 
-def page(reports: Sequence[dict[str, Any]]) -> str:
-    """The whole page as Markdown."""
-    return "\n".join([INTRODUCTION, *map(section, reports)])
+def page(reports: Sequence[dict[str, Any]], pictures: Collection[str] = ()) -> str:
+    """The whole page as Markdown; `pictures` are the names of reports that have a PNG of the same name."""
+    return "\n".join([INTRODUCTION, *(section(report, report["benchmark"] in pictures) for report in reports)])
 
 
-def section(report: dict[str, Any]) -> str:
+def section(report: dict[str, Any], picture: bool = False) -> str:
     """One report as Markdown."""
     machine = report["machine"]
     lines = [
@@ -46,12 +47,20 @@ def section(report: dict[str, Any]) -> str:
         "|---|---|---|---|",
         *map(_row, report["figures"]),
         "",
+        *_side_by_side(report.get("table", ())),
+        *([report["notes"], ""] if "notes" in report else ()),
+        *([f"![{report['benchmark']}]({report['benchmark']}.png)", ""] if picture else ()),
         f"Machine: {machine['cores']} shared cores ({machine['cpu']}), {machine['memory_gb']:g} GB, "
         f"Python {machine['python']}, torch {machine['torch']}; load average {machine['load_average_1_min']:.1f} "
         f"before the run. Seed {report['seed']}.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _side_by_side(rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:], ""] if lines else []
 
 
 def _row(figure: dict[str, Any]) -> str:

@@ -121,7 +121,7 @@ class RecipeSpec(Spec):
     numbers, with `name` where the kind changes too. `peer.outer.recipes` knows the words and checks the numbers.
     """
 
-    name: Name = "diloco"
+    name: Name = "lagoon"
     steps_per_round: int | None = Field(default=None, ge=1, le=100_000)
     outer_learning_rate: float | None = Field(default=None, gt=0.0, le=10.0)
     outer_momentum: float | None = Field(default=None, ge=0.0, lt=1.0)

@@ -16,7 +16,7 @@ from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.merging import Eager
 from peer.outer.recipes import Recipe, Schedule
 from peer.outer.schedules import Event, GradientChange
-from peer.outer.straggler import ComputeTimeout, choose_timeout
+from peer.outer.straggler import ComputeTimeout, choose_timeout, waits_for_all
 from peer.outer.topology import Links
 from peer.sim.network import reduce_seconds
 from peer.sim.overlap import WHOLE, Layer, pipelined
@@ -74,6 +74,7 @@ class Stay:
         pending: merges, in order of the steps after which they are due.
         blocked: the round whose result it waits for.
         stepped_s: when its last step was over.
+        busy_until_s: when the step that it makes will be over.
         due: contributions that it makes once the merges before them are done.
         behind: it missed a round: it joins the next one that waits for it, whatever step it stands at.
     """
@@ -81,6 +82,7 @@ class Stay:
     pending: list[tuple[int, Round, Contribution]] = field(default_factory=list)
     blocked: Round | None = None
     stepped_s: float = -math.inf
+    busy_until_s: float = -math.inf
     due: list[Event] = field(default_factory=list)
     behind: bool = False
 
@@ -172,6 +174,7 @@ class Engine:
         seconds, fraction = self._step_seconds(replica)
         life = replica.life
         replica.busy_s += seconds
+        self._stays[replica.index].busy_until_s = self.now + seconds
         self._at(self.now + seconds, lambda: self._end_step(replica, life, fraction))
 
     def _step_seconds(self, replica: Replica) -> tuple[float, float]:
@@ -245,7 +248,7 @@ class Engine:
     # rounds -------------------------------------------------------------------------------------------------------
 
     def _contribute(self, replica: Replica, event: Event) -> None:
-        round = self._gathering.round_for(replica.index, replica.side, event.fragment, event.round)
+        round = self._gathering.round_for(replica.index, replica.side, event)
         if round is None:
             self._catch_up(replica)
             return
@@ -267,9 +270,9 @@ class Engine:
 
     def _plan(self, round: Round) -> None:
         """Ask the straggler policy when this round may start, as far as is known now."""
+        round.attempt += round.state == "gathering"
         if round.state != "gathering" or not round.arrived:
             return
-        round.attempt += 1
         decision = self.recipe.straggler.next_decision(sorted(round.expected), round.arrived, self._gathering.closed)
         if decision is None:
             return
@@ -286,7 +289,7 @@ class Engine:
         self._begin_exchange(round, members)
 
     def _begin_exchange(self, round: Round, members: tuple[int, ...]) -> None:
-        round.state, round.members = "exchanging", members
+        round.state, round.members, round.link_free_s = "exchanging", members, -math.inf
         round.attempt += 1
         attempt = round.attempt
         seconds = self._delay_s(round)
@@ -395,9 +398,21 @@ class Engine:
     def _catch_up(self, replica: Replica) -> None:
         """The swarm went on without this peer: it takes the anchor with its own progress on top, and its pace."""
         self.tally.late += 1
-        self._stays[replica.index].behind = True
         self._take_pace_of_others(replica)
         self.sync.carry_over(replica)
+        if waits_for_all(self.recipe.straggler):
+            self._excuse(replica)
+        else:
+            self._stays[replica.index].behind = True
+
+    def _excuse(self, replica: Replica) -> None:
+        """Nobody waits for it in the rounds that it has passed by."""
+        for round in self._gathering.gathering():
+            if round.state != "gathering" or replica.index not in round.expected - set(round.arrived):
+                continue
+            if round.number <= self._rounds_made([replica]) if self._steps_of else round.send_step <= replica.position:
+                round.expected.discard(replica.index)
+                self._plan(round)
 
     def _take_pace_of_others(self, replica: Replica) -> None:
         others = [r for r in self.replicas if r.present and r.side == replica.side and r is not replica]
@@ -408,8 +423,9 @@ class Engine:
 
     def _rounds_made(self, replicas: Sequence[Replica]) -> int:
         """Of the one who is ahead; in steps where all make equally many steps per round."""
-        per_round = self._steps_of
-        return max((r.position // (per_round[r.index] if per_round is not None else 1) for r in replicas), default=0)
+        per_round = self._steps_of or [1] * len(self.replicas)
+        # Who has yet to contribute at its step has not passed it.
+        return max(((r.position - bool(self._stays[r.index].due)) // per_round[r.index] for r in replicas), default=0)
 
     def _stand_at(self, replica: Replica, rounds_made: int) -> None:
         replica.position = rounds_made * (self._steps_of[replica.index] if self._steps_of is not None else 1)
@@ -450,7 +466,7 @@ class Engine:
         if not replica.present or self._draining:
             return
         replica.present, replica.life = False, replica.life + 1
-        replica.present_s += self.now - replica.arrived_s
+        self._count_time(replica)
         self.tally.leaves += 1
         self._stays[replica.index] = Stay()
         for round in self._gathering.gathering():
@@ -521,22 +537,28 @@ class Engine:
         self.tally.aborted += len(rounds)
         self._give_up(rounds)
         present = [replica for replica in self.replicas if replica.present]
+        for stay in self._stays:
+            stay.due = []
         rounds_made = self._rounds_made(present)
         for replica in present:
             self._stand_at(replica, rounds_made)
         for stay in self._stays:
-            stay.due = []
             stay.pending = [entry for entry in stay.pending if entry[1].outcome is not None]
         for replica, stay in zip(self.replicas, self._stays, strict=True):
             if stay.blocked is not None and replica.present:
                 self._go_on(replica)
+
+    def _count_time(self, replica: Replica) -> None:
+        """It is gone, or all is over: what it has not computed of its last step was never computed."""
+        replica.present_s += self.now - replica.arrived_s
+        replica.busy_s -= max(0.0, self._stays[replica.index].busy_until_s - self.now)
 
     # the end ------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         for replica, stay in zip(self.replicas, self._stays, strict=True):
             if replica.present:
-                replica.present_s += self.now - replica.arrived_s
+                self._count_time(replica)
                 for _, round, contribution in stay.pending:
                     if round.state == "done" and not isinstance(self.recipe.merge, Eager):  # it had its own share
                         self._merge(replica, round, contribution)

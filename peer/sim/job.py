@@ -55,11 +55,15 @@ def setup_of(job: Job) -> Setup:
 
 
 def row_of(job: Job, figures: Row) -> Row:
-    """A simulation's figures as JSON; a loss that is no number becomes null with a note."""
+    """A simulation's figures as JSON; a loss that is no number becomes null, and one that did not fall gets a note."""
     row = _identity(job) | {key: value for key, value in figures.items() if key not in ("recipe", "seed")}
-    loss = row["val_loss"]
+    loss, first = row["val_loss"], row["curve"][0]["val_loss"] if row["curve"] else math.inf
     diverged = loss is not None and not math.isfinite(loss)
-    row |= {"status": "diverged" if diverged else "ok", "note": f"diverged: the loss is {loss}" if diverged else None}
+    row |= {"status": "diverged" if diverged else "ok", "note": None}
+    if diverged:
+        row["note"] = f"diverged: the loss is {loss}"
+    elif loss is not None and loss >= first:
+        row["note"] = f"learned nothing: the loss was {first:.3f} before training"
     clean: Row = _without_nan(row)
     return clean
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from peer.outer.recipes import Recipe
+from peer.outer.schedules import Event
 from peer.outer.straggler import Backup, Quorum
 from peer.outer.topology import AllPeers
 from peer.sim.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
@@ -22,7 +23,7 @@ class Round:
     """One round of one fragment by one group.
 
     Attributes:
-        fragment, number: as in `Event`.
+        fragment, number, send_step: as in `Event`.
         expected: members that are waited for.
         arrived: virtual seconds at which each came.
         contributions: of those who came.
@@ -36,6 +37,7 @@ class Round:
     fragment: int
     number: int
     expected: set[int]
+    send_step: int = 0
     arrived: dict[int, float] = field(default_factory=dict)
     contributions: dict[int, Contribution] = field(default_factory=dict)
     watchers: set[int] = field(default_factory=set)
@@ -124,8 +126,9 @@ class Gathering:
         """Whether rounds are not numbered by the peers' own steps: whoever is ready joins the one that is open."""
         return isinstance(self._recipe.straggler, Quorum | Backup)
 
-    def round_for(self, peer: int, side: int, fragment: int, number: int) -> Round | None:
+    def round_for(self, peer: int, side: int, event: Event) -> Round | None:
         """The round that this peer joins; None if it is over already, and the peer has to catch up."""
+        fragment, number = event.fragment, event.round
         if self.asynchronous:
             number = self._number.get((side, fragment), 0) + 1
         key = (side, fragment, number)
@@ -133,7 +136,7 @@ class Gathering:
             if number <= self._last_over.get((side, fragment), 0):
                 return None
             groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)  # type: ignore[arg-type]
-            self._plans[key] = [Round(fragment, number, set(group)) for group in groups]
+            self._plans[key] = [Round(fragment, number, set(group), event.send_step) for group in groups]
         rounds = self._plans[key]
         own = next((round for round in rounds if peer in round.expected), None)
         if own is None and isinstance(self._recipe.topology, AllPeers) and rounds:

@@ -38,9 +38,10 @@ model:
            bos_token_id: null, eos_token_id: 1, pad_token_id: 0}}
 data: {{sequence_length: 8}}
 inner: {{batch_sequences: 4}}
-recipe: {{name: diloco, steps_per_round: {steps}, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6}}
+recipe: {{{recipe}, steps_per_round: {steps}}}
 rounds: {{straggler_wait_s: {wait}, timeout_s: 20{total}}}
 """
+DILOCO = "name: diloco, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6"
 TOKENS_PER_STEP = 32
 
 
@@ -189,10 +190,13 @@ class TestSwarm:
 
     __test__ = False
 
-    def __init__(self, folder: Path, *, hidden: int = 16, steps: int = 5, wait: float = 5.0, total: int | None = None):
+    def __init__(
+        self, folder: Path, *, hidden: int = 16, steps: int = 5, wait: float = 5.0, total: int | None = None,
+        recipe: str = DILOCO,
+    ) -> None:
         self.folder = folder
         rounds = f", total: {total}" if total else ""
-        self.manifest_text = MANIFEST.format(hidden=hidden, steps=steps, wait=wait, total=rounds)
+        self.manifest_text = MANIFEST.format(hidden=hidden, recipe=recipe, steps=steps, wait=wait, total=rounds)
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []
         self._turns = 0

@@ -34,12 +34,16 @@ def test_every_shipped_manifest_is_valid_and_survives_its_canonical_form(file):
 def test_the_run_id_is_the_same_on_every_machine_and_version():
     assert small().canonical() == (
         b'{"data":{"name":null,"sequence_length":128,"source":"python-stdlib","split":"train","subset":null,'
-        b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,"betas":[0.9,0.95],'
-        b'"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,"min_learning_rate_ratio":0.1,"warmup_steps":50,'
-        b'"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},"pretrained":null,'
-        b'"revision":"main"},"name":"a","protocol":2,"recipe":{"compressor":null,"name":"diloco","outer_learning_rate":null,'
-        b'"outer_momentum":null,"steps_per_round":null},"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,'
-        b'"timeout_s":120.0,"total":null},"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"}}'
+        b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,'
+        b'"betas":[0.9,0.95],"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
+        b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
+        b'"warmup_steps":50,"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},'
+        b'"pretrained":null,"revision":"main"},"name":"a","protocol":2,"recipe":{"aggregator":null,'
+        b'"allocator":null,"average":null,"compressor":null,"exchange":null,"feedback":null,"local":null,'
+        b'"merge":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
+        b'"payload":null,"schedule":null,"steps_per_round":null,"straggler":null,"topology":null},'
+        b'"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,"timeout_s":120.0,"total":null},'
+        b'"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"}}'
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,26 +68,20 @@ class TinyTask:
         offsets = (*self.layout.offsets, self.layout.numel)
         cuts = itertools.starmap(slice, itertools.pairwise(offsets))
         self._cuts = list(zip(cuts, SHAPES.values(), strict=True))
-        random = np.random.RandomState(1000 + seed)  # whose stream numpy has promised not to change
+        random = np.random.RandomState(1000 + seed)
         self._initial = [
             np.ones(shape) if len(shape) == 1 else random.standard_normal(shape) / math.sqrt(WIDTH)
             for shape in SHAPES.values()
         ]
-        logits = 2.0 * random.standard_normal((VOCAB, VOCAB))
-        self._next = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        self._next = _distribution(seed)
 
     def initial(self) -> Tensor:
         """See `Task.initial`."""
         return torch.from_numpy(np.concatenate([value.ravel() for value in self._initial])).float()
 
     def batches(self, peer: int) -> Iterator[Tensor]:
-        """See `Task.batches`; int64 [B, 2] each: a token and the next."""
-        random = np.random.RandomState(self._seed * 1000 + peer)
-        ends = self._next.cumsum(axis=1)
-        while True:
-            last = random.randint(VOCAB, size=BATCH)
-            following = (random.random_sample((BATCH, 1)) > ends[last]).sum(axis=1).clip(max=VOCAB - 1)
-            yield torch.from_numpy(np.stack([last, following], axis=1))
+        """See `Task.batches`; int64 [B, 2] each: a token and the next. After 256 they come again."""
+        return itertools.cycle(_batches(self._seed, peer))
 
     def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:
         """See `Task.gradient`."""
@@ -137,6 +132,21 @@ def _softmax(logits: Floats) -> Floats:
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: Floats = raised / raised.sum(axis=1, keepdims=True)
     return probabilities
+
+
+def _distribution(seed: int) -> Floats:
+    """[VOCAB, VOCAB]: the chance of each token after each."""
+    random = np.random.RandomState(2000 + seed)  # whose stream numpy has promised not to change
+    return _softmax(2.0 * random.standard_normal((VOCAB, VOCAB)))
+
+
+@lru_cache
+def _batches(seed: int, peer: int) -> tuple[Tensor, ...]:
+    random = np.random.RandomState(1000 * seed + peer)
+    last = random.randint(VOCAB, size=(256, BATCH))
+    passed = random.random_sample((256, BATCH, 1)) > _distribution(seed).cumsum(axis=1)[last]
+    following = passed.sum(axis=2).clip(max=VOCAB - 1)
+    return torch.from_numpy(np.stack([last, following], axis=2)).unbind()
 
 
 @dataclass(frozen=True)

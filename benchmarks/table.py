@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,81 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}")
     folder = parser.parse_args().folder
-    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    reports = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     pictures = {path.stem for path in folder.glob("*.png")}
-    (folder / "README.md").write_text(page([report for report in reports if "benchmark" in report], pictures))
+    (folder / "README.md").write_text(page(reports, pictures))
 
 
-def page(reports: Sequence[dict[str, Any]], pictures: Collection[str] = ()) -> str:
-    """The whole page as Markdown; `pictures` are the names of reports that have a PNG of the same name."""
-    return "\n".join([INTRODUCTION, *(section(report, report["benchmark"] in pictures) for report in reports)])
+def page(reports: Mapping[str, dict[str, Any]], pictures: Collection[str] = ()) -> str:
+    """The whole page as Markdown; `pictures` are the names of PNGs, each of the report whose name it begins with."""
+    sections = []
+    for name, report in reports.items():
+        if "benchmark" in report:
+            sections.append(section(report, report["benchmark"] in pictures))
+        elif "summary" in report:
+            sections.append(comparison(name, report, sorted(p for p in pictures if p.startswith(f"{name}-loss-"))))
+        elif "recommended" in report:
+            sections.append(search(name, report))
+    return "\n".join([INTRODUCTION, *sections])
+
+
+def comparison(name: str, report: dict[str, Any], pictures: Sequence[str]) -> str:
+    """A report of `atoll compare` as Markdown."""
+    task = report["task"]
+    lines = [
+        f"## {name}",
+        "",
+        f"{report['notes'] + ' ' if 'notes' in report else ''}{report['peers']} simulated peers, a model of "
+        f"{task['parameters']:,} parameters, {report['tokens']:,} tokens, seeds "
+        f"{', '.join(map(str, report['seeds']))}. Mean over the seeds and standard deviation; the gap is to `ddp` of "
+        f"the same seed. Rows and curves: [{name}.json]({name}.json).",
+        "",
+        f"    {report['command']}",
+        "",
+        "| recipe | steps per round | validation loss | gap to ddp | MB sent per peer | reduction | utilisation |",
+        "|---|---|---|---|---|---|---|",
+        *map(_compared, report["summary"]),
+        "",
+        *(f"![{picture}]({picture}.png)\n" for picture in pictures),
+    ]
+    return "\n".join(lines)
+
+
+def search(name: str, report: dict[str, Any]) -> str:
+    """The report of `benchmarks.search` as Markdown."""
+    reference = min(row["val_loss"] for row in report["rows"] if row["recipe"] == "ddp")
+    ranked = sorted(report["rows"], key=lambda row: row["val_loss"] or float("inf"))
+    lines = [
+        f"## {name}",
+        "",
+        f"The search behind the default recipe: {report['peers']} simulated peers, {report['task']}, seed "
+        f"{report['seed']}. One knob at a time; what lowers the loss stays. Rows: [{name}.json]({name}.json).",
+        "",
+        f"    {report['command']}",
+        "",
+        "| recipe | validation loss | gap to the best ddp | reduction |",
+        "|---|---|---|---|",
+        *(
+            f"| `{row['label']}` | {row['val_loss']:.4f} | {100 * (row['val_loss'] / reference - 1):+.2f}% | "
+            f"{row['reduction_vs_ddp']:.0f}x |"
+            for row in ranked
+        ),
+        "",
+        f"Recommended: `{report['recommended']}`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _compared(row: dict[str, Any]) -> str:
+    if row["val_loss"] is None:
+        return f"| `{row['label']}` | {row['steps_per_round']} | - | {'; '.join(row['notes'])} | | | |"
+    spread = f" +- {row['val_loss_std']:.4f}" if row["val_loss_std"] is not None else ""
+    return (
+        f"| `{row['label']}` | {row['steps_per_round']} | {row['val_loss']:.4f}{spread} | "
+        f"{100 * row['gap_to_ddp']:+.2f}% | {row['bytes_sent_per_peer'] / 1e6:.3g} | {row['reduction_vs_ddp']:,.0f}x | "
+        f"{row['utilization']:.2f} |"
+    )
 
 
 def section(report: dict[str, Any], picture: bool = False) -> str:

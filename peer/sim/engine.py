@@ -16,7 +16,7 @@ from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.merging import Eager
 from peer.outer.recipes import Recipe, Schedule
 from peer.outer.schedules import Event, GradientChange
-from peer.outer.straggler import ComputeTimeout, choose_timeout, waits_for_all
+from peer.outer.straggler import Backup, ComputeTimeout, Quorum, choose_timeout, waits_for_all
 from peer.outer.topology import Links
 from peer.sim.network import reduce_seconds
 from peer.sim.overlap import WHOLE, Layer, pipelined
@@ -266,25 +266,36 @@ class Engine:
         round.contributions[replica.index] = contribution
         round.expected.add(replica.index)
         self._stays[replica.index].pending.append((event.apply_step, round, contribution))
-        self._plan(round)
+        if self._may_decide(round):
+            self._plan(round)
+
+    def _may_decide(self, round: Round) -> bool:
+        """False if the straggler policy's answer to an arrival is known: asking a thousand times a round is slow."""
+        policy, arrived = self.recipe.straggler, len(round.arrived)
+        if arrived == len(round.expected) or isinstance(policy, Backup):
+            return True
+        if waits_for_all(policy):
+            return False
+        # Who comes after the start is planned changes the members, not the start, and takes part: see `_plan`.
+        return not round.planned and (not isinstance(policy, Quorum) or arrived >= policy.needed(len(round.expected)))
 
     def _plan(self, round: Round) -> None:
         """Ask the straggler policy when this round may start, as far as is known now."""
         round.attempt += round.state == "gathering"
+        round.planned = False
         if round.state != "gathering" or not round.arrived:
             return
         decision = self.recipe.straggler.next_decision(sorted(round.expected), round.arrived, self._gathering.closed)
         if decision is None:
             return
-        attempt, members = round.attempt, decision.members
-        start = max(decision.start_s, self.now)
-        if start == self.now and len(members) == len(round.arrived):
-            self._start(round, members)
+        attempt, round.planned = round.attempt, True
+        if decision.start_s <= self.now:
+            self._start(round)
             return
-        self._at(start, lambda: self._start(round, members) if round.attempt == attempt else None)
+        self._at(decision.start_s, lambda: self._start(round) if round.attempt == attempt else None)
 
-    def _start(self, round: Round, members: tuple[int, ...]) -> None:
-        round.members = members
+    def _start(self, round: Round) -> None:
+        round.members = members = tuple(sorted(round.arrived))
         self._gathering.started(round, self._sides[round])
         self._begin_exchange(round, members)
 
@@ -359,22 +370,24 @@ class Engine:
         # eager update, from before.
         merges_first = self.recipe.payload != "gradient" and not isinstance(self.recipe.merge, Eager)
         while stay.due:
-            if merges_first and not self._merge_due(replica):
+            if merges_first and not self._merge_due(replica, stay.due[0].fragment):
                 return
             self._contribute(replica, stay.due.pop(0))
         if self._merge_due(replica):
             self._begin_step(replica)
 
-    def _merge_due(self, replica: Replica) -> bool:
-        """False if it has to wait."""
+    def _merge_due(self, replica: Replica, fragment: int | None = None) -> bool:
+        """False if it has to wait; all results for `fragment` are due, lest what is under way be sent again."""
         stay = self._stays[replica.index]
         stay.blocked = None
-        while stay.pending and stay.pending[0][0] <= replica.position:
-            _, round, contribution = stay.pending[0]
+        for entry in list(stay.pending):
+            apply_step, round, contribution = entry
+            if apply_step > replica.position and round.fragment != fragment:
+                continue
             if round.state != "done":
                 stay.blocked = round
                 return False
-            stay.pending.pop(0)
+            stay.pending.remove(entry)
             self._merge(replica, round, contribution)
         return True
 

@@ -3,14 +3,15 @@
 The backbone is never the bottleneck: what a member sends is bounded by its uplink, what it receives by its downlink
 (full duplex), and each connection by loss and round-trip time. All transfers of a phase run at once, each at a rate
 in proportion to its size, which is the best that any schedule reaches; then a phase takes as long as the slowest
-uplink, downlink or connection, and the longest one-way latency comes on top. Memory is O(members^2) where packets
-are lost, O(members) elsewhere.
+uplink, downlink or connection, and the longest one-way latency comes on top. Where packets are lost, the first
+exchange of a set of members takes O(members^2) time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,14 +91,14 @@ def reduce_seconds(
     parts = _shares(len(profiles), shares)
     if others < 1:
         return 0.0
-    slowest = _slowest_connection(profiles, streams)
+    slowest = _slowest_unit_s(tuple(profiles), streams)
     scatter_s = _phase_s(
         profiles, sent=payload_bytes * (1 - parts), received=payload_bytes * parts * others,
-        connections_s=slowest(lambda unit_s: unit_s * (payload_bytes * parts)[None, :]),
+        connections_s=float((payload_bytes * parts * slowest).max()),
     )
     return_s = _phase_s(
         profiles, sent=update_bytes * parts * others, received=update_bytes * (1 - parts),
-        connections_s=slowest(lambda unit_s: unit_s * (update_bytes * parts)[:, None]),
+        connections_s=float((update_bytes * parts * slowest).max()),
     )
     return scatter_s + return_s
 
@@ -122,7 +123,7 @@ def gather_seconds(
     own = np.asarray(payload_bytes, dtype=np.float64)
     return _phase_s(
         profiles, sent=gather_traffic(payload_bytes), received=own.sum() - own,
-        connections_s=_slowest_connection(profiles, streams)(lambda unit_s: unit_s * own[:, None]),
+        connections_s=float((own * _slowest_unit_s(tuple(profiles), streams)).max()),
     )
 
 
@@ -180,15 +181,19 @@ def _phase_s(profiles: Sequence[PeerProfile], *, sent: Floats, received: Floats,
     return slowest_s + farthest + second
 
 
-def _slowest_connection(
-    profiles: Sequence[PeerProfile], streams: int
-) -> Callable[[Callable[[Floats], Floats]], float]:
-    """A function from (seconds per byte [R, R], sender first -> seconds [R, R]) to the slowest of all pairs."""
-    loss = np.array([profile.loss for profile in profiles])
+@lru_cache(maxsize=16)
+def _slowest_unit_s(profiles: tuple[PeerProfile, ...], streams: int) -> Floats:
+    """Seconds per byte of each member's slowest connection to another, [R]; a connection is alike in both directions.
+
+    The same members exchange again and again, and R^2 connections take a while.
+    """
     latency = np.array([profile.latency_s for profile in profiles])
-    if not loss.any():
-        return lambda _: 0.0
-    lost = 1 - np.outer(1 - loss, 1 - loss)
-    unit_s = (latency[:, None] + latency[None, :]) * np.sqrt(lost) * _unit_s(1.0, 1.0, streams)
-    np.fill_diagonal(unit_s, 0.0)
-    return lambda seconds: float(seconds(unit_s).max())
+    kept = np.array([1 - profile.loss for profile in profiles])
+    slowest = np.zeros(len(profiles))
+    if (kept == 1).all():
+        return slowest
+    for index in range(len(profiles)):
+        unit = (latency[index] + latency) * np.sqrt(1 - kept[index] * kept)
+        unit[index] = 0.0
+        slowest[index] = unit.max()
+    return slowest * _unit_s(1.0, 1.0, streams)

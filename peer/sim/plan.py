@@ -78,7 +78,8 @@ class Job:
     @property
     def digest(self) -> str:
         """Of everything that decides the figures, except what is the same for the whole campaign."""
-        described = {"recipe": describe(self.recipe), "inner": self.inner.model_dump(mode="json"), "seed": self.seed}
+        parts = {key: value for key, value in describe(self.recipe).items() if key not in ("source", "summary")}
+        described = {"recipe": parts, "inner": self.inner.model_dump(mode="json"), "seed": self.seed}
         return _digest(described)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -165,6 +166,7 @@ def _work(pipe: Connection, folder: Path, sequence_length: int, parent: int) -> 
         except EOFError:
             return
         pipe.send(run_job(job, (train, validation), tell))
+        gc.collect()  # a simulation is full of cycles, and holds gigabytes in few objects
 
 
 def _cause(process: SpawnProcess) -> str:

@@ -29,6 +29,7 @@ class Round:
         contributions: of those who came.
         watchers: who came meanwhile and goes on from where a member stood; they merge the result like members.
         attempt: counts changes of plan; an event of an earlier plan is void.
+        planned: it is known when it will start if nobody else comes.
         members: those whose exchange it is, once it has started.
         link_free_s: virtual seconds at which its exchange leaves the members' links to the next.
         outcome: once it is done.
@@ -42,6 +43,7 @@ class Round:
     contributions: dict[int, Contribution] = field(default_factory=dict)
     watchers: set[int] = field(default_factory=set)
     attempt: int = 0
+    planned: bool = False
     state: State = "gathering"
     members: tuple[int, ...] = ()
     link_free_s: float = -math.inf
@@ -117,6 +119,7 @@ class Gathering:
     def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: object = None) -> None:
         self._recipe, self._seed, self._present, self._links = recipe, seed, present, links
         self._plans: dict[tuple[int, int, int], list[Round]] = {}
+        self._places: dict[tuple[int, int, int], dict[int, Round]] = {}  # of each peer in the groups as planned
         self._number: dict[tuple[int, int], int] = {}
         self._last_over: dict[tuple[int, int], int] = {}
         self.closed: list[tuple[int, ...]] = []
@@ -137,8 +140,11 @@ class Gathering:
                 return None
             groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)  # type: ignore[arg-type]
             self._plans[key] = [Round(fragment, number, set(group), event.send_step) for group in groups]
+            self._places[key] = {member: round for round in self._plans[key] for member in round.expected}
         rounds = self._plans[key]
-        own = next((round for round in rounds if peer in round.expected), None)
+        own = self._places[key].get(peer)
+        if own is None or peer not in own.expected or own.state == "done":  # somebody came, or a round was given up
+            own = next((round for round in rounds if peer in round.expected), None)
         if own is None and isinstance(self._recipe.topology, AllPeers) and rounds:
             own = rounds[0]
         return own if own is not None and own.state == "gathering" else None
@@ -155,7 +161,7 @@ class Gathering:
         if all(other.state == "done" for other in self._plans.get(key, [])):
             self._last_over[side, round.fragment] = max(round.number, self._last_over.get(key[:2], 0))
             for old in [k for k in self._plans if k[:2] == key[:2] and k[2] < round.number - 2]:
-                del self._plans[old]
+                del self._plans[old], self._places[old]
 
     def forget(self, rounds: Sequence[Round]) -> None:
         """They come to nothing: who contributes now opens others."""
@@ -164,7 +170,7 @@ class Gathering:
             if kept:
                 self._plans[key] = kept
             else:
-                del self._plans[key]
+                del self._plans[key], self._places[key]
 
     def waiting_for(self, peer: int) -> Round | None:
         """A round in which somebody waits for this peer, if there is one."""

@@ -53,7 +53,7 @@ def test_the_page_shows_every_figure_with_its_command() -> None:
     figure = Figure(name="ratio", value=0.9, unit="x", limit=0.95, at_most=False)
     machine = describe_machine()
     report = Report(name="loop", about="One against another", seed=3, figures=(figure,), samples={}, machine=machine)
-    text = page([report.to_dict()])
+    text = page({report.name: report.to_dict()})
     assert "    python -m benchmarks.loop" in text.splitlines()
     assert "| ratio | 0.9 x | >= 0.95 x | **no** |" in text.splitlines()
 

@@ -125,7 +125,7 @@ def test_pictures_of_thirty_recipes_of_none_and_of_a_diverging_one(tmp_path, axi
         for n in range(30)
     ]
     broken = row("x", 0, None, "diverged", curve=[point(0, 0.0, 5.0), point(10, 9.0, 1e30), point(20, 10.0, None)])
-    for name, rows in (("many", many), ("none", []), ("broken", [*many, broken])):
+    for name, rows in (("none", []), ("many", [*many, broken])):
         document = report(*rows, labels=[one["label"] for one in rows]).document()
         draw(tmp_path / f"{name}.png", document, axis)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,10 +1,12 @@
 """docs/recipes.md tells of every recipe, part and codec that there is, and no other; its figures are those of the code.
+docs/simulator.md tells of every flag of its commands, key of a scenario and key of a report.
 
 `python -m tests.test_recipe_docs` prints the rows of its tables as the code would have them.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import re
@@ -21,11 +23,15 @@ from peer.outer.schedules import GradientChange
 from peer.outer.straggler import Backup, Quorum
 from peer.outer.topology import AllPeers, BandwidthMatching, Neighbours
 from peer.protocol.manifest import RecipeSpec
+from peer.sim.cli import add_sim_commands
 from peer.sim.label import parse_label
 from peer.sim.network import gather_traffic, reduce_traffic
+from peer.sim.scenario import Partition, PeerClass, Scenario, parse_scenario, shipped_scenarios
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "recipes.md"
-TEXT = DOCUMENT.read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+SIMULATOR = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 PARAMETERS, PEERS = 10**9, 8
 # A model of a billion parameters: matrices whose sides are multiples of 64, and 2560 values in vectors.
@@ -201,13 +207,44 @@ def test_the_recipe_sections_of_manifests_are_valid() -> None:
         resolve(RecipeSpec.model_validate(yaml.safe_load(block)["recipe"]))
 
 
-def test_the_labels_of_commands_are_valid() -> None:
-    commands = re.findall(r"^ *atoll compare (.+?) --", TEXT, re.MULTILINE)
-    commands += re.findall(r"--recipe ([^ \n`]+)", TEXT)
-    assert len(commands) >= 2
+@pytest.mark.parametrize("text", [TEXT, SIMULATOR, README], ids=["recipes", "simulator", "readme"])
+def test_the_labels_of_commands_are_valid(text: str) -> None:
+    commands = re.findall(r"^ *atoll compare (.+?) --", text, re.MULTILINE)
+    commands += re.findall(r"--recipe ([a-z][^ \n`]+)", text)
+    assert commands
     for label in " ".join(commands).split():
         if label != "all":
             parse_label(label)
+
+
+def test_every_flag_of_the_simulator_stands_there() -> None:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    add_sim_commands(commands)
+    for name, command in commands.choices.items():
+        flags = re.findall(r"--[a-z-]+", command.format_usage())
+        assert [flag for flag in flags if f"`{flag}" not in SIMULATOR] == [], name
+
+
+def test_every_key_of_a_scenario_stands_there_and_the_example_is_valid() -> None:
+    text = section("Scenarios", SIMULATOR)
+    for spec in (Scenario, PeerClass, Partition):
+        assert [key for key in spec.model_fields if f"`{key}`" not in text] == []
+    assert [name for name in shipped_scenarios() if f"`{name}`" not in text] == []
+    example = re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert example is not None
+    parse_scenario(example[1], "docs/simulator.md")
+
+
+def test_every_key_of_a_report_stands_there() -> None:
+    from peer.sim.report import Report  # loads the training stack, which the rows above do without
+    from peer.sim.simulate import Result
+
+    text = section("Reading a report", SIMULATOR)
+    settings = {"peers": 1, "tokens": 1}
+    report = Report(command="", task={}, settings=settings, labels=[], seeds=[]).document()
+    keys = [*report, *(field.name for field in dataclasses.fields(Result)), "label", "settings", "gap_to_ddp"]
+    assert [key for key in keys if f"`{key}`" not in text] == []
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ _ALL: Final = (
         schedule=Every(steps=1),
     ),
     Recipe(
-        # Found by benchmarks/search.py: the shortest round that sends 1000 times fewer bytes than fp32 data parallelism,
-        # for any number of peers: 4 H / .2656 bytes per value.
+        # Found by benchmarks/search.py: the shortest round that sends 1000 times fewer bytes than fp32 data
+        # parallelism, for any number of peers: 4 H / .2656 bytes per value.
         name="lagoon",
         source="this project, benchmarks/search.py; Muon inside as in arXiv 2505.23725, feedback on both legs as in "
         "arXiv 1905.05957, average of anchors as in arXiv 2209.14981",

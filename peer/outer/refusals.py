@@ -24,7 +24,7 @@ _LARGEST_MOMENTUM = 0.8  # measured with lr .7: the spread of anchors grows from
 
 def contradictions(recipe: Recipe) -> list[Refusal]:
     """(what contradicts what, what to do) for everything in `recipe` that cannot work together."""
-    return [*_payloads(recipe), *_codecs(recipe), *_groups(recipe), *_merges(recipe), *_allocators(recipe)]
+    return [*_payloads(recipe), *_codecs(recipe), *_groups(recipe), *_merges(recipe), *_allocators(recipe), *_averages(recipe)]
 
 
 def _payloads(recipe: Recipe) -> Iterator[Refusal]:

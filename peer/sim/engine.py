@@ -161,7 +161,7 @@ class Engine:
         heapq.heappush(self._queue, (time_s, next(self._order), action))
 
     def _quiet(self) -> bool:
-        return all(round.state != "exchanging" for round in self._gathering.gathering())
+        return all(round.state != "exchanging" for round in self._sides)
 
     def _present(self, side: int) -> list[int]:
         return [replica.index for replica in self.replicas if replica.present and replica.side == side]
@@ -585,16 +585,21 @@ class Engine:
     def _last_round(self, present: Sequence[Replica]) -> None:
         """What nobody has sent yet must be in the anchor that is evaluated."""
         sides = sorted({replica.side for replica in present})
+        lasts_s = dict.fromkeys(sides, 0.0)  # groups exchange at the same time, fragments one after another
         for side in sides:
             own = [replica for replica in present if replica.side == side]
             for fragment in range(len(self.sync.fragments)):
                 if all(replica.unsent_tokens[fragment] == 0 for replica in own):
                     continue
                 number = 1 + self.tally.committed
-                for group in self.recipe.topology.groups(number, [r.index for r in own], 0, None):
+                lasts_s[side] += max(
                     self._closing_exchange([self.replicas[member] for member in group], fragment, number)
+                    for group in self.recipe.topology.groups(number, [r.index for r in own], 0, None)
+                )
+        self.now += max(lasts_s.values())
 
-    def _closing_exchange(self, members: Sequence[Replica], fragment: int, number: int) -> None:
+    def _closing_exchange(self, members: Sequence[Replica], fragment: int, number: int) -> float:
+        """Returns its seconds."""
         round = Round(fragment, number, set(), members=tuple(replica.index for replica in members))
         rate = self.learning_rate(members[0])
         round.contributions = {
@@ -604,9 +609,9 @@ class Engine:
         self._count_dropped(self.sync.commit(members, sent, fragment, number, rate).dropped)
         self.tally.committed += 1
         update_bytes = self.sync.wire_bytes(fragment)
-        self.now += self._exchange.seconds(round, update_bytes)
         for member, num_bytes in self._exchange.traffic(round, update_bytes).items():
             self.replicas[member].bytes_sent += num_bytes
+        return self._exchange.seconds(round, update_bytes)
 
     # work ---------------------------------------------------------------------------------------------------------
 

@@ -158,13 +158,21 @@ class Simulation(Hooks):
         return self._result(engine, loss, time.perf_counter() - began)
 
     def consensus(self) -> Tensor:
-        """The parameters that the swarm stands for, fp32 [P]: the anchor, or in gossip the mean of the peers' own."""
+        """The parameters that the swarm stands for, fp32 [P].
+
+        The anchor, or the recipe's average of anchors; in gossip the mean of the peers' own; with gradients any peer's.
+        """
         recipe, side = self.setup.recipe, heaviest_side(self.replicas)
         replicas = sorted((r for r in self.replicas if r.learner is not None), key=lambda r: (r.side != side, r.index))
         replicas = [r for r in replicas if r.present] or replicas
         learners = [learner for r in replicas if (learner := r.learner) is not None]
-        vectors = [learner.outer.anchor if recipe.payload == "delta" else learner.parameters for learner in learners]
-        if recipe.shared_anchor:
+        # Between two rounds that are voted for, the peers' own parameters are all there is.
+        own = recipe.payload != "delta" or isinstance(recipe.schedule, GradientChange)
+        vectors = [learner.parameters if own else learner.outer.anchor for learner in learners]
+        if recipe.shared_anchor and recipe.payload == "delta" and not isinstance(recipe.schedule, GradientChange):
+            outer = learners[0].outer
+            return recipe.optimizer.result(outer.anchor, outer.buffers, outer.rounds)
+        if recipe.payload == "gradient":
             return vectors[0]
         mean = torch.zeros_like(vectors[0])
         for vector in vectors:

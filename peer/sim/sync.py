@@ -242,7 +242,7 @@ class Synchroniser:
             return None
         if fragment not in self._residuals:
             self._residuals[fragment] = Encoder(
-                self.codecs[fragment], self.recipe.feedback, self.lengths[fragment], revertible=False
+                self.codecs[fragment], self.recipe.feedback.on_return, self.lengths[fragment], revertible=False
             )
         return self._residuals[fragment]
 

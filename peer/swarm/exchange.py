@@ -55,7 +55,7 @@ class Exchange:
         self._aggregator = recipe.aggregator
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
         self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
-        self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback, numel)
+        self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
         self._node, self._timeout_s, self._clock = node, timeout_s, clock
         self._name = f"atoll/{run_id[:16]}/round"
         self._session: Session | None = None

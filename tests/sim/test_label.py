@@ -55,7 +55,7 @@ def test_another_kind_of_part_and_its_numbers_in_any_order(label):
     ("dilocco", ["unknown recipe 'dilocco'", "did you mean 'diloco'?", "atoll recipes"]),
     ("diloco:", ["nothing follows the colon"]),
     ("diloco:int8", ["'int8' is not key=value", "write it as"]),
-    ("diloco:compresor=int8", ["unknown key 'compresor'", "did you mean 'compressor'?"]),
+    ("diloco:compressr=int8", ["unknown key 'compressr'", "did you mean 'compressor'?"]),
     ("diloco:compressor=int9", ["'diloco:compressor=int9'", "int9"]),
     ("diloco:outer.momentun=0.8", ["recipe.outer.momentun", "did you mean 'momentum'?"]),
     ("diloco:outerr.momentum=0.8", ["'outerr' in 'outerr.momentum' is no part", "did you mean 'outer'?"]),

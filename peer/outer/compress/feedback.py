@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,11 @@ class ErrorFeedback:
             raise UserError(f"decay={self.decay:g}: must be in [0, 1]", "1 keeps all that was not sent")
         if not (self.gain > 0.0 and math.isfinite(self.gain)):
             raise UserError(f"gain={self.gain:g}: must be positive and finite", "1 is the classic form")
+
+    @property
+    def on_return(self) -> ErrorFeedback:
+        """The same for the reducer's leg, where the mean is what it is: gain 1."""
+        return replace(self, gain=1.0)
 
 
 class Sent(NamedTuple):

@@ -35,11 +35,11 @@ TOKENS = "3145728"  # 93 for each of 33,696 parameters
 # What each knob may be set to; `way` stands for codec, exchange and error feedback.
 KNOBS: dict[str, tuple[str, ...]] = {
     "average": ("0", "0.75"),
-    "outer": ("0.7 0.9", "0.7 0.8", "0.9 0.7"),
     "inner.optimizer": ("adamw", "muon"),
-    "way": ("int2 reduce feedback", "int4 reduce", "top64/4096+int2 gather feedback"),
+    "outer": ("0.7 0.9", "0.7 0.8", "0.9 0.7"),
+    "way": ("int2 reduce feedback", "int4 reduce"),
     "inner.learning_rate": ("0.008", "0.004"),
-    "feedback.decay": ("1.0", "0.95"),
+    "feedback.decay": ("1.0",),
 }
 INNER_RATES = ("0.008", "0.004")
 BASELINES = ("ddp", "diloco:steps_per_round=30")

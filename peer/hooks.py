@@ -94,7 +94,7 @@ class PeerHooks:
             log.debug("anchor of round %d", message.round)
 
     def validate(self, max_sequences: int) -> float:
-        """Loss of what the run yields on the validation text, nats per token; the local parameters come back untouched."""
+        """Loss of what the run yields, on the validation text, in nats per token; leaves the local parameters alone."""
         peer, sync = self._peer, self._peer.sync
         local = sync.anchor.clone()
         peer.replica.read(local)

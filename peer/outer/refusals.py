@@ -12,19 +12,21 @@ from peer.outer.optimizer import HeavyBall, Sgd
 from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean
 from peer.outer.schedules import Every, Strided
 from peer.outer.straggler import Backup, Quorum, waits_for_all
-from peer.outer.topology import AllPeers, BandwidthMatching, Neighbours, RandomPairs
+from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
 
 if TYPE_CHECKING:
     from peer.outer.recipes import Recipe
 
 Refusal = tuple[str, str]
+_LEAST_TO_JUDGE = 3  # contributions
 _ROBUST = (CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean)
 _LARGEST_MOMENTUM = 0.8  # measured with lr .7: the spread of anchors grows from .82 (64 peers) to .88 (8 peers) on
 
 
 def contradictions(recipe: Recipe) -> list[Refusal]:
     """(what contradicts what, what to do) for everything in `recipe` that cannot work together."""
-    return [*_payloads(recipe), *_codecs(recipe), *_groups(recipe), *_merges(recipe), *_allocators(recipe), *_averages(recipe)]
+    kinds = (_payloads, _codecs, _groups, _merges, _allocators, _averages)
+    return [refusal for kind in kinds for refusal in kind(recipe)]
 
 
 def _payloads(recipe: Recipe) -> Iterator[Refusal]:
@@ -98,7 +100,19 @@ def _averages(recipe: Recipe) -> Iterator[Refusal]:
 
 
 def _groups(recipe: Recipe) -> Iterator[Refusal]:
-    if isinstance(recipe.topology, AllPeers):
+    topology, straggler = recipe.topology, recipe.straggler
+    pairs = isinstance(topology, RandomPairs | Neighbours | BandwidthMatching) or (
+        isinstance(topology, Groups) and topology.size < _LEAST_TO_JUDGE
+    )
+    few = (isinstance(straggler, Backup) and straggler.minimum < _LEAST_TO_JUDGE) or (
+        isinstance(straggler, Quorum) and straggler.count is not None and straggler.count < _LEAST_TO_JUDGE
+    )
+    if isinstance(recipe.aggregator, _ROBUST) and (pairs or few):
+        yield (
+            "of two contributions nobody can tell which is the liar's: a robust aggregator needs three",
+            "set topology: all, straggler: wait, or aggregator: mean",
+        )
+    if isinstance(topology, AllPeers):
         return
     if isinstance(recipe.straggler, Quorum | Backup):
         yield (
@@ -115,13 +129,6 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
             f"outer momentum {recipe.outer.momentum} in gossip lets the anchors drift apart; up to "
             f"{_LARGEST_MOMENTUM} they meet",
             "set outer_momentum: 0.5, as published (arXiv 2506.10911)",
-        )
-    if isinstance(recipe.topology, RandomPairs | Neighbours | BandwidthMatching) and isinstance(
-        recipe.aggregator, _ROBUST
-    ):
-        yield (
-            "of two contributions nobody can tell which is the liar's: a robust aggregator needs three",
-            "set topology: all or groups, or aggregator: mean",
         )
 
 

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
 import yaml
 from rich.console import Console
-from torch import nn
-from transformers import PreTrainedModel
 
+from benchmarks.bare import bare_loop, plain_adamw
 from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.processes import cpu_seconds
 from peer.assemble import Peer, assemble, parse_published
@@ -28,7 +25,6 @@ from peer.demo.play import LOOPBACK
 from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Published, Start
 from peer.link.supervisor import AgentProcess
-from peer.protocol.manifest import InnerSpec
 from peer.settings import load_settings
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
@@ -118,27 +114,13 @@ def _production(peer: Peer, hooks: PeerHooks) -> Callable[[int], None]:
 def _bare(peer: Peer) -> Callable[[int], None]:
     model = copy.deepcopy(peer.model).train()
     inner = peer.manifest.inner
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=inner.learning_rate, betas=inner.betas, eps=inner.eps, weight_decay=inner.weight_decay
-    )
+    optimizer = plain_adamw(model, inner)
     batches = Batches(peer.text.train, peer.text.batch_sequences, peer.batches.state.seed)
 
     def run(steps: int) -> None:
-        _bare_loop(model, optimizer, batches, inner, steps)
+        bare_loop(model, optimizer, batches, inner, steps)
 
     return run
-
-
-def _bare_loop(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, batches: Batches, inner: InnerSpec, steps: int
-) -> None:
-    for batch, _ in islice(batches, steps):
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), inner.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,13 @@ def parse_pss(rollup: str) -> int:
     return int(match.group(1)) * 1024
 
 
+def highest_resident_bytes() -> int:
+    """The most that was ever resident of this process."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match.group(1)) * 1024
+
+
 @contextlib.contextmanager
 def sampled(read: Callable[[], float], period_s: float) -> Iterator[list[float]]:
     """Values of `read`, taken by a thread of its own every `period_s` while the context lasts."""

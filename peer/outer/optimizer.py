@@ -238,7 +238,7 @@ class Averaged(OuterOptimizer):
     """Another optimizer, and an average of its anchors beside: a <- decay a + (1 - decay) anchor.
 
     Peers start every round from the anchor as ever; the average, a / (1 - decay^rounds), is what the run yields. It
-    smooths out what momentum and noise move to and fro in each round (Polyak and Juditsky 1992; latest weights:
+    smooths out what momentum and noise move back and forth in each round (Polyak and Juditsky 1992; latest weights:
     Kaddour 2022, arXiv 2209.14981), and costs one buffer and no byte.
 
     Attributes:

@@ -149,22 +149,7 @@ class Recipe:
 
     def with_steps_per_round(self, steps: int) -> Recipe:
         """The same recipe with another H."""
-        if isinstance(self.schedule, Strided):
-            changed: Schedule = replace(
-                self.schedule, period=steps, num_fragments=min(self.schedule.num_fragments, steps),
-                overlap_steps=min(self.schedule.overlap_steps, steps),
-            )
-        elif isinstance(self.schedule, Every):
-            whole = self.schedule.overlap_steps == self.schedule.steps
-            overlap = steps if whole else min(self.schedule.overlap_steps, steps)
-            limit = None if self.schedule.max_steps is None else max(self.schedule.max_steps, steps)
-            changed = replace(self.schedule, steps=steps, overlap_steps=overlap, max_steps=limit)
-        else:
-            raise UserError(
-                f"recipe.steps_per_round={steps}: recipe {self.name!r} decides at every step",
-                "leave steps_per_round out, or choose a recipe with rounds, such as 'diloco'",
-            )
-        return replace(self, schedule=changed)
+        return replace(self, schedule=_paced(self.schedule, steps, self.name))
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
@@ -187,10 +172,10 @@ def resolve(spec: RecipeSpec) -> Recipe:
     changes |= {key: value for key in ("payload", "exchange", "average") if (value := getattr(spec, key)) is not None}
     if spec.compressor is not None:
         changes |= _borrowed_compressor(spec, changes, RECIPES)
-    recipe = replace(recipe, **changes) if changes else recipe
     if spec.steps_per_round is not None:
-        recipe = recipe.with_steps_per_round(spec.steps_per_round)
-    return _with_outer_numbers(recipe, spec)
+        changes["schedule"] = _paced(changes.get("schedule", recipe.schedule), spec.steps_per_round, spec.name)
+    changes["outer"] = _with_outer_numbers(changes.get("outer", recipe.outer), spec, recipe.source)
+    return replace(recipe, **changes)  # all at once: what the parts contradict is judged in the end
 
 
 def swarm_recipe(spec: RecipeSpec) -> Recipe:
@@ -299,21 +284,38 @@ def _fits(value: Any, annotation: str) -> bool:
     return ("tuple" in annotation) if isinstance(value, tuple) else ("str" in annotation or "Literal" in annotation)
 
 
-def _with_outer_numbers(recipe: Recipe, spec: RecipeSpec) -> Recipe:
+def _paced(schedule: Schedule, steps: int, name: str) -> Schedule:
+    """The schedule with another H."""
+    if isinstance(schedule, Strided):
+        return replace(
+            schedule, period=steps, num_fragments=min(schedule.num_fragments, steps),
+            overlap_steps=min(schedule.overlap_steps, steps),
+        )
+    if isinstance(schedule, Every):
+        overlap = steps if schedule.overlap_steps == schedule.steps else min(schedule.overlap_steps, steps)
+        limit = None if schedule.max_steps is None else max(schedule.max_steps, steps)
+        return replace(schedule, steps=steps, overlap_steps=overlap, max_steps=limit)
+    raise UserError(
+        f"recipe.steps_per_round={steps}: recipe {name!r} decides at every step",
+        "leave steps_per_round out, or choose a recipe with rounds, such as 'diloco'",
+    )
+
+
+def _with_outer_numbers(outer: OuterOptimizer, spec: RecipeSpec, source: str) -> OuterOptimizer:
     """The two numbers that everybody changes have keys of their own."""
     changes: dict[str, float] = {}
-    fields = {f.name for f in dataclasses.fields(recipe.outer)}  # type: ignore[arg-type]
+    fields = {f.name for f in dataclasses.fields(outer)}  # type: ignore[arg-type]
     if spec.outer_learning_rate is not None:
         changes["lr"] = spec.outer_learning_rate
     if spec.outer_momentum is not None:
         if "momentum" not in fields:
             raise UserError(
                 f"recipe.outer_momentum={spec.outer_momentum}: recipe {spec.name!r} has no outer momentum",
-                f"its outer optimizer is {type(recipe.outer).__name__} ({recipe.source}).\n"
+                f"its outer optimizer is {type(outer).__name__} ({source}).\n"
                 "Remove outer_momentum, or set outer: {name: nesterov, lr: ..., momentum: ...}.",
             )
         changes["momentum"] = spec.outer_momentum
-    return replace(recipe, outer=replace(recipe.outer, **changes)) if changes else recipe  # type: ignore[type-var]
+    return replace(outer, **changes) if changes else outer  # type: ignore[type-var]
 
 
 def _word(kind: str, part: object) -> str:

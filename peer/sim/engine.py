@@ -16,7 +16,7 @@ from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.merging import Eager
 from peer.outer.recipes import Recipe, Schedule
 from peer.outer.schedules import Event, GradientChange
-from peer.outer.straggler import Backup, ComputeTimeout, Quorum, choose_timeout, waits_for_all
+from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll, choose_timeout, waits_for_all
 from peer.outer.topology import Links
 from peer.sim.network import reduce_seconds
 from peer.sim.overlap import WHOLE, Layer, pipelined
@@ -75,16 +75,16 @@ class Stay:
         blocked: the round whose result it waits for.
         stepped_s: when its last step was over.
         busy_until_s: when the step that it makes will be over.
+        link_free_s: when its link has carried what it exchanges.
         due: contributions that it makes once the merges before them are done.
-        behind: it missed a round: it joins the next one that waits for it, whatever step it stands at.
     """
 
     pending: list[tuple[int, Round, Contribution]] = field(default_factory=list)
     blocked: Round | None = None
     stepped_s: float = -math.inf
     busy_until_s: float = -math.inf
+    link_free_s: float = -math.inf
     due: list[Event] = field(default_factory=list)
-    behind: bool = False
 
 
 class Engine:
@@ -238,12 +238,21 @@ class Engine:
         if isinstance(schedule, GradientChange):
             step = replica.position
             return (Event(fragment=0, round=step, send_step=step, apply_step=step),)
-        if self._stays[replica.index].behind:
-            round, step = self._gathering.waiting_for(replica.index), replica.position
-            if round is not None:
-                apply_step = step + self.recipe.overlap_steps
-                return (Event(fragment=round.fragment, round=round.number, send_step=step, apply_step=apply_step),)
-        return schedule.events(replica.position)
+        return schedule.events(replica.position) or self._last_chance(replica)
+
+    def _last_chance(self, replica: Replica) -> Sequence[Event]:
+        """A round that waits for this peer, and whose deadline its next step would miss: it sends what it has."""
+        policy = self.recipe.straggler
+        if not isinstance(policy, WaitAll | Backup) or policy.deadline_s is None:
+            return ()
+        round = self._gathering.waiting_for(replica.index)
+        step_s = self.pace.step_s * self.recipe.gradients_per_step / replica.profile.speed
+        if round is None or self.now + step_s <= min(round.arrived.values()) + policy.deadline_s:
+            return ()
+        sent_at = round.number * self._steps_of[replica.index] if self._steps_of is not None else round.send_step
+        replica.position = max(replica.position, sent_at)
+        apply_step = replica.position + self.recipe.overlap_steps
+        return (Event(fragment=round.fragment, round=round.number, send_step=sent_at, apply_step=apply_step),)
 
     # rounds -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +268,6 @@ class Engine:
             contribution = self.sync.thinned(contribution, self._ratios[replica.index])
         if isinstance(self.recipe.merge, Eager) and overlapped and replica.learner is not None and event.round == 1:
             self.sync.eager_step(replica.learner, None, len(self._present(replica.side)), 0)
-        self._stays[replica.index].behind = False
         self.tally.contributions += 1
         self._sides[round] = replica.side
         round.arrived[replica.index] = self.now
@@ -300,7 +308,7 @@ class Engine:
         self._begin_exchange(round, members)
 
     def _begin_exchange(self, round: Round, members: tuple[int, ...]) -> None:
-        round.state, round.members, round.link_free_s = "exchanging", members, -math.inf
+        round.state, round.members = "exchanging", members
         round.attempt += 1
         attempt = round.attempt
         seconds = self._delay_s(round)
@@ -319,9 +327,10 @@ class Engine:
         delay_s, link_free_s = pipelined(
             self.pace.layers[round.fragment] if self.pace.layers else WHOLE, transfer_s, latency_s,
             step_before_s=step_s / min(speeds) if known else 0.0, step_after_s=step_s / max(speeds),
-            link_free_s=self._link_free_s(round) - self.now,
+            link_free_s=max(self._stays[member].link_free_s for member in round.members) - self.now,
         )
-        round.link_free_s = self.now + link_free_s
+        for member in round.members:
+            self._stays[member].link_free_s = self.now + link_free_s
         return delay_s
 
     def _has_just_stepped(self, round: Round) -> bool:
@@ -329,10 +338,11 @@ class Engine:
         last = next(reversed(round.arrived))
         return round.arrived[last] == self._stays[last].stepped_s == self.now
 
-    def _link_free_s(self, round: Round) -> float:
-        """When the members' links are done with what they exchange already; -infinity if with nothing."""
-        pending = (entry[1] for member in round.members for entry in self._stays[member].pending)
-        return max((other.link_free_s for other in pending if other.state == "exchanging"), default=-math.inf)
+    def _free_links(self, round: Round) -> None:
+        """Its exchange is broken off."""
+        for member in round.members:
+            stay = self._stays[member]
+            stay.link_free_s = min(stay.link_free_s, self.now)
 
     def _wanted(self, round: Round) -> bool:
         return not isinstance(self.recipe.schedule, GradientChange) or any(
@@ -362,6 +372,7 @@ class Engine:
                 self._late(self.replicas[member], round)
             elif self._stays[member].blocked is round:
                 self._go_on(self.replicas[member])
+        round.contributions.clear()  # what was decoded for the round takes memory, and plans are kept for a while
 
     def _go_on(self, replica: Replica) -> None:
         """Contribute and merge what is due, or wait for it; then step on."""
@@ -415,8 +426,6 @@ class Engine:
         self.sync.carry_over(replica)
         if waits_for_all(self.recipe.straggler):
             self._excuse(replica)
-        else:
-            self._stays[replica.index].behind = True
 
     def _excuse(self, replica: Replica) -> None:
         """Nobody waits for it in the rounds that it has passed by."""
@@ -499,6 +508,7 @@ class Engine:
 
     def _without(self, round: Round, gone: Replica) -> None:
         """A member left during the exchange: the others make it again among themselves."""
+        self._free_links(round)
         rest = tuple(member for member in round.members if member != gone.index)
         if rest:
             self._begin_exchange(round, rest)
@@ -518,6 +528,7 @@ class Engine:
         """The work of their members is carried by the next round."""
         self._gathering.forget(rounds)
         for round in rounds:
+            self._free_links(round)
             round.state, round.attempt = "done", round.attempt + 1
             self._sides.pop(round, None)
             for member, contribution in round.contributions.items():

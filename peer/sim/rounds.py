@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,7 +30,6 @@ class Round:
         attempt: counts changes of plan; an event of an earlier plan is void.
         planned: it is known when it will start if nobody else comes.
         members: those whose exchange it is, once it has started.
-        link_free_s: virtual seconds at which its exchange leaves the members' links to the next.
         outcome: once it is done.
     """
 
@@ -46,7 +44,6 @@ class Round:
     planned: bool = False
     state: State = "gathering"
     members: tuple[int, ...] = ()
-    link_free_s: float = -math.inf
     outcome: Outcome | None = None
 
 

@@ -1,52 +1,305 @@
-"""Published numbers, and a manifest's own in their place."""
+"""Published numbers, a manifest's own in their place, and what is refused."""
 
 from __future__ import annotations
+
+import json
+import math
+from typing import Any
 
 import pytest
 
 from peer.errors import UserError
-from peer.outer.optimizer import Nesterov, Sgd
-from peer.outer.recipes import RECIPES, Recipe, resolve
+from peer.outer.adaptive import Adagrad, Adam, Yogi
+from peer.outer.aggregate import DirectionAverage, Mean
+from peer.outer.allocate import AdaptiveTopK, TimeBalanced
+from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.local import Plain, Proximal, Replay
+from peer.outer.merging import Accelerated, Carry, Eager, Elastic, Mix
+from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
+from peer.outer.published import RECIPES
+from peer.outer.recipes import PARTS, Recipe, describe, resolve, swarm_recipe
+from peer.outer.robust import CentredClipping
+from peer.outer.schedules import Every, GradientChange, Strided
+from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll
+from peer.outer.topology import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec
 
-
-def test_published_numbers() -> None:
-    table = {name: (r.steps_per_round, r.compressor, r.outer) for name, r in RECIPES.items()}
-    assert table == {
-        "diloco": (500, "fp32", Nesterov(lr=0.7, momentum=0.9)),
-        "opendiloco": (500, "int8", Nesterov(lr=0.7, momentum=0.9)),
-        "fedavg": (300, "fp32", Sgd(lr=1.0)),
-    }
-    assert all(recipe.name == name and "arXiv" in recipe.source for name, recipe in RECIPES.items())
+PUBLISHED = (
+    "ddp fedavg fedadagrad fedadam fedyogi fedprox easgd papa fedglomo diloco opendiloco intellect1 streaming-diloco "
+    "eager-diloco async-diloco muloco sparseloco demo distro noloco selsync dropcompute a2cid2 saps dybw dct-threshold "
+    "sparse-block fusionllm-adatopk paba"
+).split()
 
 
-def test_a_bare_name_resolves_to_the_published_recipe() -> None:
-    assert all(resolve(RecipeSpec(name=name)) == recipe for name, recipe in RECIPES.items())
+def recipe(name: str, **overrides: Any) -> Recipe:
+    return resolve(RecipeSpec.model_validate({"name": name, **overrides}))
+
+
+def refused(name: str, **overrides: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        recipe(name, **overrides)
+    return caught.value
+
+
+def test_all_are_there_under_their_names() -> None:
+    assert set(PUBLISHED) <= set(RECIPES)
+    assert all(recipe.name == name and recipe.summary for name, recipe in RECIPES.items())
+    assert all("arXiv" in RECIPES[name].source for name in PUBLISHED if name != "ddp")
+
+
+# What differs from plain averaging: the table of algorithms, number by number.
+PARTS_OF: dict[str, dict[str, Any]] = {
+    "ddp": {"schedule": Every(steps=1), "payload": "gradient"},
+    "fedavg": {"outer": Sgd(lr=1.0), "aggregator": Mean(normalise="weights"), "merge": Mix(alpha=0.0)},
+    "fedadagrad": {"outer": Adagrad(lr=0.1, tau=1e-3)},
+    "fedadam": {"outer": Adam(lr=0.1, betas=(0.9, 0.99), tau=1e-3)},
+    "fedyogi": {"outer": Yogi(lr=0.01, betas=(0.9, 0.99), tau=1e-3)},
+    "fedprox": {"local": Proximal(mu=0.01)},
+    "easgd": {"schedule": Every(steps=16), "merge": Elastic(a=0.225), "outer": Sgd(lr=0.9)},
+    "papa": {"schedule": Every(steps=10), "merge": Mix(alpha=0.99)},
+    "fedglomo": {"local": Replay(beta=0.5), "outer": HeavyBall(lr=1.0, momentum=0.5)},
+    "diloco": {"schedule": Every(steps=500), "outer": Nesterov(lr=0.7, momentum=0.9), "inner": "adamw"},
+    "opendiloco": {"schedule": Every(steps=500), "outer": Nesterov(lr=0.7, momentum=0.9), "compressor": "int8"},
+    "intellect1": {"schedule": Every(steps=100), "outer": Nesterov(lr=0.7, momentum=0.9), "compressor": "int8"},
+    "streaming-diloco": {
+        "schedule": Strided(period=100, num_fragments=3, overlap_steps=1), "merge": Mix(alpha=0.5),
+        "outer": Nesterov(lr=0.4, momentum=0.9), "compressor": "fp4",
+    },
+    "eager-diloco": {"schedule": Every(steps=30, overlap_steps=30), "merge": Eager()},
+    "async-diloco": {"straggler": Quorum(fraction=0.5), "outer": Nesterov(lr=0.07, momentum=0.9)},
+    "muloco": {
+        "schedule": Every(steps=30), "inner": "muon", "outer": Nesterov(lr=0.8, momentum=0.9), "compressor": "int2",
+    },
+    "sparseloco": {
+        "schedule": Every(steps=30), "outer": Sgd(lr=1.0), "exchange": "gather", "compressor": "top64/64x64+int2",
+        "feedback": ErrorFeedback(decay=0.95), "aggregator": Mean(normalise="members"),
+    },
+    "demo": {
+        "schedule": Every(steps=1), "payload": "gradient", "exchange": "gather", "inner": "none",
+        "compressor": "dct64+top32/4096+fp32", "feedback": ErrorFeedback(decay=0.999), "outer": SignSgd(lr=1.0),
+    },
+    "distro": {
+        "schedule": Every(steps=1, overlap_steps=1), "feedback": ErrorFeedback(decay=0.995),
+        "outer": SignSgd(lr=1.0, weight_decay=0.1),
+    },
+    "noloco": {
+        "schedule": Every(steps=50), "topology": RandomPairs(), "outer": HeavyBall(lr=0.7, momentum=0.5),
+    },
+    "selsync": {"schedule": GradientChange(delta=0.3, smoothing=25), "payload": "delta", "outer": Sgd(lr=1.0)},
+    "dropcompute": {"payload": "gradient", "straggler": ComputeTimeout()},
+    "a2cid2": {"payload": "parameters", "merge": Accelerated(), "topology": Neighbours(graph="ring")},
+    "saps": {
+        "payload": "parameters", "topology": BandwidthMatching(quantile=0.5, refresh=10),
+        "compressor": "random0.01+fp32",
+    },
+    "dybw": {"payload": "parameters", "straggler": Backup(window=4)},
+    "dct-threshold": {"payload": "gradient", "compressor": "threshold0.01+fp32", "feedback": ErrorFeedback(decay=1.0)},
+    "sparse-block": {"payload": "gradient", "compressor": "randomblock0.01+fp32", "feedback": ErrorFeedback(decay=1.0)},
+    "fusionllm-adatopk": {"payload": "gradient", "allocator": AdaptiveTopK(base_ratio=0.01)},
+    "paba": {"allocator": TimeBalanced(), "outer": Sgd(lr=1.0)},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_numbers(name: str) -> None:
+    assert {part: getattr(RECIPES[name], part) for part in PARTS_OF[name]} == PARTS_OF[name]
+    defaults = {"local": Plain(), "straggler": WaitAll(), "feedback": None} if name in ("fedavg", "diloco") else {}
+    assert {part: getattr(RECIPES[name], part) for part in defaults} == defaults
+
+
+def test_bytes_of_a_kept_value() -> None:
+    """SparseLoCo: 12 bits of index and 2 of value, and two bf16 levels: .219 bits a parameter, and .008 for levels."""
+    codec = RECIPES["sparseloco"].codec().bind([(64, 64)] * 10)
+    assert codec.wire_bytes(40960) * 8 / 40960 == pytest.approx(14 * 64 / 4096, abs=0.01)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_bare_name_resolves_to_the_published_recipe(name: str) -> None:
+    assert resolve(RecipeSpec(name=name)) == RECIPES[name]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_description_is_json_and_leads_back_to_the_recipe(name: str) -> None:
+    described = json.loads(json.dumps(describe(RECIPES[name]), allow_nan=False))
+    parts = {kind: value for kind, value in described.items() if kind in PARTS}
+    parts["feedback"] = parts["feedback"] or "none"
+    for part in parts.values():
+        for key, value in part.items() if isinstance(part, dict) else ():
+            part[key] = tuple(value) if isinstance(value, list) else value
+    others = {key: described[key] for key in ("payload", "exchange", "compressor", "average")}
+    assert recipe(name, **parts, **others) == RECIPES[name]
+    assert set(parts) == set(PARTS)
+
+
+# a manifest's own numbers -------------------------------------------------------------------------------------------
 
 
 def test_every_override_takes_effect() -> None:
-    spec = RecipeSpec(name="diloco", steps_per_round=30, outer_learning_rate=0.4, outer_momentum=0.0, compressor="int8")
-    resolved = resolve(spec)
+    resolved = recipe("diloco", steps_per_round=30, outer_learning_rate=0.4, outer_momentum=0.0, compressor="int8")
     assert resolved.steps_per_round == 30
     assert resolved.compressor == "int8"
     assert resolved.outer == Nesterov(lr=0.4, momentum=0.0)
-    assert resolve(RecipeSpec(name="fedavg", outer_learning_rate=0.5)).outer == Sgd(lr=0.5)
+    assert recipe("fedavg", outer_learning_rate=0.5).outer == Sgd(lr=0.5)
 
 
-def test_an_unknown_recipe_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown recipe 'dilocco'") as caught:
-        resolve(RecipeSpec(name="dilocco"))
-    assert caught.value.hint == "did you mean 'diloco'?"
+@pytest.mark.parametrize(("overrides", "part", "expected"), [
+    ({"outer": "adam"}, "outer", Adam()),
+    ({"outer": {"name": "adam", "lr": 0.3}}, "outer", Adam(lr=0.3)),
+    ({"outer": {"momentum": 0.5}}, "outer", Nesterov(lr=0.7, momentum=0.5)),
+    ({"outer": "fedadam"}, "outer", Adam(lr=0.1, betas=(0.9, 0.99), tau=1e-3)),
+    ({"outer": {"name": "fedadam", "lr": 0.3}}, "outer", Adam(lr=0.3, betas=(0.9, 0.99), tau=1e-3)),
+    ({"outer": {"name": "adam", "betas": (0.5, 0.9)}}, "outer", Adam(betas=(0.5, 0.9))),
+    ({"outer": {"name": "delayed-nesterov", "lr": 1, "momentum": 0.9, "every": 4}}, "outer",
+     DelayedNesterov(lr=1, momentum=0.9, every=4)),
+    ({"aggregator": "direction"}, "aggregator", DirectionAverage()),
+    ({"aggregator": "centred-clipping"}, "aggregator", CentredClipping()),
+    ({"topology": {"name": "groups", "size": 3}, "outer": "noloco"}, "topology", Groups(size=3)),
+    ({"straggler": {"deadline_s": 2.5}}, "straggler", WaitAll(deadline_s=2.5)),
+    ({"straggler": {"name": "quorum", "count": 3}}, "straggler", Quorum(count=3)),
+    ({"feedback": {"decay": 0.5}, "compressor": "int4"}, "feedback", ErrorFeedback(decay=0.5)),
+    ({"feedback": "sparseloco", "compressor": "int4"}, "feedback", ErrorFeedback(decay=0.95)),
+    ({"schedule": {"growth": 2.0}}, "schedule", Every(steps=500, growth=2.0)),
+    ({"schedule": "streaming-diloco"}, "schedule", Strided(period=100, num_fragments=3, overlap_steps=1)),
+    ({"schedule": "streaming-diloco", "steps_per_round": 2}, "schedule",
+     Strided(period=2, num_fragments=2, overlap_steps=1)),
+    ({"local": {"name": "proximal", "mu": 0.1}}, "local", Proximal(mu=0.1)),
+    ({"merge": {"name": "mix", "alpha": 0.25}}, "merge", Mix(alpha=0.25)),
+], ids=str)
+def test_parts_by_word_by_recipe_and_by_numbers(overrides: dict[str, Any], part: str, expected: object) -> None:
+    changed = recipe("diloco", **overrides)
+    assert getattr(changed, part) == expected
+    untouched = {"name", "source", "summary", "inner", "payload"}
+    assert all(getattr(changed, key) == getattr(RECIPES["diloco"], key) for key in untouched)
 
 
-def test_momentum_for_a_recipe_without_it_is_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match=r"outer_momentum=0\.9: recipe 'fedavg' has no outer momentum") as caught:
-        resolve(RecipeSpec(name="fedavg", outer_momentum=0.9))
-    assert "Remove outer_momentum" in caught.value.hint
+def test_the_compressor_of_a_recipe_brings_its_feedback_and_exchange() -> None:
+    borrowed = recipe("streaming-diloco", compressor="sparseloco", outer="fedadam")
+    lender = RECIPES["sparseloco"]
+    assert (borrowed.compressor, borrowed.feedback, borrowed.exchange) == (
+        lender.compressor, lender.feedback, lender.exchange,
+    )
+    own = recipe("diloco", compressor="sparseloco", feedback={"name": "error-feedback", "decay": 0.5})
+    assert own.feedback == ErrorFeedback(decay=0.5)
+    assert recipe("sparseloco", feedback="none").feedback is None
 
 
-def test_a_recipe_of_impossible_parts_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown compressor 'int9'"):
-        Recipe(name="x", steps_per_round=1, compressor="int9", outer=Sgd(lr=1.0), source="test")
-    with pytest.raises(UserError, match="steps_per_round=0"):
-        Recipe(name="x", steps_per_round=0, compressor="fp32", outer=Sgd(lr=1.0), source="test")
+def test_rounds_get_shorter_with_their_overlap() -> None:
+    assert recipe("eager-diloco", steps_per_round=7).schedule == Every(steps=7, overlap_steps=7)
+    grows = recipe("diloco", schedule={"name": "every", "steps": 10, "growth": 2.0, "max_steps": 40})
+    assert grows.with_steps_per_round(100).schedule == Every(steps=100, growth=2.0, max_steps=100)
+    assert "decides at every step" in refused("selsync", steps_per_round=5).what
+
+
+def test_only_the_whole_is_judged() -> None:
+    """Each of these alone would be a contradiction."""
+    every_step = recipe("fedavg", payload="gradient", steps_per_round=1)
+    assert (every_step.payload, every_step.schedule) == ("gradient", Every(steps=1))
+    heavy = {"name": "heavyball", "lr": 0.7, "momentum": 0.95}
+    assert recipe("diloco", topology="pairs", outer=heavy, outer_momentum=0.5).outer == HeavyBall(lr=0.7, momentum=0.5)
+
+
+# mistakes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
+    ("dilocco", {}, "unknown recipe 'dilocco'", "did you mean 'diloco'?"),
+    ("diloco", {"outer": "nestrov"}, "recipe.outer: unknown outer 'nestrov'", "'nesterov'"),
+    ("diloco", {"topology": {"name": "ring"}}, "recipe.topology: unknown topology 'ring'", ""),
+    ("diloco", {"outer": {"learning_rate": 0.1}}, "unknown key 'recipe.outer.learning_rate'", "lr"),
+    ("diloco", {"aggregator": {"members": 4}}, "unknown key 'recipe.aggregator.members'", "normalise"),
+    ("diloco", {"topology": "groups"}, "recipe.topology: 'groups' needs size", "topology: {name: groups, size: ...}"),
+    ("diloco", {"outer": {"lr": "high"}}, "recipe.outer.lr='high': must be float", ""),
+    ("diloco", {"outer": {"lr": None}}, "recipe.outer.lr=None: must be float", ""),
+    ("diloco", {"schedule": {"steps": 1.5}}, "recipe.schedule.steps=1.5: must be int", ""),
+    ("diloco", {"schedule": {"steps": True}}, "recipe.schedule.steps=True: must be int", ""),
+    ("diloco", {"schedule": {"steps": 0}}, "steps=0: must be at least 1", "published"),
+    ("diloco", {"compressor": "int9"}, "unknown codec 'int9'", "int8"),
+    ("diloco", {"compressor": "top64/64+int9"}, "codec 'top64/64+int9': unknown values 'int9'", "int8"),
+    ("diloco", {"merge": {"name": "mix", "alpha": 2.0}}, "alpha=2.0: must be in [0, 1]", "0 takes the anchor"),
+    ("fedavg", {"outer_momentum": 0.9}, "outer_momentum=0.9: recipe 'fedavg' has no outer momentum",
+     "its outer optimizer is Sgd"),
+    ("diloco", {"straggler": {"name": "quorum", "count": 2, "fraction": 0.5}}, "give exactly one", "count: 2"),
+], ids=str)
+def test_a_mistake_is_named_with_what_to_do(name: str, overrides: dict[str, Any], what: str, hint: str) -> None:
+    error = refused(name, **overrides)
+    assert what in error.what
+    assert hint in error.hint
+
+
+FEEDBACK = {"name": "error-feedback", "decay": 1.0}
+GOSSIP = {"topology": "pairs", "outer": "noloco"}
+
+
+@pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
+    ("ddp", {"schedule": "streaming-diloco"}, "gradients are sent at every step, fragments once in H", "payload: delta"),
+    ("ddp", {"schedule": "selsync"}, "a gradient that no round takes is lost", "schedule: ddp"),
+    ("ddp", {"schedule": {"name": "timer"}}, "a gradient that no round takes is lost", "payload: delta"),
+    ("ddp", {"steps_per_round": 5}, "a gradient of one step says nothing about rounds of several", "steps_per_round: 1"),
+    ("ddp", {"schedule": {"growth": 2.0}}, "a gradient of one step", "neither grows"),
+    ("ddp", {"schedule": {"warm_start_steps": 4, "warm_start_every": 2}}, "a gradient of one step", "warm start"),
+    ("ddp", {"straggler": {"name": "quorum", "count": 2}}, "who misses a round", "straggler: wait"),
+    ("ddp", {"straggler": {"name": "backup", "window": 2}}, "who misses a round", "straggler: wait"),
+    ("ddp", {"straggler": {"deadline_s": 5.0}}, "who misses a round", "without a deadline"),
+    ("demo", {"payload": "delta"}, "without an inner optimizer there is no delta", "payload: gradient"),
+    ("ddp", {"local": "fedprox"}, "no local rule looks at an anchor", "local: plain"),
+    ("dybw", {"local": "fedprox"}, "no local rule looks at an anchor", "local: plain"),
+    ("ddp", {"outer": "diloco"}, "an outer one has nothing to do", "inner learning_rate"),
+    ("dybw", {"outer_learning_rate": 0.5}, "an outer one has nothing to do", "payload: delta"),
+    ("ddp", {"merge": "carry"}, "there is no anchor to merge", "alpha: 0.0"),
+    ("saps", {"merge": "papa"}, "there is no anchor to merge", "alpha: 0.0"),
+    ("diloco", {"compressor": "top8/64+fp32"}, "cannot be reduced part by part", "exchange: gather"),
+    ("dybw", {"feedback": FEEDBACK}, "error feedback belongs to differences", "feedback: none"),
+    ("dybw", {"compressor": "top8/64+fp32", "exchange": "gather"}, "a dropped parameter counts as 0", "random0.01+fp32"),
+    ("diloco", {"average": 0.5, **GOSSIP}, "needs whole anchors", "average: 0"),
+    ("streaming-diloco", {"average": 0.5}, "needs whole anchors", "average: 0"),
+    ("ddp", {"topology": "pairs"}, "averaging gradients in small groups", "topology: all"),
+    ("diloco", {**GOSSIP, "straggler": {"name": "quorum", "count": 3}}, "drawn before anybody is ready", "topology: all"),
+    ("noloco", {"outer_momentum": 0.95}, "lets the anchors drift apart", "outer_momentum: 0.5"),
+    ("noloco", {"aggregator": "median"}, "a robust aggregator needs three", "aggregator: mean"),
+    ("diloco", {"topology": {"name": "groups", "size": 2}, "outer": "noloco", "aggregator": "trimmed"},
+     "a robust aggregator needs three", "topology: all"),
+    ("dybw", {"aggregator": "gated"}, "a robust aggregator needs three", "straggler: wait"),
+    ("async-diloco", {"straggler": {"name": "quorum", "count": 2}, "aggregator": "clipped"},
+     "a robust aggregator needs three", "straggler: wait"),
+    ("noloco", {"merge": "easgd"}, "needs one centre that all share", "topology: all"),
+    ("eager-diloco", {"straggler": {"deadline_s": 1.0}}, "with merge 'eager' nobody has the common anchor", "wait"),
+    ("eager-diloco", {"schedule": {"overlap_steps": 3}}, "'eager' overlaps a whole round", "overlap_steps: H"),
+    ("a2cid2", {"topology": "all"}, "'accelerated' mixes whole parameters on a graph", "topology: neighbours"),
+    ("a2cid2", {"schedule": "streaming-diloco"}, "'accelerated' mixes whole parameters", "name: every"),
+    ("diloco", {"local": "fedglomo"}, "'replay' needs the outer optimizer heavyball", "momentum: 0.5"),
+    ("fedglomo", {"local": {"beta": 0.25}}, "'replay' needs the outer optimizer heavyball", "momentum: 0.75"),
+    ("fedglomo", {"schedule": "streaming-diloco"}, "'replay' starts from whole anchors", "name: every"),
+    ("paba", {"schedule": "selsync"}, "'time-balanced' gives each peer a number of steps", "name: every"),
+    ("ddp", {"allocator": "time-balanced"}, "'time-balanced' gives each peer a number of steps", "payload: delta"),
+    ("fusionllm-adatopk", {"compressor": "int8"}, "but that is no top-k", "top41/4096+fp32"),
+], ids=str)
+def test_what_cannot_work_together_is_refused_with_its_reason(
+    name: str, overrides: dict[str, Any], what: str, hint: str
+) -> None:
+    error = refused(name, **overrides)
+    assert error.what.startswith(f"recipe {name!r}: ")
+    assert what in error.what
+    assert hint in error.hint
+
+
+# the swarm ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_swarm_runs_a_recipe_or_says_which_part_it_lacks(name: str) -> None:
+    able = {"lagoon", "fedavg", "fedadagrad", "fedadam", "fedyogi", "diloco", "opendiloco", "intellect1", "muloco"}
+    if name in able:
+        assert swarm_recipe(RecipeSpec(name=name)) == RECIPES[name]
+        return
+    with pytest.raises(UserError, match="which peers over a network do not speak yet; they need") as caught:
+        swarm_recipe(RecipeSpec(name=name))
+    assert caught.value.what.startswith(f"recipe {name!r} has ")
+    assert "atoll simulate" in caught.value.hint
+    assert all(other in caught.value.hint for other in able)
+
+
+def test_infinity_is_described_as_nothing() -> None:
+    assert describe(Recipe(
+        name="x", source="", summary="", payload="gradient", schedule=Every(steps=1),
+        straggler=ComputeTimeout(tau_s=math.inf),
+    ))["straggler"]["tau_s"] is None

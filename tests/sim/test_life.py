@@ -14,7 +14,19 @@ from torch import Tensor
 from peer.errors import UserError
 from peer.sim.scenario import Partition, PeerProfile, load_scenario, parse_scenario
 from peer.sim.simulate import Simulation
-from tests.sim.tiny import BATCH, PUBLISHED, SGD, StillTask, TinyTask, alone, commits_of, scatter, simulate, spread
+from tests.sim.tiny import (
+    BATCH,
+    PUBLISHED,
+    SGD,
+    DriftTask,
+    StillTask,
+    TinyTask,
+    alone,
+    commits_of,
+    scatter,
+    simulate,
+    spread,
+)
 
 VECTOR_BYTES = 416 * 4
 IDEAL = PeerProfile()
@@ -60,24 +72,28 @@ def close(left: Tensor, right: Tensor, tolerance: float = 2e-6) -> None:
 @pytest.mark.parametrize(("name", "overrides"), [
     ("ddp", {}),
     ("diloco", {"steps_per_round": 5, "straggler": {"deadline_s": 3.0}}),
-    ("streaming-diloco", {"steps_per_round": 6}),
-    ("sparseloco", {"steps_per_round": 4}),
+    ("streaming-diloco", {"steps_per_round": 6, "compressor": "sparseloco"}),
     ("noloco", {"steps_per_round": 3}),
     ("async-diloco", {"steps_per_round": 4}),
 ])
 def test_the_same_seed_gives_the_same_bits(name: str, overrides: dict[str, Any], scenario: Any) -> None:
     def run(seed: int) -> tuple[Tensor, dict[str, Any]]:
         done = simulate(
-            name, profiles=scenario.draw(8, 0), steps=20, seed=seed, evaluations=3, inner=PUBLISHED,
+            name, profiles=scenario.draw(8, 0, horizon_s=100.0), steps=9, seed=seed, evaluations=3, inner=PUBLISHED,
             partitions=scenario.partitions, **overrides,
         )
-        return done.consensus, asdict(done.result) | {"wall_seconds": 0.0}
+        return done.consensus, asdict(done.result) | {"wall_seconds": 0.0, "seed": 0}
 
-    (first, figures), (again, same_figures), (other, _) = run(1), run(1), run(2)
+    (first, figures), (again, same_figures) = run(1), run(1)
     assert torch.equal(first, again)
     assert figures == same_figures
     assert bool(first.isfinite().all())
-    assert not torch.equal(first, other) or (scenario.name == "liars" and name in ("diloco", "ddp", "async-diloco"))
+
+
+def test_another_seed_gives_other_times() -> None:
+    profiles = load_scenario("home").draw(4, 0)
+    times = {simulate("ddp", profiles=profiles, steps=5, seed=seed).result.virtual_seconds for seed in range(3)}
+    assert len(times) == 3
 
 
 # exchanges that fail ------------------------------------------------------------------------------------------------
@@ -86,7 +102,7 @@ def test_the_same_seed_gives_the_same_bits(name: str, overrides: dict[str, Any],
 def test_a_killed_exchange_changes_nothing() -> None:
     """Three of four members make it again without the fourth, from the anchor that all of them had."""
     profiles = (SLOW_LINK, SLOW_LINK, SLOW_LINK, leaves(12.0, SLOW_LINK))
-    run, commits = commits_of("fedavg", profiles=profiles, steps=8, steps_per_round=10, inner=SGD)
+    run, commits = commits_of("fedavg", profiles=profiles, steps=12, steps_per_round=10, inner=SGD)
     assert run.result.tally.aborted == 1
     assert commits[0].members == (0, 1, 2)
     assert torch.equal(commits[0].anchors[0], TinyTask().initial())
@@ -106,8 +122,9 @@ def test_a_round_that_nobody_could_finish_is_carried_by_the_next() -> None:
 
 @pytest.mark.parametrize("name", ["sparseloco", "selsync"])
 def test_what_was_encoded_for_nothing_comes_back_to_the_residual(name: str) -> None:
-    cut = Partition(start_s=12.0, end_s=12.5, sides=(0.5, 0.5))
-    compression = {"compressor": "top4/64+fp32", "exchange": "gather", "feedback": {"name": "error-feedback", "decay": 1.0}}
+    cut = Partition(start_s=10.25, end_s=10.5, sides=(0.5, 0.5))
+    feedback = {"name": "error-feedback", "decay": 1.0}
+    compression = {"compressor": "top4/64+fp32", "exchange": "gather", "feedback": feedback}
     arguments = {"steps_per_round": 10} if name == "sparseloco" else {"schedule": {"delta": 0.05, "smoothing": 3}}
     run, commits = commits_of(
         name, profiles=(SLOW_LINK,) * 4, steps=40, partitions=[cut], inner=SGD, **compression, **arguments
@@ -147,7 +164,7 @@ def test_everybody_may_leave_at_once_and_return(name: str) -> None:
 @pytest.mark.parametrize("name", ["ddp", "demo", "dct-threshold"])
 def test_a_newcomer_holds_the_same_weights_whenever_it_comes(name: str, at_s: float) -> None:
     fast = replace(SLOW_LINK, up_bytes_s=VECTOR_BYTES / 2, down_bytes_s=VECTOR_BYTES / 2)
-    run = simulate(name, profiles=(fast, fast, fast, joins(at_s, fast)), steps=16, inner=PUBLISHED)
+    run = simulate(name, profiles=(fast, fast, fast, joins(at_s, fast)), steps=22, inner=PUBLISHED)
     assert run.simulation.replicas[3].steps > 2
     assert all(torch.equal(local, run.locals[0]) for local in run.locals)
 
@@ -184,14 +201,14 @@ def test_moments_of_a_newcomer_are_fresh_and_of_others_kept() -> None:
     assert new.optimizer.steps == run.simulation.replicas[1].steps < 30  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("deadline_s", [3.0, 12.0])
-def test_a_slow_peer_with_a_deadline_takes_part_with_what_it_has(deadline_s: float) -> None:
+@pytest.mark.parametrize(("deadline_s", "rounds"), [(3.0, 1), (12.0, 2)])
+def test_a_slow_peer_with_a_deadline_takes_part_with_what_it_has(deadline_s: float, rounds: int) -> None:
     profiles = (replace(IDEAL, speed=0.1), IDEAL, IDEAL, IDEAL)
     waiting = {"straggler": {"name": "wait", "deadline_s": deadline_s}}
     run, commits = commits_of("fedavg", profiles=profiles, steps=60, steps_per_round=10, inner=SGD, **waiting)
     patient = simulate("fedavg", profiles=profiles, steps=60, steps_per_round=10, inner=SGD)
     assert run.result.virtual_seconds < 0.5 * patient.result.virtual_seconds
-    assert sum(0 in commit.members for commit in commits[:-1]) >= 2
+    assert sum(0 in commit.members for commit in commits[:-1]) >= rounds
     assert run.loss < 2.2
 
 
@@ -210,15 +227,12 @@ def test_a_late_peer_keeps_its_progress_on_top_of_the_anchor() -> None:
     assert run.result.tally.late == 1
 
 
-def test_equal_work_weighs_by_its_tokens() -> None:
-    """Who was alone for a while has learned more, and weighs more."""
-    run, commits = commits_of("fedavg", profiles=(IDEAL, joins(5.5)), steps=10, steps_per_round=10, inner=SGD)
-    steps = [replica.steps for replica in run.simulation.replicas]
-    assert steps[0] > steps[1]
+def test_contributions_weigh_by_their_tokens() -> None:
+    """Who was alone for half of the round has learned twice as much, and weighs twice as much."""
+    _, commits = commits_of("fedavg", profiles=(IDEAL, joins(5.5)), steps=10, steps_per_round=10, inner=SGD)
+    assert commits[0].members == (0, 1)
     old, new = commits[0].locals
-    weights = (10.0, 5.0) if commits[0].members == (0, 1) else (1.0, 0.0)
-    expected = (weights[0] * old + weights[1] * new) / sum(weights)
-    close(commits[1].anchors[0] if len(commits) > 1 else run.consensus, expected)
+    close(commits[1].anchors[0], (10 * old + 5 * new) / 15)
 
 
 # partitions ---------------------------------------------------------------------------------------------------------
@@ -238,7 +252,7 @@ def test_there_is_one_lineage_after_a_partition(name: str, overrides: dict[str, 
         anchors.add(len(now))
 
     parts = [Partition(start_s=7.5, end_s=14.5, sides=(0.25, 0.75)), Partition(start_s=20, end_s=25, sides=(0.5, 0.5))]
-    run = simulate(name, steps=40, partitions=parts, watch=watch, **overrides)
+    run = simulate(name, steps=30, partitions=parts, watch=watch, **overrides)
     assert (sides, anchors, run.result.tally.heals) == ({0, 1}, {1, 2}, 2)
     learners = [replica.learner for replica in run.simulation.replicas if replica.learner is not None]
     assert all(learner.outer is learners[0].outer for learner in learners)
@@ -248,18 +262,15 @@ def test_there_is_one_lineage_after_a_partition(name: str, overrides: dict[str, 
 
 
 def test_the_larger_side_wins_and_the_smaller_one_loses_no_work() -> None:
-    """Under SGD without a round in between, the healed swarm averages what each side has learned since the split."""
+    """Cut between steps 10 and 19: at 20 one side brings 5 steps on top of the new anchor, the other all of its 10."""
     part = Partition(start_s=10.5, end_s=19.5, sides=(0.25, 0.75))
-    run, commits = commits_of("fedavg", steps=25, steps_per_round=5, inner=SGD, partitions=[part])
-    split = next(i for i, commit in enumerate(commits) if commit.members == (0,))
-    fork, lone = commits[split].anchors[0], commits[split].locals[0]
-    assert commits[split + 1].members == (1, 2, 3)
-    healed = next(commit for commit in commits[split + 2:] if commit.members == (0, 1, 2, 3))
-    winner = healed.anchors[1]
-    assert torch.equal(healed.anchors[0], winner)
-    progress = healed.locals[0] - winner  # since the fork at 10 s, more than since the lone round at 15 s
-    assert float(progress.norm()) > float((lone - fork).norm())
-    assert run.loss < 2.5
+    _, commits = commits_of("fedavg", steps=20, steps_per_round=5, inner=SGD, partitions=[part], task=DriftTask())
+    everybody = (0, 1, 2, 3)
+    assert [commit.members for commit in commits] == [everybody, everybody, (0,), (1, 2, 3), everybody]
+    healed, rate = commits[-1], SGD.learning_rate
+    for peer, steps in enumerate((10, 5, 5, 5)):
+        close(healed.anchors[peer], torch.full((416,), 15 * rate))
+        close(healed.locals[peer] - healed.anchors[peer], torch.full((416,), steps * rate))
 
 
 # liars --------------------------------------------------------------------------------------------------------------
@@ -286,10 +297,9 @@ def test_robust_aggregators_survive_what_ruins_the_mean(name: str, aggregator: s
     steps = {"steps_per_round": 5} if name == "fedavg" else {}
     profiles = liars("scale", 2)
     profiles = (*(replace(p, attack_scale=-1000.0) for p in profiles[:2]), *profiles[2:])
-    honest = simulate(name, peers=6, steps=40, **steps)
-    robust = simulate(name, profiles=profiles, steps=40, aggregator=aggregator, **steps)
-    assert robust.loss < honest.loss + 0.25
-    ruined = simulate(name, profiles=profiles, steps=40, **steps)
+    robust = simulate(name, profiles=profiles, steps=25, aggregator=aggregator, straggler="wait", **steps)
+    assert robust.loss < 2.2
+    ruined = simulate(name, profiles=profiles, steps=10, straggler="wait", **steps)
     assert not ruined.loss < 2.8
 
 
@@ -317,7 +327,7 @@ def test_a_round_in_which_nobody_is_trusted_changes_nothing() -> None:
     ("saps", {"schedule": {"name": "timer", "rate": 2.0}}),
 ])
 def test_combined_parts_run_and_learn(name: str, overrides: dict[str, Any]) -> None:
-    assert simulate(name, steps=60, **overrides).loss < 2.35
+    assert simulate(name, steps=30, **overrides).loss < 2.6
 
 
 def test_averages_of_parameters_by_fragments() -> None:

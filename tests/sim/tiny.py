@@ -90,7 +90,7 @@ class TinyTask:
         embed, layers, scale, head = self._weights(parameters)
         states, inner, hidden = self._forward(embed[last], layers)
         probabilities = _softmax((hidden * scale) @ head.T)
-        loss = -np.log(probabilities[np.arange(count), following]).mean()
+        loss = -_log(probabilities[np.arange(count), following]).mean()
         probabilities[np.arange(count), following] -= 1.0
         probabilities /= count
         gradients: list[Floats] = [probabilities.T @ (hidden * scale)]
@@ -110,7 +110,7 @@ class TinyTask:
         """See `Task.validate`: the cross-entropy with the true distribution itself."""
         embed, layers, scale, head = self._weights(parameters)
         probabilities = _softmax((self._forward(embed, layers)[2] * scale) @ head.T)
-        return float(-(self._next * np.log(probabilities)).sum(axis=1).mean())
+        return float(-(self._next * _log(probabilities)).sum(axis=1).mean())
 
     def _weights(self, parameters: Tensor) -> tuple[Floats, list[tuple[Floats, Floats]], Floats, Floats]:
         flat = parameters.numpy().astype(np.float64)
@@ -132,6 +132,11 @@ def _softmax(logits: Floats) -> Floats:
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: Floats = raised / raised.sum(axis=1, keepdims=True)
     return probabilities
+
+
+def _log(probabilities: Floats) -> Floats:
+    """Finite where training has diverged so far that a probability is 0."""
+    return np.log(np.maximum(probabilities, 1e-300))
 
 
 def _distribution(seed: int) -> Floats:
@@ -278,6 +283,19 @@ class StillTask(TinyTask):
     def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:  # noqa: ARG002
         """See `Task.gradient`."""
         out.zero_()
+        return 0.0
+
+
+class DriftTask(TinyTask):
+    """Every step of every peer moves every parameter by the learning rate: what was learned can be counted."""
+
+    def initial(self) -> Tensor:
+        """See `Task.initial`."""
+        return torch.zeros(self.layout.numel)
+
+    def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:  # noqa: ARG002
+        """See `Task.gradient`."""
+        out.fill_(-1.0)
         return 0.0
 
 

@@ -92,10 +92,11 @@ def search(name: str, report: dict[str, Any]) -> str:
 def _compared(row: dict[str, Any]) -> str:
     if row["val_loss"] is None:
         return f"| `{row['label']}` | {row['steps_per_round']} | - | {'; '.join(row['notes'])} | | | |"
+    reduction = f"{row['reduction_vs_ddp']:,.0f}x" if row["reduction_vs_ddp"] is not None else "nothing sent"
     spread = f" +- {row['val_loss_std']:.4f}" if row["val_loss_std"] is not None else ""
     return (
         f"| `{row['label']}` | {row['steps_per_round']} | {row['val_loss']:.4f}{spread} | "
-        f"{100 * row['gap_to_ddp']:+.2f}% | {row['bytes_sent_per_peer'] / 1e6:.3g} | {row['reduction_vs_ddp']:,.0f}x | "
+        f"{100 * row['gap_to_ddp']:+.2f}% | {row['bytes_sent_per_peer'] / 1e6:.3g} | {reduction} | "
         f"{row['utilization']:.2f} |"
     )
 

@@ -14,7 +14,7 @@ from peer.outer.aggregate import DirectionAverage, Mean
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.local import Plain, Proximal, Replay
-from peer.outer.merging import Accelerated, Carry, Eager, Elastic, Mix
+from peer.outer.merging import Accelerated, Eager, Elastic, Mix
 from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, describe, resolve, swarm_recipe
@@ -23,12 +23,6 @@ from peer.outer.schedules import Every, GradientChange, Strided
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll
 from peer.outer.topology import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec
-
-PUBLISHED = (
-    "ddp fedavg fedadagrad fedadam fedyogi fedprox easgd papa fedglomo diloco opendiloco intellect1 streaming-diloco "
-    "eager-diloco async-diloco muloco sparseloco demo distro noloco selsync dropcompute a2cid2 saps dybw dct-threshold "
-    "sparse-block fusionllm-adatopk paba"
-).split()
 
 
 def recipe(name: str, **overrides: Any) -> Recipe:
@@ -41,14 +35,8 @@ def refused(name: str, **overrides: Any) -> UserError:
     return caught.value
 
 
-def test_all_are_there_under_their_names() -> None:
-    assert set(PUBLISHED) <= set(RECIPES)
-    assert all(recipe.name == name and recipe.summary for name, recipe in RECIPES.items())
-    assert all("arXiv" in RECIPES[name].source for name in PUBLISHED if name != "ddp")
-
-
-# What differs from plain averaging: the table of algorithms, number by number.
-PARTS_OF: dict[str, dict[str, Any]] = {
+# Every algorithm that was asked for, and what differs from plain averaging, number by number.
+PUBLISHED: dict[str, dict[str, Any]] = {
     "ddp": {"schedule": Every(steps=1), "payload": "gradient"},
     "fedavg": {"outer": Sgd(lr=1.0), "aggregator": Mean(normalise="weights"), "merge": Mix(alpha=0.0)},
     "fedadagrad": {"outer": Adagrad(lr=0.1, tau=1e-3)},
@@ -86,7 +74,7 @@ PARTS_OF: dict[str, dict[str, Any]] = {
         "schedule": Every(steps=50), "topology": RandomPairs(), "outer": HeavyBall(lr=0.7, momentum=0.5),
     },
     "selsync": {"schedule": GradientChange(delta=0.3, smoothing=25), "payload": "delta", "outer": Sgd(lr=1.0)},
-    "dropcompute": {"payload": "gradient", "straggler": ComputeTimeout()},
+    "dropcompute": {"payload": "gradient", "straggler": ComputeTimeout(tau_s=None)},
     "a2cid2": {"payload": "parameters", "merge": Accelerated(), "topology": Neighbours(graph="ring")},
     "saps": {
         "payload": "parameters", "topology": BandwidthMatching(quantile=0.5, refresh=10),
@@ -100,9 +88,15 @@ PARTS_OF: dict[str, dict[str, Any]] = {
 }
 
 
+def test_all_are_there_under_their_names() -> None:
+    assert set(PUBLISHED) <= set(RECIPES)
+    assert all(recipe.name == name and recipe.summary for name, recipe in RECIPES.items())
+    assert all("arXiv" in RECIPES[name].source for name in PUBLISHED if name != "ddp")
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers(name: str) -> None:
-    assert {part: getattr(RECIPES[name], part) for part in PARTS_OF[name]} == PARTS_OF[name]
+    assert {part: getattr(RECIPES[name], part) for part in PUBLISHED[name]} == PUBLISHED[name]
     defaults = {"local": Plain(), "straggler": WaitAll(), "feedback": None} if name in ("fedavg", "diloco") else {}
     assert {part: getattr(RECIPES[name], part) for part in defaults} == defaults
 
@@ -231,10 +225,10 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
 
 
 @pytest.mark.parametrize(("name", "overrides", "what", "hint"), [
-    ("ddp", {"schedule": "streaming-diloco"}, "gradients are sent at every step, fragments once in H", "payload: delta"),
+    ("ddp", {"schedule": "streaming-diloco"}, "gradients are sent at every step", "payload: delta"),
     ("ddp", {"schedule": "selsync"}, "a gradient that no round takes is lost", "schedule: ddp"),
     ("ddp", {"schedule": {"name": "timer"}}, "a gradient that no round takes is lost", "payload: delta"),
-    ("ddp", {"steps_per_round": 5}, "a gradient of one step says nothing about rounds of several", "steps_per_round: 1"),
+    ("ddp", {"steps_per_round": 5}, "a gradient of one step says nothing about rounds", "steps_per_round: 1"),
     ("ddp", {"schedule": {"growth": 2.0}}, "a gradient of one step", "neither grows"),
     ("ddp", {"schedule": {"warm_start_steps": 4, "warm_start_every": 2}}, "a gradient of one step", "warm start"),
     ("ddp", {"straggler": {"name": "quorum", "count": 2}}, "who misses a round", "straggler: wait"),
@@ -249,11 +243,11 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("saps", {"merge": "papa"}, "there is no anchor to merge", "alpha: 0.0"),
     ("diloco", {"compressor": "top8/64+fp32"}, "cannot be reduced part by part", "exchange: gather"),
     ("dybw", {"feedback": FEEDBACK}, "error feedback belongs to differences", "feedback: none"),
-    ("dybw", {"compressor": "top8/64+fp32", "exchange": "gather"}, "a dropped parameter counts as 0", "random0.01+fp32"),
+    ("dybw", {"compressor": "top8/64+fp32", "exchange": "gather"}, "a dropped parameter counts as 0", "random0.01"),
     ("diloco", {"average": 0.5, **GOSSIP}, "needs whole anchors", "average: 0"),
     ("streaming-diloco", {"average": 0.5}, "needs whole anchors", "average: 0"),
     ("ddp", {"topology": "pairs"}, "averaging gradients in small groups", "topology: all"),
-    ("diloco", {**GOSSIP, "straggler": {"name": "quorum", "count": 3}}, "drawn before anybody is ready", "topology: all"),
+    ("noloco", {"straggler": {"name": "quorum", "count": 3}}, "drawn before anybody is ready", "topology: all"),
     ("noloco", {"outer_momentum": 0.95}, "lets the anchors drift apart", "outer_momentum: 0.5"),
     ("noloco", {"aggregator": "median"}, "a robust aggregator needs three", "aggregator: mean"),
     ("diloco", {"topology": {"name": "groups", "size": 2}, "outer": "noloco", "aggregator": "trimmed"},

@@ -173,8 +173,8 @@ def test_settings_that_switch_a_recipe_off_leave_fedavg(name: str, overrides: Ov
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("dropcompute", {}),
-        ("dropcompute", {"straggler": {"normalise": "fixed"}}),
+        ("dropcompute", {"straggler": {"tau_s": 1e9}}),
+        ("dropcompute", {"straggler": {"tau_s": 1e9, "normalise": "fixed"}}),
         ("dct-threshold", {"compressor": "threshold1+fp32"}),
         ("sparse-block", {"compressor": "randomblock1+fp32"}),
         ("fusionllm-adatopk", {"compressor": "top4096/4096+fp32", "allocator": {"base_ratio": 1.0}}),
@@ -462,7 +462,8 @@ def test_gossip_conserves_the_mean(name: str, peers: int) -> None:
 
 
 def test_saps_averages_pairs_on_a_common_mask() -> None:
-    run, commits = commits_of("saps", steps=3, task=StillTask(), inner=SGD, prepare=scatter, compressor="random0.1+fp32")
+    mask = "random0.1+fp32"
+    run, commits = commits_of("saps", steps=3, task=StillTask(), inner=SGD, prepare=scatter, compressor=mask)
     after = [commit.locals for commit in commits[1:]] + [run.locals]
     masks: dict[int, list[Tensor]] = {}
     for commit, changed in zip(commits, after, strict=True):

@@ -1,0 +1,101 @@
+"""The simulator computes what real peers compute: bytes, updates and states, bit for bit, on every peer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.outer.compress.feedback import Residual
+from peer.outer.compress.registry import compressor
+from peer.outer.fragments import partition
+from peer.outer.merge import merge_
+from peer.outer.recipes import Recipe
+from peer.outer.round import reduce_part
+from peer.outer.state import OuterState, Update
+from peer.sim.inner import inner_optimizer
+from peer.sim.replica import clip_
+from tests.sim.tiny import BATCH, PUBLISHED, TinyTask, recipe_of, simulate
+
+PEERS, STEPS = 4, 5
+
+
+class RealPeer:
+    """What one peer of a swarm holds; it gives and takes nothing but bytes."""
+
+    def __init__(self, index: int, recipe: Recipe) -> None:
+        self.task = TinyTask()
+        self.local, self.batches = self.task.initial(), self.task.batches(index)
+        self.inner = recipe.inner_settings(PUBLISHED)
+        self.optimizer = inner_optimizer(str(self.inner.optimizer), self.task.layout, self.inner)(self.local)
+        buffers = [torch.full_like(self.local, value) for value in recipe.optimizer.initial_values]
+        self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, compressor(recipe.compressor))
+        feedback, numel = recipe.feedback, self.local.numel()
+        self.lost = None if feedback is None else Residual(feedback, numel)
+        self.lost_in_reducing = None if feedback is None else Residual(feedback.on_return, numel)
+
+    def train(self) -> None:
+        gradient = torch.empty_like(self.local)
+        for _ in range(STEPS):
+            self.task.gradient(self.local, next(self.batches), gradient)
+            clip_(gradient, self.inner.max_grad_norm)
+            self.optimizer.step(gradient, self.inner.learning_rate)
+
+    def reduce(self, payloads: list[bytes], start: int, stop: int, recipe: Recipe) -> bytes:
+        codec, lost = self.state.compressor, self.lost_in_reducing
+        encode = None if lost is None else lambda n, read: lost.encode(codec, start, start + n, read)
+        weights = [STEPS * BATCH] * PEERS
+        return reduce_part(payloads, weights, stop - start, codec, recipe.aggregator, encode)[0]
+
+    def commit(self, update: Update) -> str:
+        foretold = self.state.preview(update)
+        self.state.apply(update, self.state.round + 1, update.digest())
+        assert self.state.digest() == foretold
+        merge_(self.local, self.local.clone(), self.state.anchor)
+        for residual in (self.lost, self.lost_in_reducing):
+            if residual is not None:
+                residual.commit()
+        return foretold
+
+
+def real_swarm(recipe: Recipe, rounds: int) -> tuple[Tensor, Tensor]:
+    """The anchor and what the run yields."""
+    peers = [RealPeer(index, recipe) for index in range(PEERS)]
+    numel, codec = peers[0].local.numel(), peers[0].state.compressor
+    bounds = partition(numel, PEERS, codec.block)
+    for _ in range(rounds):
+        for peer in peers:
+            peer.train()
+        sent = [peer.state.encode_contribution(peer.local, bounds, peer.lost) for peer in peers]
+        parts = tuple(
+            peers[owner].reduce([payloads[owner] for payloads in sent], start, stop, recipe)
+            for owner, (start, stop) in enumerate(bounds)
+        )
+        update = Update(parts, numel, codec)
+        assert len({peer.commit(update) for peer in peers}) == 1
+    return peers[0].state.anchor, peers[0].state.result
+
+
+@pytest.mark.parametrize(("name", "overrides"), [
+    ("fedavg", {}), ("fedadam", {}), ("fedadagrad", {}), ("fedyogi", {}), ("diloco", {}), ("opendiloco", {}),
+    ("muloco", {}), ("lagoon", {}), ("diloco", {"aggregator": "trimmed", "compressor": "bf16"}),
+    ("fedavg", {"compressor": "sign", "feedback": {"name": "error-feedback", "decay": 0.9, "gain": 2.0}}),
+    ("diloco", {"outer": {"name": "delayed-nesterov", "lr": 0.5, "momentum": 0.9, "every": 2}, "compressor": "int4"}),
+], ids=str)
+def test_the_simulator_ends_where_real_peers_end(name: str, overrides: dict[str, Any]) -> None:
+    recipe = recipe_of(name, steps_per_round=STEPS, **overrides)
+    rounds = 6
+    run = simulate(recipe, peers=PEERS, steps=rounds * STEPS, inner=PUBLISHED)
+    anchor, result = real_swarm(recipe, rounds)
+    learner = run.simulation.replicas[0].learner
+    assert learner is not None
+    assert torch.equal(learner.outer.anchor, anchor)
+    assert torch.equal(run.consensus, result)
+
+
+def test_int8_ends_near_fp32() -> None:
+    ends = [simulate("diloco", steps=40, steps_per_round=5, compressor=codec).consensus for codec in ("fp32", "int8")]
+    error = (ends[0] - ends[1]).norm() / (ends[0] - TinyTask().initial()).norm()
+    assert 0.0 < error < 0.02

@@ -158,7 +158,8 @@ def test_every_step_is_contributed_once(
 def test_traffic_is_what_the_formula_says(recipe: Recipe, peers: int) -> None:
     """All-reduce: 2 (m - 1) / m payloads; gather: m - 1; a pair: one, and with anchors of their own two."""
     run, commits = commits_of(recipe, peers=peers, steps=8, inner=PUBLISHED.model_copy(update={"learning_rate": 0.01}))
-    """All-reduce: 2 (m - 1) / m payloads; gather: m - 1; a pair: one, or two with anchors of their own."""
+    thinned = recipe.compressor.startswith("top") and "topk" in str(recipe.allocator).lower()
+    if thinned or not recipe.codec().fixed_size:
         return
     total = 0.0
     for commit in commits:

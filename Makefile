@@ -35,9 +35,10 @@ test: lint ## lint, then all tests; the real swarms of tests/network run one at 
 	$(BIN)/pytest tests -x -q -n $(WORKERS) --ignore=tests/network
 	$(BIN)/pytest tests/network -x -q
 
-bench: env ## the headline numbers, one after another (about six minutes on two cores), into docs/results/
-	@set -e; for name in join memory rounds loop; do echo "== $$name"; \
+bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/
+	@set -e; for name in join memory rounds loop simulator; do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
+	$(BIN)/python -m benchmarks.bandwidth --report docs/results/bandwidth.json --plot docs/results/bandwidth.png
 	$(BIN)/python -m benchmarks.table
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept

@@ -6,9 +6,9 @@ import torch
 from peer.errors import UserError
 from peer.genesis import checked_genesis
 from peer.protocol.manifest import RunManifest, parse_manifest
-from tests.network.harness import MANIFEST
+from tests.network.harness import DILOCO, MANIFEST
 
-SMALL = MANIFEST.format(hidden=16, steps=5, wait=5.0, total="")
+SMALL = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
 
 
 def manifest(old: str = "", new: str = "") -> RunManifest:

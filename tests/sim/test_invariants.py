@@ -17,8 +17,8 @@
 | a killed send leaves the anchor unchanged | test_life.py: test_a_killed_exchange_changes_nothing |
 | eager: mean of D~ = D(t)/R + (1 - 1/R) D(t-H) | here: test_the_mean_of_eager_updates |
 | eager R 1 = diloco, delay 0 = diloco | here: test_eager_without_peers_or_without_delay_is_diloco |
-| noloco n = R and equal phi = heavy-ball diloco | here: test_noloco_in_one_group_is_heavy_ball_diloco |
-| spread of phi -> 0 at a .5 with zero D, grows at .9 | here: test_the_spread_of_noloco_anchors |
+| noloco n = R and equal phi = heavy-ball diloco | test_gossip.py: test_noloco_in_one_group_is_heavy_ball_diloco |
+| spread of phi -> 0 at a .5 with zero D, grows at .9 | test_gossip.py: test_the_spread_of_noloco_anchors |
 | error feedback, decay 1: sent + residual = all of D | here: test_feedback_loses_nothing; compress/test_feedback.py |
 | sparseloco, k = all, unquantised: residual 0 | here: test_sparseloco_that_sends_all_keeps_no_residual |
 | demo: inverse DCT of DCT = identity | compress/test_dct.py: test_the_inverse_is_the_identity_to_one_in_a_million |
@@ -26,10 +26,10 @@
 | demo: identical weights on all peers at every step | here: test_gradient_recipes_hold_identical_weights |
 | selsync delta 0 = every step, infinity = warm-up only | here: test_selsync_at_its_ends |
 | dropcompute tau infinity = ddp | here: test_settings_that_switch_a_recipe_off_leave_ddp |
-| a2cid2 eta 0 = plain gossip in x, any a~ | here: test_a2cid2_without_eta_is_plain_gossip |
-| a2cid2: mean of x conserved | here: test_gossip_conserves_the_mean |
-| saps ratio 1 = pair averaging; identical masks | here: test_saps_averages_pairs_on_a_common_mask |
-| dybw deadline infinity = plain averaging | here: test_dybw_that_waits_for_all_averages_all |
+| a2cid2 eta 0 = plain gossip in x, any a~ | test_gossip.py: test_a2cid2_without_eta_is_plain_gossip |
+| a2cid2: mean of x conserved | test_gossip.py: test_gossip_conserves_the_mean |
+| saps ratio 1 = pair averaging; identical masks | test_gossip.py: test_saps_averages_pairs_on_a_common_mask |
+| dybw deadline infinity = plain averaging | test_gossip.py: test_dybw_that_waits_for_all_averages_all |
 | mixing rows sum to 1 | outer/test_topology.py: test_metropolis_rows_sum_to_1_and_are_symmetric |
 | dct-threshold at 0 = dense | here: test_settings_that_switch_a_recipe_off_leave_ddp |
 | paba with equal peers = even split | here: test_settings_that_switch_a_recipe_off_leave_fedavg |
@@ -51,7 +51,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer import refusals
 from peer.outer.merging import Eager
 from peer.outer.schedules import GradientChange
 from peer.sim.replica import clip_
@@ -64,6 +63,7 @@ from tests.sim.tiny import (
     StillTask,
     TinyTask,
     alone,
+    close,
     commits_of,
     recipe_of,
     scatter,
@@ -82,10 +82,6 @@ class SameBatchTask(TinyTask):
         batch = next(super().batches(peer))
         while True:
             yield batch
-
-
-def close(left: Tensor, right: Tensor, tolerance: float = 1e-6) -> None:
-    torch.testing.assert_close(left, right, rtol=0.0, atol=tolerance)
 
 
 def ulp(x: Tensor) -> Tensor:
@@ -332,31 +328,6 @@ def test_eager_without_peers_or_without_delay_is_diloco() -> None:
     assert torch.equal(run.consensus, same.consensus)
 
 
-# noloco -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("peers", "topology"), [(2, "pairs"), (4, {"name": "groups", "size": 4})])
-def test_noloco_in_one_group_is_heavy_ball_diloco(peers: int, topology: Any) -> None:
-    run = simulate("noloco", peers=peers, steps_per_round=6, topology=topology)
-    same = simulate("diloco", peers=peers, steps_per_round=6, outer={"name": "heavyball", "lr": 0.7, "momentum": 0.5})
-    for replica in run.simulation.replicas:
-        assert replica.learner is not None
-        assert torch.equal(replica.learner.outer.anchor, same.consensus)
-
-
-@pytest.mark.parametrize(("momentum", "low", "high"), [(0.5, 0.0, 1e-3), (0.9, 2.0, math.inf)])
-def test_the_spread_of_noloco_anchors(
-    momentum: float, low: float, high: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(refusals, "_LARGEST_MOMENTUM", 1.0)
-    run, commits = commits_of(
-        "noloco", peers=8, steps=60, steps_per_round=1, task=StillTask(), inner=SGD, prepare=scatter,
-        outer={"momentum": momentum},
-    )
-    growth = spread(run.locals) / spread(commits[0].anchors)
-    assert low <= growth < high
-
-
 # sparse codecs and feedback -----------------------------------------------------------------------------------------
 
 
@@ -440,58 +411,3 @@ def test_selsync_at_its_ends() -> None:
     assert never.result.bytes_sent_per_peer == 26 * 416 * 4 * 2 * 3 / 4 + (40 - 25) / 40 * votes
 
 
-# gossip -------------------------------------------------------------------------------------------------------------
-
-
-def test_a2cid2_without_eta_is_plain_gossip() -> None:
-    plain = simulate("saps", topology={"name": "neighbours", "graph": "ring"}, compressor="fp32", exchange="reduce")
-    for alpha in (0.0, 0.5, 3.0):
-        run = simulate("a2cid2", merge={"eta": 0.0, "alpha_tilde": alpha})
-        for one, other in zip(run.locals, plain.locals, strict=True):
-            close(one, other, 2e-6)
-
-
-@pytest.mark.parametrize("peers", [4, 5, 9])
-@pytest.mark.parametrize("name", ["a2cid2", "saps", "dybw"])
-def test_gossip_conserves_the_mean(name: str, peers: int) -> None:
-    run, commits = commits_of(name, peers=peers, steps=80, task=StillTask(), inner=SGD, prepare=scatter)
-    start = commits[0].locals
-    close(torch.stack(run.locals).mean(0), torch.stack(start).mean(0), 1e-5)
-    limit = {"a2cid2": 0.1, "saps": 0.95, "dybw": 1e-5}[name]
-    assert spread(run.locals) < limit * spread(start)
-
-
-def test_saps_averages_pairs_on_a_common_mask() -> None:
-    mask = "random0.1+fp32"
-    run, commits = commits_of("saps", steps=3, task=StillTask(), inner=SGD, prepare=scatter, compressor=mask)
-    after = [commit.locals for commit in commits[1:]] + [run.locals]
-    masks: dict[int, list[Tensor]] = {}
-    for commit, changed in zip(commits, after, strict=True):
-        a, b = commit.members
-        moved = [(changed[peer] - commit.locals[peer]).abs() > 1e-7 for peer in (a, b)]
-        assert torch.equal(*moved)
-        close(changed[a][moved[0]], changed[b][moved[0]])
-        close(changed[a] + changed[b], commit.locals[a] + commit.locals[b])
-        masks.setdefault(commit.number, []).append(moved[0])
-    assert [int(mask.sum()) for mask in masks[1]] == [42, 42]  # ceil(.1 * 416)
-    assert torch.equal(*masks[1])  # one mask for all pairs of a round
-    assert not torch.equal(masks[1][0], masks[2][0])
-
-
-def test_saps_with_every_coordinate_is_pair_averaging() -> None:
-    run, commits = commits_of("saps", steps=1, task=StillTask(), inner=SGD, prepare=scatter, compressor="random1+fp32")
-    for commit in commits:
-        a, b = commit.members
-        mean = (commits[0].locals[a] + commits[0].locals[b]) / 2
-        close(run.locals[a], mean)
-        close(run.locals[b], mean)
-
-
-def test_dybw_that_waits_for_all_averages_all() -> None:
-    run, commits = commits_of("dybw", steps=10, straggler={"window": 1})
-    after = [commit.locals for commit in commits[1:]]
-    assert [commit.members for commit in commits] == [(0, 1, 2, 3)] * 10
-    assert all(torch.equal(local, run.locals[0]) for local in run.locals)
-    close(run.locals[0], torch.stack(commits[-1].locals).mean(0))
-    assert spread(after[0]) > 1e-3
-    close(run.consensus, simulate("selsync", steps=10).consensus, 2e-6)

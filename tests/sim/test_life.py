@@ -22,6 +22,7 @@ from tests.sim.tiny import (
     StillTask,
     TinyTask,
     alone,
+    close,
     commits_of,
     scatter,
     simulate,
@@ -56,10 +57,6 @@ def joins(at_s: float, profile: PeerProfile = IDEAL) -> PeerProfile:
 
 def mean_alone(peers: Sequence[int], steps: int) -> Tensor:
     return torch.stack([alone(peer, steps, SGD) for peer in peers]).mean(0)
-
-
-def close(left: Tensor, right: Tensor, tolerance: float = 2e-6) -> None:
-    torch.testing.assert_close(left, right, rtol=0.0, atol=tolerance)
 
 
 # the same again -----------------------------------------------------------------------------------------------------

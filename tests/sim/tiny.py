@@ -186,7 +186,7 @@ def simulate(
     recipe: Recipe | str,
     *,
     peers: int = 4,
-    steps: int = 60,
+    steps: int = 40,
     inner: InnerSpec = ADAMW,
     profiles: Sequence[PeerProfile] | None = None,
     partitions: Sequence[Partition] = (),
@@ -309,6 +309,11 @@ def scatter(simulation: Simulation) -> None:
             replica.learner.outer.anchor.copy_(replica.learner.parameters)
         if replica.learner.estimate is not None:
             replica.learner.estimate.copy_(replica.learner.parameters)
+
+
+def close(left: Tensor, right: Tensor, tolerance: float = 2e-6) -> None:
+    """Assert that no element differs by more than `tolerance`."""
+    torch.testing.assert_close(left, right, rtol=0.0, atol=tolerance)
 
 
 def spread(vectors: Sequence[Tensor]) -> float:

@@ -26,7 +26,7 @@ from peer.sim.plan import Job, Windows
 
 REPORT_EVERY_S = 0.2
 GRACE_S = 2.0
-_FILES = ("train.npy", "validation.npy")
+_FILES = ("train.tokens", "validation.tokens")  # raw int32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Pool:
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="atoll-")
             for name, part in zip(_FILES, self._windows, strict=True):
-                np.save(Path(self._folder.name) / name, part.tokens)
+                part.tokens.astype(np.int32, copy=False).tofile(Path(self._folder.name) / name)
         except OSError as error:
             raise UserError(f"the text cannot be written to {tempfile.gettempdir()}: {error.strerror}",
                             "free some space there, or set TMPDIR") from None
@@ -150,7 +150,7 @@ def _work(pipe: Connection, folder: Path, sequence_length: int, parent: int) -> 
     """The main of a worker: jobs in, progress and rows out, until the parent goes."""
     die_with_parent(parent)
     one_thread()
-    train, validation = (PackedTokens(np.load(folder / name, mmap_mode="r"), sequence_length) for name in _FILES)
+    train, validation = (PackedTokens(np.memmap(folder / name, np.int32, "r"), sequence_length) for name in _FILES)
     said = 0.0
 
     def tell(steps: int, goal: int, loss: float | None, virtual_s: float) -> None:

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from peer.checkpoint.store import write_checkpoint
-from tests.network.harness import MANIFEST, BootstrapProcess
+from tests.network.harness import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import LOOPBACK, JoinedPeer, alive, descendants, environment, run, until
 from tests.network.publisher import GIANT
 
-SMALL = MANIFEST.format(hidden=16, steps=5, wait=5.0, total="")
+SMALL = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
 WIDE = SMALL
 for key, old in (("hidden_size", 16), ("intermediate_size", 16), ("num_hidden_layers", 1)):
     WIDE = WIDE.replace(f"{key}: {old}", f"{key}: {GIANT[key]}")

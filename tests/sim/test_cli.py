@@ -296,7 +296,7 @@ def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     argv = ("compare", "ddp", "--manifest", tiny / "tiny.yaml", "--train-files", tiny / "text.txt", "--jobs", "2",
             "--seeds", "2", "--tokens", "100M", "--report", tiny / "r.json")
     process = subprocess.Popen([sys.executable, "-m", "peer.cli", *map(str, argv)], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+                               stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
     try:
         children = []
         deadline = time.monotonic() + 90
@@ -314,6 +314,11 @@ def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     assert "Traceback" not in err
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert sorted(file.name for file in tiny.iterdir()) == ["text.txt", "tiny.yaml"]
+
+
+def heed_ctrl_c():
+    """A shell starts its background jobs, and all that they start, with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def workers_of(pid):

@@ -209,7 +209,8 @@ class Rounds:
             record = await run_round(due, self.keeper.state, self)
         finally:
             self._in_round = False
-            self._due = None
+            if self._due is due:  # else the trainer has handed over the next one while this round was being closed
+                self._due = None
         now_sent, now_received = self._traffic()
         record = record.model_copy(update={"bytes_sent": now_sent - sent, "bytes_received": now_received - received})
         self._tell(Round(record=record))

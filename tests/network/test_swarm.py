@@ -100,6 +100,26 @@ def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm)
     assert set(record.weights) <= {4 * TOKENS_PER_STEP}
 
 
+def test_two_bits_with_feedback_on_both_legs_keep_replicas_equal_and_survive_a_kill(make_swarm: MakeSwarm) -> None:
+    """The default recipe: residuals on both legs, an average of anchors in the outer state, a group that shrinks."""
+    swarm = make_swarm(steps=5, recipe="name: lagoon")
+    genesis = swarm.bootstrap().genesis()
+    members = swarm.add("a", "b", "c")
+    swarm.drive(lambda: all_at(members, 8) and in_full_rounds(members[0], 3), 120.0)
+    members[2].kill()
+    survivors = members[:2]
+    rounds = survivors[0].round
+    swarm.drive(lambda: all_at(survivors, rounds + 8) and settled(survivors), 120.0)
+    assert len(digests(survivors)) == 1
+    sync = survivors[0].sync
+    assert sync is not None
+    numel = sync.anchor.numel()
+    lagging = sync.memory.buffers[-1] / (1.0 - 0.75**sync.round)
+    assert torch.equal(sync.result, lagging)  # nobody has moved on since the last merge
+    start = genesis[:numel]
+    assert 0.0 < float((sync.result - start).mean()) < float((sync.anchor - start).mean())  # all push upwards
+
+
 def test_kill_9_in_the_middle_of_an_exchange_loses_nothing(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(hidden=512, steps=3)  # 1.5M parameters: the exchange is long enough to be hit
     swarm.bootstrap()

@@ -23,6 +23,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer.errors import AtollError, ProtocolError, UserError
 from peer.protocol.identity import Identity
 from peer.swarm.keys import load_or_create_identity
+from peer.swarm.pipe import Pipe
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
 from peer.swarm.validator import SealedRecordValidator
 
@@ -80,7 +81,7 @@ class Node:
         traffic = self.traffic.setdefault(purpose, Traffic())
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            stream = Stream(str(info.peer_id), reader, writer, traffic)
+            stream = Stream(str(info.peer_id), Pipe.adopt(reader, writer), traffic)
             try:
                 with self._admitted(stream.remote):
                     await handler(stream)
@@ -121,7 +122,7 @@ class Node:
             )
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {error or type(error).__name__}") from None
-        return Stream(peer_id, reader, writer, self.traffic.setdefault(purpose, Traffic()))
+        return Stream(peer_id, Pipe.adopt(reader, writer), self.traffic.setdefault(purpose, Traffic()))
 
     async def addresses(self) -> tuple[str, ...]:
         """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""

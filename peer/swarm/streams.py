@@ -12,6 +12,7 @@ from peer.errors import AtollError, ProtocolError
 from peer.protocol.manifest import Spec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
+from peer.swarm.pipe import Pipe
 
 SLICE_BYTES = 256 * 1024
 FINISH_TIMEOUT_S = 3.0
@@ -42,21 +43,19 @@ class Stream:
         traffic: counters that this stream adds to.
     """
 
-    def __init__(
-        self, remote: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, traffic: Traffic
-    ) -> None:
+    def __init__(self, remote: str, pipe: Pipe, traffic: Traffic) -> None:
         self.remote, self.traffic = remote, traffic
-        self._reader, self._writer = reader, writer
+        self._pipe = pipe
 
     async def send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
         """Send one frame, large bodies slice by slice; raises StreamClosedError."""
         view = memoryview(body)
         try:
-            self._writer.write(pack_header(kind, len(view)))
+            self._pipe.write(pack_header(kind, len(view)))
             for start in range(0, len(view), SLICE_BYTES):
-                self._writer.write(view[start : start + SLICE_BYTES])
-                await self._writer.drain()
-            await self._writer.drain()
+                self._pipe.write(view[start : start + SLICE_BYTES])
+                await self._pipe.drain()
+            await self._pipe.drain()
         except (OSError, RuntimeError) as error:
             raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None
         self.traffic.sent += HEADER_BYTES + len(view)
@@ -75,19 +74,34 @@ class Stream:
             ProtocolError: another kind or length, before the body is read.
             StreamClosedError: the stream ended.
         """
+        kind, length = await self.receive_header(limits, exact)
+        body = bytearray(length)
+        await self.receive_body(memoryview(body))
+        return kind, bytes(body)
+
+    async def receive_header(self, limits: Mapping[Kind, int], exact: bool = False) -> tuple[Kind, int]:
+        """The next frame's kind and length; its body must be read next. Raises as `receive` does."""
+        header = bytearray(HEADER_BYTES)
+        await self._read(memoryview(header))
+        kind, length = unpack_header(bytes(header))
+        limit = limits.get(kind)
+        if limit is None:
+            expected = " or ".join(allowed.name for allowed in limits)
+            raise ProtocolError(f"{self.remote} sent {kind.name}; expected {expected}")
+        if length > limit or (exact and length != limit):
+            raise ProtocolError(f"{self.remote} announces {length} bytes of {kind.name}; the limit is {limit}")
+        return kind, length
+
+    async def receive_body(self, out: memoryview) -> None:
+        """The body after `receive_header`, into `out`, which has its length. Raises StreamClosedError."""
+        await self._read(out)
+        self.traffic.received += HEADER_BYTES + len(out)
+
+    async def _read(self, out: memoryview) -> None:
         try:
-            kind, length = unpack_header(await self._reader.readexactly(HEADER_BYTES))
-            limit = limits.get(kind)
-            if limit is None:
-                expected = " or ".join(allowed.name for allowed in limits)
-                raise ProtocolError(f"{self.remote} sent {kind.name}; expected {expected}")
-            if length > limit or (exact and length != limit):
-                raise ProtocolError(f"{self.remote} announces {length} bytes of {kind.name}; the limit is {limit}")
-            body = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, OSError) as error:
+            await self._pipe.read_into(out)
+        except (EOFError, OSError) as error:
             raise StreamClosedError(self.remote, f"stream ended: {error}") from None
-        self.traffic.received += HEADER_BYTES + length
-        return kind, body
 
     async def receive_message(self, kind: Kind, schema: type[SpecT]) -> SpecT:
         """Receive one small message of one kind and parse it strictly."""
@@ -97,7 +111,7 @@ class Stream:
     async def closed(self) -> None:
         """Return when the other end has closed its side; raises ProtocolError if it sends anything instead."""
         with contextlib.suppress(OSError):
-            if await self._reader.read(1):
+            if await self._pipe.read_some():
                 raise ProtocolError(f"{self.remote} sent data out of turn")
 
     async def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
@@ -107,11 +121,10 @@ class Stream:
         is lost: so nobody closes right after sending.
         """
         with contextlib.suppress(OSError, RuntimeError, asyncio.TimeoutError, ProtocolError):
-            if self._writer.can_write_eof():
-                self._writer.write_eof()
+            self._pipe.write_eof()
             await asyncio.wait_for(self.closed(), timeout_s)
         self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):
-            self._writer.close()
+            self._pipe.close()

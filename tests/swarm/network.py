@@ -11,6 +11,7 @@ from hivemind.p2p import P2PDaemonError
 
 from peer.protocol.identity import Identity
 from peer.swarm.node import Node, NodeConfig
+from peer.swarm.pipe import Pipe
 from peer.swarm.streams import Stream, Traffic
 from peer.swarm.tasks import cancel_and_wait
 
@@ -21,7 +22,7 @@ async def stream_pair(left="left", right="right"):
     """Two ends of one stream; `left` is who the first end talks to."""
     ours, theirs = socket.socketpair()
     one, two = await asyncio.open_connection(sock=ours), await asyncio.open_connection(sock=theirs)
-    return Stream(left, *one, Traffic()), Stream(right, *two, Traffic())
+    return Stream(left, Pipe.adopt(*one), Traffic()), Stream(right, Pipe.adopt(*two), Traffic())
 
 
 class MemoryP2P:

@@ -20,7 +20,7 @@ async def pair():
 
 
 def raw(stream, data):
-    stream._writer.write(data)
+    stream._pipe.write(data)
 
 
 async def test_frames_arrive_whole_and_in_order(pair):

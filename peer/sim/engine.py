@@ -18,12 +18,13 @@ from peer.outer.recipes import Recipe, Schedule
 from peer.outer.schedules import Event, GradientChange
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll, choose_timeout, waits_for_all
 from peer.outer.topology import Links
+from peer.sim.contribution import Contribution
 from peer.sim.network import reduce_seconds
 from peer.sim.overlap import WHOLE, Layer, pipelined
 from peer.sim.replica import Replica
 from peer.sim.rounds import Exchange, Gathering, Round
 from peer.sim.scenario import Partition, PeerProfile
-from peer.sim.sync import Contribution, Synchroniser
+from peer.sim.sync import Synchroniser
 
 VOTE_BYTES = 1.0
 MICRO_BATCHES = 8

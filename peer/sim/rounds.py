@@ -10,9 +10,9 @@ from peer.outer.recipes import Recipe
 from peer.outer.schedules import Event
 from peer.outer.straggler import Backup, Quorum
 from peer.outer.topology import AllPeers
+from peer.sim.contribution import Contribution, Outcome
 from peer.sim.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
 from peer.sim.scenario import PeerProfile
-from peer.sim.sync import Contribution, Outcome
 
 State = Literal["gathering", "exchanging", "done"]
 

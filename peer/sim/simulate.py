@@ -18,7 +18,7 @@ from peer.outer.fragments import FlatLayout
 from peer.outer.local import Replay, Spider
 from peer.outer.merging import Accelerated, Eager
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import GradientChange, Strided, strided_fragments
+from peer.outer.schedules import GradientChange, Ranges, Strided, strided_fragments
 from peer.outer.straggler import waits_for_all
 from peer.protocol.manifest import InnerSpec
 from peer.sim.engine import Engine, Hooks, Pace, Tally, _links, heaviest_side
@@ -27,7 +27,7 @@ from peer.sim.network import ring_allreduce_bytes
 from peer.sim.overlap import layers_of
 from peer.sim.replica import Learner, OuterCopy, Replica, Shadow
 from peer.sim.scenario import Partition, PeerProfile
-from peer.sim.sync import Ranges, Synchroniser
+from peer.sim.sync import Synchroniser
 from peer.sim.task import Task
 from peer.train.schedule import learning_rate
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import Recipe, resolve
 from peer.protocol.manifest import InnerSpec, RecipeSpec
+from peer.sim.contribution import Outcome
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import Replica, clip_
 from peer.sim.scenario import Partition, PeerProfile
 from peer.sim.simulate import Result, Setup, Simulation
-from peer.sim.sync import Outcome
 
 VOCAB, WIDTH, LAYERS, BATCH = 12, 8, 3, 16
 SHAPES = {

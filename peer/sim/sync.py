@@ -64,13 +64,6 @@ class Synchroniser:
         """The same with a payload scaled to a peer's own ratio, when only time is simulated."""
         return replace(contribution, wire_bytes=contribution.wire_bytes * ratio)
 
-    def carry_over(self, replica: Replica) -> None:
-        """A peer that a round did not wait for: the anchor of now, with its own progress on top."""
-        learner = replica.learner
-        if learner is not None and learner.base is not None:
-            learner.parameters.add_(learner.outer.anchor - learner.base)
-            learner.base.copy_(learner.outer.anchor)
-
     def give_back(self, replica: Replica, contribution: Contribution, fragment: int) -> None:
         """A contribution that no round took: its tokens, and what error feedback took for it, wait for the next."""
         replica.unsent_tokens[fragment] += contribution.weight

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -292,19 +294,16 @@ def test_the_command_itself():
     assert json.loads(done.stdout) == json.loads(json.dumps([describe(RECIPES["ddp"])]))
 
 
+@pytest.mark.timeout(300)
 def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     argv = ("compare", "ddp", "--manifest", tiny / "tiny.yaml", "--train-files", tiny / "text.txt", "--jobs", "2",
             "--seeds", "2", "--tokens", "100M", "--report", tiny / "r.json")
     process = subprocess.Popen([sys.executable, "-m", "peer.cli", *map(str, argv)], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
+                               stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c, env=os.environ | LIVE_BARS)
     try:
-        children = []
-        deadline = time.monotonic() + 90
-        while len(children) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-            children = workers_of(process.pid)
+        read_until(process.stdout, [rf"ddp, seed {seed} [^\n]*loss" for seed in range(2)])  # both have made steps
+        children = workers_of(process.pid)
         assert len(children) == 2
-        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)  # a second on a quiet machine
     finally:
@@ -314,6 +313,22 @@ def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     assert "Traceback" not in err
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert sorted(file.name for file in tiny.iterdir()) == ["text.txt", "tiny.yaml"]
+
+
+LIVE_BARS = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "120"}
+"""Environment in which progress is drawn although nobody looks at it."""
+
+
+def read_until(stream, patterns, within_s=200):
+    """Read what a process prints until all patterns are in it; bars come without the end of a line."""
+    seen, deadline = "", time.monotonic() + within_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while not all(re.search(pattern, seen) for pattern in patterns):
+            assert selector.select(deadline - time.monotonic()), seen
+            chunk = os.read(stream.fileno(), 1 << 16)
+            assert chunk, seen
+            seen += chunk.decode(errors="replace")
 
 
 def heed_ctrl_c():

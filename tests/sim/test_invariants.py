@@ -51,7 +51,8 @@ from torch import Tensor
 
 from peer.sim.scenario import PeerProfile
 from peer.sim.simulate import Simulation
-from tests.sim.tiny import ADAMW, SGD, TinyTask, alone, close, commits_of, simulate
+from tests.sim.tiny import ADAMW, SGD, alone, close, commits_of, simulate
+from tests.sim.tiny_task import TinyTask
 
 Overrides = dict[str, Any]
 

@@ -10,7 +10,8 @@ import torch
 
 from peer.outer.merging import Eager
 from peer.sim.simulate import Simulation
-from tests.sim.tiny import BATCH, SGD, StillTask, TinyTask, alone, close, commits_of, scatter, simulate, spread
+from tests.sim.tiny import SGD, alone, close, commits_of, scatter, simulate, spread
+from tests.sim.tiny_task import BATCH, StillTask, TinyTask
 
 Overrides = dict[str, Any]
 

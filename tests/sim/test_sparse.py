@@ -12,7 +12,8 @@ from torch import Tensor
 from peer.outer.schedules import GradientChange
 from peer.sim.replica import clip_
 from peer.sim.simulate import Simulation
-from tests.sim.tiny import ADAMW, SGD, TinyTask, close, commits_of, recipe_of, simulate
+from tests.sim.tiny import ADAMW, SGD, close, commits_of, recipe_of, simulate
+from tests.sim.tiny_task import TinyTask
 
 # sparse codecs and feedback -----------------------------------------------------------------------------------------
 

@@ -1,16 +1,44 @@
-"""What a liar does to its contribution before it sends it. Pure; the engine decides who lies."""
+"""What a liar does to its contribution before it sends it. Pure; a peer's profile says whether it lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
+from peer.sim.contribution import Contribution, reader
 from peer.sim.scenario import Attack
 
 SCALE = 1000.0
+
+
+def with_lies(contributions: Sequence[Contribution], length: int, seed: int) -> Sequence[Contribution]:
+    """What arrives, after every liar among the members has had its way.
+
+    Args:
+        contributions: as honest peers would send them.
+        length: elements of the fragment.
+        seed: of this round's lies.
+    """
+    liars = [c for c in contributions if c.profile.attack != "none"]
+    if not liars:
+        return contributions
+    honest = [c.read(0, length) for c in contributions if c not in liars and c.read is not None]
+    arrived = []
+    for c in contributions:
+        if c in liars and c.read is not None:
+            generator = torch.Generator().manual_seed(seed + c.member)
+            lie = corrupt(
+                c.profile.attack, c.read(0, length), honest, num_liars=len(liars), scale=c.profile.attack_scale,
+                generator=generator,
+            )
+            arrived.append(replace(c, read=reader(lie)))
+        else:
+            arrived.append(c)
+    return arrived
 
 
 def corrupt(

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.outer.topology import Links
 from peer.sim.scenario import PeerProfile
 
 Floats = NDArray[np.float64]
@@ -23,6 +24,7 @@ Floats = NDArray[np.float64]
 SEGMENT_BYTES = 1460                # TCP payload of one 1500-byte packet over IPv4
 MATHIS_CONSTANT = math.sqrt(3 / 2)  # periodic loss, every packet acknowledged; delayed acknowledgements: sqrt(3/4)
 STREAMS = 1                         # libp2p carries all streams between two peers over one TCP connection
+UNLIMITED_BYTES_S = 1e15
 
 
 def effective_rate(sender: PeerProfile, receiver: PeerProfile, streams: int = STREAMS) -> float:
@@ -197,3 +199,11 @@ def _slowest_unit_s(profiles: tuple[PeerProfile, ...], streams: int) -> Floats:
         unit[index] = 0.0
         slowest[index] = unit.max()
     return slowest * _unit_s(1.0, 1.0, streams)
+
+
+def links_of(profiles: Sequence[PeerProfile]) -> Links:
+    """What topologies and allocators know of the peers' links; an unlimited one counts as 1e15 bytes/s."""
+    return Links(
+        up=tuple(min(profile.up_bytes_s, UNLIMITED_BYTES_S) for profile in profiles),
+        down=tuple(min(profile.down_bytes_s, UNLIMITED_BYTES_S) for profile in profiles),
+    )

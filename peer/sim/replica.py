@@ -140,6 +140,12 @@ class Learner:
         if self.base is not None:
             self.base.copy_(outer.anchor)
 
+    def carry_over(self) -> None:
+        """A round did not wait for this peer: the anchor of now, with its own progress on top."""
+        if self.base is not None:
+            self.parameters.add_(self.outer.anchor - self.base)
+            self.base.copy_(self.outer.anchor)
+
     def restart_shadow(self, anchor_before: Tensor) -> None:
         """A new round: the second trajectory starts from the anchor that the first one started from before."""
         assert self.shadow is not None
@@ -174,7 +180,6 @@ class Replica:
     index: int
     profile: PeerProfile
     learner: Learner | None
-    steps_per_round: int
     unsent_tokens: list[int]
     position: int = 0
     life: int = 0
@@ -189,6 +194,14 @@ class Replica:
     base_round: int = 0
     vote: bool = False
     vote_state: ChangeState = field(default_factory=ChangeState)
+
+    def count_step(self, tokens: int) -> None:
+        """It has made a step and learned from so many tokens."""
+        self.position += 1
+        self.steps += 1
+        self.steps_since_join += 1
+        for fragment in range(len(self.unsent_tokens)):
+            self.unsent_tokens[fragment] += tokens
 
 
 def clip_(gradient: Tensor, max_norm: float) -> None:

@@ -9,10 +9,10 @@ from typing import Literal
 from peer.outer.recipes import Recipe
 from peer.outer.schedules import Event
 from peer.outer.straggler import Backup, Quorum
-from peer.outer.topology import AllPeers
+from peer.outer.topology import AllPeers, Links
+from peer.sim.contribution import Contribution, Outcome
 from peer.sim.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
 from peer.sim.scenario import PeerProfile
-from peer.sim.sync import Contribution, Outcome
 
 State = Literal["gathering", "exchanging", "done"]
 
@@ -47,7 +47,7 @@ class Round:
     outcome: Outcome | None = None
 
 
-class Exchange:
+class ExchangeCost:
     """How long an exchange takes and what its members send.
 
     Args:
@@ -110,10 +110,11 @@ class Gathering:
     Args:
         recipe: its topology and straggler policy.
         seed: of the topology.
-        present: () -> the peers that are there, ascending, for one side of a partition.
+        present: (side of a partition) -> the peers that are there, ascending.
+        links: of all peers.
     """
 
-    def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: object = None) -> None:
+    def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: Links) -> None:
         self._recipe, self._seed, self._present, self._links = recipe, seed, present, links
         self._plans: dict[tuple[int, int, int], list[Round]] = {}
         self._places: dict[tuple[int, int, int], dict[int, Round]] = {}  # of each peer in the groups as planned
@@ -135,7 +136,7 @@ class Gathering:
         if key not in self._plans:
             if number <= self._last_over.get((side, fragment), 0):
                 return None
-            groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)  # type: ignore[arg-type]
+            groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)
             self._plans[key] = [Round(fragment, number, set(group), event.send_step) for group in groups]
             self._places[key] = {member: round for round in self._plans[key] for member in round.expected}
         rounds = self._plans[key]
@@ -171,9 +172,9 @@ class Gathering:
 
     def waiting_for(self, peer: int) -> Round | None:
         """A round in which somebody waits for this peer, if there is one."""
-        waiting = (round for round in self.gathering() if round.state == "gathering" and round.arrived)
+        waiting = (round for round in self.unfinished() if round.state == "gathering" and round.arrived)
         return next((round for round in waiting if peer in round.expected and peer not in round.arrived), None)
 
-    def gathering(self) -> list[Round]:
+    def unfinished(self) -> list[Round]:
         """Rounds that are not over."""
         return [round for rounds in self._plans.values() for round in rounds if round.state != "done"]

@@ -8,67 +8,26 @@ values as the butterfly's parts because blocks never straddle a cut.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
-from peer.outer.compress.base import Codec, NonFiniteError, is_finite
+from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
 from peer.outer.fragments import FlatLayout
-from peer.outer.local import Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
 from peer.outer.recipes import Recipe
+from peer.outer.schedules import Ranges
 from peer.outer.straggler import ComputeTimeout, staleness_weight
-from peer.outer.topology import AllPeers, Neighbours, a2cid2_coefficients, chi, mix_, pair_
-from peer.sim.attacks import corrupt
+from peer.outer.topology import AllPeers
+from peer.sim.attacks import with_lies
+from peer.sim.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send
+from peer.sim.gossip import acceleration_of, move_to
+from peer.sim.ranges import length_of, put, shapes_within, take
 from peer.sim.replica import Learner, Replica, clip_
-from peer.sim.scenario import PeerProfile
-
-CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32
-Ranges = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Contribution:
-    """What one member sends for one fragment.
-
-    Attributes:
-        member: index of the peer.
-        weight: tokens it stands for.
-        wire_bytes: of the payload.
-        read: (start, stop) -> the decoded values [start, stop) of the fragment; None when only time is simulated.
-        base: the peer's own fragment at the snapshot, kept while it trains on.
-        profile: of the member, which may be a liar.
-    """
-
-    member: int
-    weight: int
-    wire_bytes: float
-    read: Callable[[int, int], Tensor] | None
-    profile: PeerProfile
-    base: Tensor | None = None
-
-
-@dataclass
-class Outcome:
-    """What a committed round leaves for the merges of its members.
-
-    Attributes:
-        dropped: members whose contribution was refused.
-        update: fp32 [n] of the fragment, where members need it (gradients, eager updates).
-        lr: the inner learning rate of an update that is a gradient, the same for all.
-        anchor_before: fp32 [n], where the merge pulls towards the old anchor.
-    """
-
-    dropped: list[int] = field(default_factory=list)
-    update: Tensor | None = None
-    lr: float = 0.0
-    anchor_before: Tensor | None = None
-    num_members: int = 0
-    round: int = 0
 
 
 class Synchroniser:
@@ -87,13 +46,13 @@ class Synchroniser:
         self, recipe: Recipe, layout: FlatLayout, fragments: Sequence[Ranges], seed: int, nominal_tokens: int,
         num_peers: int,
     ) -> None:
-        self.recipe, self.seed, self.nominal_tokens, self.num_peers = recipe, seed, nominal_tokens, num_peers
+        self.recipe, self.seed, self.nominal_tokens = recipe, seed, nominal_tokens
         self.fragments = list(fragments)
-        self.lengths = [sum(stop - start for start, stop in ranges) for ranges in self.fragments]
-        self.shapes = [_shapes_within(layout, ranges) for ranges in self.fragments]
+        self.lengths = [length_of(ranges) for ranges in self.fragments]
+        self.shapes = [shapes_within(layout, ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
         self._residuals: dict[int, Encoder] = {}
-        self._eta, self._alpha_tilde = self._acceleration()
+        self._acceleration = acceleration_of(recipe, num_peers)
 
     # contributions ------------------------------------------------------------------------------------------------
 
@@ -104,13 +63,6 @@ class Synchroniser:
     def thinned(self, contribution: Contribution, ratio: float) -> Contribution:
         """The same with a payload scaled to a peer's own ratio, when only time is simulated."""
         return replace(contribution, wire_bytes=contribution.wire_bytes * ratio)
-
-    def carry_over(self, replica: Replica) -> None:
-        """A peer that a round did not wait for: the anchor of now, with its own progress on top."""
-        learner = replica.learner
-        if learner is not None and learner.base is not None:
-            learner.parameters.add_(learner.outer.anchor - learner.base)
-            learner.base.copy_(learner.outer.anchor)
 
     def give_back(self, replica: Replica, contribution: Contribution, fragment: int) -> None:
         """A contribution that no round took: its tokens, and what error feedback took for it, wait for the next."""
@@ -125,9 +77,7 @@ class Synchroniser:
         learner = replica.learner
         if learner is None:
             return Contribution(replica.index, weight, self.wire_bytes(fragment), None, replica.profile)
-        if learner.estimate is not None:
-            mix_(learner.parameters, learner.estimate, self._eta, float(round - learner.mixed_at))
-            learner.mixed_at = round
+        self._acceleration.mix_to(round, learner)
         base = None
         if overlapped and isinstance(self.recipe.merge, Carry | Elastic):
             base = take(learner.parameters, self.fragments[fragment]).clone()
@@ -136,13 +86,13 @@ class Synchroniser:
 
     def _encode(
         self, learner: Learner, fragment: int, round: int, lr: float, *, overlapped: bool
-    ) -> tuple[float, Callable[[int, int], Tensor]]:
+    ) -> tuple[float, Read]:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         lazy = self.recipe.dense and self.recipe.feedback is None and not overlapped
+        source = values_to_send(self.recipe, learner, self.fragments[fragment], lr)
         if lazy and not isinstance(self.recipe.merge, Eager):
-            source = self._source(learner, fragment, lr)
             return codec.wire_bytes(self.lengths[fragment]), lambda a, b: round_trip(codec, source(a, b))
-        vector = self._source(learner, fragment, lr)(0, self.lengths[fragment])
+        vector = source(0, self.lengths[fragment])
         if isinstance(self.recipe.merge, Eager):
             vector = vector.clone()
             learner.previous, learner.current = learner.current, vector
@@ -151,25 +101,8 @@ class Synchroniser:
         try:
             sent = learner.encoders[fragment].encode_decoded(vector, self._seed(fragment, round))
         except NonFiniteError:  # diverged: it sends what nobody will accept
-            return self.wire_bytes(fragment), _reader(torch.full_like(vector, torch.nan))
-        return float(len(sent.payload)), _reader(sent.decoded)
-
-    def _source(self, learner: Learner, fragment: int, lr: float) -> Callable[[int, int], Tensor]:
-        """(start, stop) -> the values [start, stop) of what the peer has to say, before any codec."""
-        ranges, recipe = self.fragments[fragment], self.recipe
-        if recipe.payload == "gradient":
-            factor = lr if recipe.accumulates else 1.0
-            gradient = take(learner.gradient, ranges)
-            return lambda a, b: gradient[a:b] * factor
-        local = take(learner.parameters, ranges)
-        if recipe.payload == "parameters":
-            return lambda a, b: local[a:b]
-        anchor = take(learner.base if learner.base is not None else learner.outer.anchor, ranges)
-        if learner.shadow is None:
-            return lambda a, b: anchor[a:b] - local[a:b]
-        assert isinstance(recipe.local, Replay)
-        kept, shadow = 1.0 - recipe.local.beta, learner.shadow
-        return lambda a, b: anchor[a:b] - local[a:b] - kept * (shadow.anchor[a:b] - shadow.parameters[a:b])
+            return self.wire_bytes(fragment), reader(torch.full_like(vector, torch.nan))
+        return float(len(sent.payload)), reader(sent.decoded)
 
     # commits ------------------------------------------------------------------------------------------------------
 
@@ -183,9 +116,9 @@ class Synchroniser:
         learners = [replica.learner for replica in members if replica.learner is not None]
         for learner in learners:
             learner.encoders[fragment].commit()
-        sent = self._lie(contributions, fragment, round)
+        sent = with_lies(contributions, self.lengths[fragment], self._seed(fragment, round))
         weights = [self._weight(c, r, round, len(sent)) for c, r in zip(sent, members, strict=True)]
-        good = [i for i, c in enumerate(sent) if c.read is not None and self._finite(c, fragment)]
+        good = [i for i, c in enumerate(sent) if c.read is not None and is_usable(c.read, self.lengths[fragment])]
         outcome.dropped = [c.member for i, c in enumerate(sent) if i not in good]
         reads = [read for i in good if (read := sent[i].read) is not None]
         kept = [weights[i] for i in good]
@@ -193,7 +126,7 @@ class Synchroniser:
             return outcome
         try:
             if self.recipe.payload == "parameters":
-                self._gossip(learners, reads, good, fragment, round)
+                self._gossip([learners[i] for i in good], reads, len(learners), fragment, round)
             elif self.recipe.payload == "gradient":
                 outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
             elif isinstance(self.recipe.merge, Eager):
@@ -210,7 +143,7 @@ class Synchroniser:
         return contribution.weight * staleness_weight(self.recipe.straggler, staleness, contributors)
 
     def _aggregate(
-        self, reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float], fragment: int, members: int,
+        self, reads: Sequence[Read], weights: Sequence[float], fragment: int, members: int,
         round: int,
     ) -> Iterator[tuple[int, int, Tensor]]:
         """(start, stop, the aggregate as everybody decodes it), piece by piece."""
@@ -247,7 +180,7 @@ class Synchroniser:
         return self._residuals[fragment]
 
     def _outer_step(
-        self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float],
+        self, learners: Sequence[Learner], reads: Sequence[Read], weights: Sequence[float],
         fragment: int, round: int, outcome: Outcome,
     ) -> None:
         ranges = self.fragments[fragment]
@@ -272,7 +205,7 @@ class Synchroniser:
                     put(buffer, ranges, piece)
 
     def _gradient(
-        self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], weights: Sequence[float],
+        self, learners: Sequence[Learner], reads: Sequence[Read], weights: Sequence[float],
         fragment: int, round: int, lr: float,
     ) -> Tensor | None:
         pieces = [piece for _, _, piece in self._aggregate(reads, weights, fragment, len(learners), round)]
@@ -289,41 +222,19 @@ class Synchroniser:
         return None
 
     def _gossip(
-        self, learners: Sequence[Learner], reads: Sequence[Callable[[int, int], Tensor]], good: Sequence[int],
-        fragment: int, round: int,
+        self, present: Sequence[Learner], reads: Sequence[Read], members: int, fragment: int, round: int
     ) -> None:
-        """Parameters move towards the group's; who sent nothing usable keeps its own."""
-        length, ranges = self.lengths[fragment], self.fragments[fragment]
-        present = [learners[i] for i in good]
+        """Parameters move towards the group's; who sent nothing usable is not `present`, and keeps its own."""
         if len(present) < 2:
             return
-        sent = [read(0, length).clone() for read in reads]
+        sent = [read(0, self.lengths[fragment]).clone() for read in reads]
         if isinstance(self.recipe.merge, Accelerated):
-            self._pair_event(present, sent)
+            self._acceleration.pair(present, sent)
             return
         alike = [1.0] * len(sent)
-        mixed = torch.cat([piece for *_, piece in self._aggregate(reads, alike, fragment, len(learners), round)])
-        for own, learner in zip(sent, present, strict=True):
-            local = take(learner.parameters, ranges)
-            if self.recipe.compressor == "fp32" and not self.recipe.overlap_steps:
-                local.copy_(mixed)
-            else:  # what a mask leaves out stays as it is, and so does what was learned since
-                local.add_(mixed - own)
-            if len(ranges) > 1:
-                put(learner.parameters, ranges, local)
-
-    def _pair_event(self, learners: Sequence[Learner], sent: Sequence[Tensor]) -> None:
-        for index, learner in enumerate(learners):
-            assert learner.estimate is not None
-            pair_(learner.parameters, learner.estimate, sent[1 - index], self._alpha_tilde)
-
-    def _acceleration(self) -> tuple[float, float]:
-        """(eta, alpha~) of the graph of all peers, whose pairs meet at every round."""
-        merge, topology = self.recipe.merge, self.recipe.topology
-        if not (isinstance(merge, Accelerated) and isinstance(topology, Neighbours)) or self.num_peers < 2:
-            return 0.0, 0.0
-        eta, alpha = a2cid2_coefficients(*chi(topology.edges(range(self.num_peers))))
-        return eta if merge.eta is None else merge.eta, alpha if merge.alpha_tilde is None else merge.alpha_tilde
+        mixed = torch.cat([piece for *_, piece in self._aggregate(reads, alike, fragment, members, round)])
+        replaces = self.recipe.compressor == "fp32" and not self.recipe.overlap_steps
+        move_to(mixed, present, sent, self.fragments[fragment], replaces=replaces)
 
     # merges -------------------------------------------------------------------------------------------------------
 
@@ -365,68 +276,10 @@ class Synchroniser:
         self.recipe.optimizer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=steps_taken)
         learner.parameters.copy_(learner.outer.anchor)
 
-    # attacks ------------------------------------------------------------------------------------------------------
-
-    def _lie(self, contributions: Sequence[Contribution], fragment: int, round: int) -> Sequence[Contribution]:
-        liars = [c for c in contributions if c.profile.attack != "none"]
-        if not liars:
-            return contributions
-        length = self.lengths[fragment]
-        honest = [c.read(0, length) for c in contributions if c not in liars and c.read is not None]
-        out = []
-        for c in contributions:
-            if c in liars and c.read is not None:
-                generator = torch.Generator().manual_seed(self._seed(fragment, round) + c.member)
-                lie = corrupt(
-                    c.profile.attack, c.read(0, length), honest, num_liars=len(liars), scale=c.profile.attack_scale,
-                    generator=generator,
-                )
-                out.append(replace(c, read=_reader(lie)))
-            else:
-                out.append(c)
-        return out
-
-    def _finite(self, contribution: Contribution, fragment: int) -> bool:
-        """Strict parsing refuses what is not finite; a receiver does the same with every payload."""
-        assert contribution.read is not None
-        length = self.lengths[fragment]
-        try:
-            return all(is_finite(contribution.read(a, min(a + CHUNK, length))) for a in range(0, length, CHUNK))
-        except NonFiniteError:
-            return False
-
     def _seed(self, fragment: int, round: int) -> int:
         return zlib.crc32(f"{self.seed}/{fragment}/{round}".encode())
-
-
-def take(flat: Tensor, ranges: Ranges) -> Tensor:
-    """The elements of `ranges`, one after the other: a view when there is one range."""
-    pieces = [flat[start:stop] for start, stop in ranges]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def put(flat: Tensor, ranges: Ranges, values: Tensor) -> None:
-    """The inverse of `take`."""
-    position = 0
-    for start, stop in ranges:
-        flat[start:stop] = values[position : position + stop - start]
-        position += stop - start
 
 
 def round_trip(codec: Codec, x: Tensor) -> Tensor:
     """What the receivers of `x` hold."""
     return x.clone() if codec.name == "fp32" else codec.decode(codec.encode(x), x.numel())
-
-
-def _reader(vector: Tensor) -> Callable[[int, int], Tensor]:
-    return lambda start, stop: vector[start:stop]
-
-
-def _shapes_within(layout: FlatLayout, ranges: Ranges) -> list[tuple[int, ...]]:
-    """Shapes of the tensors in `ranges`, which hold whole tensors."""
-    shapes = []
-    for start, stop in ranges:
-        shapes += [
-            shape for shape, offset in zip(layout.shapes, layout.offsets, strict=True) if start <= offset < stop
-        ]
-    return shapes

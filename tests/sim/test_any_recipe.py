@@ -18,7 +18,8 @@ from peer.outer.topology import AllPeers
 from peer.sim.scenario import PeerProfile
 from peer.sim.simulate import Simulation
 from peer.train import schedule
-from tests.sim.tiny import BATCH, PUBLISHED, SGD, DriftTask, commits_of, recipe_of, simulate
+from tests.sim.tiny import PUBLISHED, SGD, commits_of, recipe_of, simulate
+from tests.sim.tiny_task import BATCH, DriftTask
 
 VECTOR_BYTES = 416 * 4
 PARTS = {

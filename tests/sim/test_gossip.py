@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from peer.outer import refusals
-from tests.sim.tiny import SGD, StillTask, close, commits_of, scatter, simulate, spread
+from tests.sim.tiny import SGD, close, commits_of, scatter, simulate, spread
+from tests.sim.tiny_task import StillTask
 
 # noloco -------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Swarms that live: peers join, leave, are late and lie, and the network falls apart and heals."""
+"""Swarms that live: peers join, leave and are late, and the network falls apart and heals."""
 
 from __future__ import annotations
 
@@ -14,20 +14,8 @@ from torch import Tensor
 from peer.errors import UserError
 from peer.sim.scenario import Partition, PeerProfile, load_scenario, parse_scenario
 from peer.sim.simulate import Simulation
-from tests.sim.tiny import (
-    BATCH,
-    PUBLISHED,
-    SGD,
-    DriftTask,
-    StillTask,
-    TinyTask,
-    alone,
-    close,
-    commits_of,
-    scatter,
-    simulate,
-    spread,
-)
+from tests.sim.tiny import PUBLISHED, SGD, alone, close, commits_of, simulate
+from tests.sim.tiny_task import BATCH, DriftTask, TinyTask
 
 VECTOR_BYTES = 416 * 4
 IDEAL = PeerProfile()
@@ -268,77 +256,3 @@ def test_the_larger_side_wins_and_the_smaller_one_loses_no_work() -> None:
     for peer, steps in enumerate((10, 5, 5, 5)):
         close(healed.anchors[peer], torch.full((416,), 15 * rate))
         close(healed.locals[peer] - healed.anchors[peer], torch.full((416,), steps * rate))
-
-
-# liars --------------------------------------------------------------------------------------------------------------
-
-
-def liars(attack: Any, count: int = 1, peers: int = 8) -> tuple[PeerProfile, ...]:
-    return (replace(IDEAL, attack=attack),) * count + (IDEAL,) * (peers - count)
-
-
-@pytest.mark.parametrize("name", ["ddp", "diloco", "sparseloco", "demo", "dybw", "streaming-diloco", "eager-diloco"])
-def test_not_a_number_is_dropped_and_counted(name: str) -> None:
-    steps = {"steps_per_round": 5} if name in ("diloco", "sparseloco", "streaming-diloco", "eager-diloco") else {}
-    run = simulate(name, profiles=liars("nan", 2), steps=20, inner=PUBLISHED, **steps)
-    assert set(run.result.tally.dropped) == {0, 1}
-    if name not in ("dybw", "streaming-diloco"):
-        assert run.result.tally.dropped[0] == run.result.tally.committed
-    assert bool(run.consensus.isfinite().all())
-    assert run.loss < 2.8
-
-
-@pytest.mark.parametrize("name", ["ddp", "fedavg", "dybw"])
-@pytest.mark.parametrize("aggregator", ["centred-clipping", "gated", "median"])
-def test_robust_aggregators_survive_what_ruins_the_mean(name: str, aggregator: str) -> None:
-    steps = {"steps_per_round": 5} if name == "fedavg" else {}
-    profiles = liars("scale", 2)
-    profiles = (*(replace(p, attack_scale=-1000.0) for p in profiles[:2]), *profiles[2:])
-    robust = simulate(name, profiles=profiles, steps=25, aggregator=aggregator, straggler="wait", **steps)
-    assert robust.loss < 2.2
-    ruined = simulate(name, profiles=profiles, steps=10, straggler="wait", **steps)
-    assert not ruined.loss < 2.8
-
-
-def test_a_round_in_which_nobody_is_trusted_changes_nothing() -> None:
-    gates = {"name": "gated", "min_cosine": 0.99, "max_duplicate_cosine": 1.0}
-    run, commits = commits_of("fedavg", steps=20, steps_per_round=10, aggregator=gates, inner=SGD)
-    assert [commit.dropped for commit in commits] == [[0, 1, 2, 3]] * 2
-    assert torch.equal(run.consensus, TinyTask().initial())
-
-
-# parts that were not published together -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "overrides"), [
-    ("streaming-diloco", {"compressor": "sparseloco", "outer": {"name": "fedadam", "lr": 0.02}, "steps_per_round": 6}),
-    ("noloco", {"compressor": "int8", "steps_per_round": 5}),
-    ("easgd", {"compressor": "int8", "steps_per_round": 4}),
-    ("async-diloco", {"compressor": "sparseloco", "aggregator": "direction", "steps_per_round": 5}),
-    ("demo", {"compressor": "top64/4096+sign"}),
-    ("ddp", {"compressor": "int8", "straggler": "dropcompute"}),
-    ("selsync", {"compressor": "dct8+top8/64+fp32", "exchange": "gather", "feedback": "sparseloco"}),
-    ("fedglomo", {"compressor": "int8", "aggregator": "trimmed", "steps_per_round": 5}),
-    ("paba", {"compressor": "muloco", "topology": "all", "local": "fedprox", "steps_per_round": 5}),
-    ("diloco", {"topology": {"name": "groups", "size": 2}, "outer_momentum": 0.5, "steps_per_round": 5}),
-    ("saps", {"schedule": {"name": "timer", "rate": 2.0}}),
-])
-def test_combined_parts_run_and_learn(name: str, overrides: dict[str, Any]) -> None:
-    assert simulate(name, steps=30, **overrides).loss < 2.6
-
-
-def test_averages_of_parameters_by_fragments() -> None:
-    """Gossip of one fragment leaves the others alone."""
-    schedule = {"name": "strided", "period": 3, "num_fragments": 3}
-    run, commits = commits_of(
-        "dybw", steps=3, schedule=schedule, straggler="wait", task=StillTask(), inner=SGD, prepare=scatter
-    )
-    for commit, after in zip(commits, [*(c.locals for c in commits[1:]), run.locals], strict=True):
-        ranges = run.simulation.fragments[commit.fragment]
-        inside = torch.zeros(416, dtype=torch.bool)
-        for start, stop in ranges:
-            inside[start:stop] = True
-        for before, now in zip(commit.locals, after, strict=True):
-            assert torch.equal(before[~inside], now[~inside])
-            close(now[inside], torch.stack(commit.locals).mean(0)[inside])
-    assert spread(run.locals) < 1e-4

@@ -17,7 +17,8 @@ from peer.outer.round import reduce_part
 from peer.outer.state import OuterState, Update
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import clip_
-from tests.sim.tiny import BATCH, PUBLISHED, TinyTask, recipe_of, simulate
+from tests.sim.tiny import PUBLISHED, recipe_of, simulate
+from tests.sim.tiny_task import BATCH, TinyTask
 
 PEERS, STEPS = 4, 5
 

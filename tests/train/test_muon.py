@@ -60,7 +60,6 @@ def test_a_step_by_hand() -> None:
     assert float((step * 10**0.5).square().mean().sqrt()) == pytest.approx(1.0, abs=0.2)
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_torchs_muon_takes_the_same_steps() -> None:
     """Up to its arithmetic, which is bf16: 2% of the way. Its momentum is averaged, which orthogonalising undoes."""
     ours, theirs = nn.Parameter(matrices(1, 16, 24)[0]), nn.Parameter(matrices(1, 16, 24)[0])

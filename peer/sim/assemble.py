@@ -1,0 +1,112 @@
+"""Builds what each simulated peer starts with; peers share what they may, so that hundreds fit one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from peer.outer.allocate import AdaptiveTopK
+from peer.outer.compress.feedback import Encoder
+from peer.outer.compress.registry import codec
+from peer.outer.local import Replay, Spider
+from peer.outer.merging import Accelerated
+from peer.outer.recipes import Recipe
+from peer.outer.schedules import GradientChange
+from peer.outer.straggler import waits_for_all
+from peer.protocol.manifest import InnerSpec
+from peer.sim.inner import inner_optimizer
+from peer.sim.network import links_of
+from peer.sim.replica import Learner, OuterCopy, Shadow
+from peer.sim.scenario import Partition, PeerProfile
+from peer.sim.sync import Synchroniser
+from peer.sim.task import Task
+
+
+class Assembly:
+    """Learners of one simulation, and the fresh parts of a newcomer.
+
+    Args:
+        task: what they learn.
+        recipe: what the swarm does.
+        inner: optimizer and learning rates, with all that the recipe leaves open filled in.
+        sync: its codecs.
+        profiles: of all peers.
+        partitions: of the scenario.
+    """
+
+    def __init__(
+        self, task: Task, recipe: Recipe, inner: InnerSpec, sync: Synchroniser, profiles: Sequence[PeerProfile],
+        partitions: Sequence[Partition],
+    ) -> None:
+        self._task, self._recipe, self._inner, self._sync, self._profiles = task, recipe, inner, sync, profiles
+        self.optimizer = inner_optimizer(str(inner.optimizer), task.layout, inner)
+        misses = some_miss_rounds(recipe, profiles, partitions)
+        # A peer can be on its way from another anchor than the one that all share by then.
+        self._holds_base = recipe.payload == "delta" and recipe.shared_anchor and misses
+        self._revertible = recipe.feedback is not None and (misses or rounds_may_fail(recipe, profiles))
+        self._shared_outer: OuterCopy | None = None
+        self._scratch = torch.empty(task.layout.numel)
+
+    def learner(self, index: int) -> Learner:
+        """Of one peer, before its first step."""
+        task, recipe = self._task, self._recipe
+        parameters = task.initial()
+        replays = isinstance(recipe.local, Replay)
+        learner = Learner(
+            task=task, recipe=recipe, inner=self._inner, parameters=parameters, optimizer=self.optimizer(parameters),
+            batches=task.batches(index),
+            gradient=torch.empty_like(parameters) if recipe.payload == "gradient" else self._scratch,
+            outer=self._outer(), encoders=self.encoders(index),
+            spider=Spider() if replays else None,
+            estimate=parameters.clone() if isinstance(recipe.merge, Accelerated) else None,
+            base=parameters.clone() if self._holds_base else None,
+        )
+        if replays:
+            copy = parameters.clone()
+            learner.shadow = Shadow(parameters.clone(), copy, self.optimizer(copy))
+        return learner
+
+    def encoders(self, index: int) -> list[Encoder]:
+        """Of one peer, one per fragment, with empty residuals."""
+        encoders = []
+        for fragment, length in enumerate(self._sync.lengths):
+            own = self._sync.codecs[fragment]
+            if isinstance(self._recipe.allocator, AdaptiveTopK):
+                own = codec(self._thinned(self._recipe.allocator, index)).bind(self._sync.shapes[fragment])
+            encoders.append(Encoder(own, self._recipe.feedback, length, revertible=self._revertible))
+        return encoders
+
+    def _thinned(self, allocator: AdaptiveTopK, index: int) -> str:
+        ratio = allocator.ratios(links_of(self._profiles))[index]
+        values = self._recipe.compressor.partition("+")[2]
+        return f"top{max(1, round(4096 * ratio))}/4096+{values}"
+
+    def _outer(self) -> OuterCopy:
+        if self._shared_outer is not None:
+            return self._shared_outer
+        outer = first_outer(self._recipe, self._task)
+        if self._recipe.shared_anchor:
+            self._shared_outer = outer
+        return outer
+
+
+def first_outer(recipe: Recipe, task: Task) -> OuterCopy:
+    """The outer state before the first round; empty for recipes without an anchor."""
+    if recipe.payload == "parameters" or (recipe.payload == "gradient" and not recipe.accumulates):
+        return OuterCopy(torch.empty(0), [])
+    anchor = task.initial()
+    return OuterCopy(anchor, [torch.full_like(anchor, value) for value in recipe.optimizer.initial_values])
+
+
+def some_miss_rounds(recipe: Recipe, profiles: Sequence[PeerProfile], partitions: Sequence[Partition]) -> bool:
+    """Whether a round can be over without a peer that learns."""
+    stay = all(profile.presence == PeerProfile().presence for profile in profiles) and not partitions
+    return not (waits_for_all(recipe.straggler) and stay)
+
+
+def rounds_may_fail(recipe: Recipe, profiles: Sequence[PeerProfile]) -> bool:
+    """Whether a contribution can come to nothing although nobody misses a round: at the latest when training ends."""
+    paces = {(profile.speed, profile.jitter > 0.0) for profile in profiles}
+    in_step = len(paces) == 1 and not any(jitters for _, jitters in paces)
+    return isinstance(recipe.schedule, GradientChange) or not in_step

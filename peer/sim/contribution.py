@@ -1,0 +1,97 @@
+"""What a simulated peer has to say in a round, what of it travels, and what the round leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from peer.outer.compress.base import NonFiniteError, is_finite
+from peer.outer.local import Replay
+from peer.outer.recipes import Recipe
+from peer.outer.schedules import Ranges
+from peer.sim.ranges import take
+from peer.sim.replica import Learner
+from peer.sim.scenario import PeerProfile
+
+CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32
+Read = Callable[[int, int], Tensor]
+"""(start, stop) -> the values [start, stop) of a fragment, fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What one member sends for one fragment.
+
+    Attributes:
+        member: index of the peer.
+        weight: tokens it stands for.
+        wire_bytes: of the payload.
+        read: the decoded values; None when only time is simulated.
+        base: the peer's own fragment at the snapshot, kept while it trains on.
+        profile: of the member, which may be a liar.
+    """
+
+    member: int
+    weight: int
+    wire_bytes: float
+    read: Read | None
+    profile: PeerProfile
+    base: Tensor | None = None
+
+
+@dataclass
+class Outcome:
+    """What a committed round leaves for the merges of its members.
+
+    Attributes:
+        dropped: members whose contribution was refused.
+        update: fp32 [n] of the fragment, where members need it (gradients, eager updates).
+        lr: the inner learning rate of an update that is a gradient, the same for all.
+        anchor_before: fp32 [n], where the merge pulls towards the old anchor.
+    """
+
+    dropped: list[int] = field(default_factory=list)
+    update: Tensor | None = None
+    lr: float = 0.0
+    anchor_before: Tensor | None = None
+    num_members: int = 0
+    round: int = 0
+
+
+def reader(vector: Tensor) -> Read:
+    """Reads from a vector of the whole fragment."""
+    return lambda start, stop: vector[start:stop]
+
+
+def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> Read:
+    """What the peer has to say for the fragment in `ranges`, before any codec.
+
+    Args:
+        recipe: decides between gradient, parameters and delta.
+        learner: whose; read when the values are.
+        ranges: of the fragment.
+        lr: inner learning rate, which scales a gradient that peers accumulate.
+    """
+    if recipe.payload == "gradient":
+        factor = lr if recipe.accumulates else 1.0
+        gradient = take(learner.gradient, ranges)
+        return lambda a, b: gradient[a:b] * factor
+    local = take(learner.parameters, ranges)
+    if recipe.payload == "parameters":
+        return lambda a, b: local[a:b]
+    anchor = take(learner.base if learner.base is not None else learner.outer.anchor, ranges)
+    if learner.shadow is None:
+        return lambda a, b: anchor[a:b] - local[a:b]
+    assert isinstance(recipe.local, Replay)
+    kept, shadow = 1.0 - recipe.local.beta, learner.shadow
+    return lambda a, b: anchor[a:b] - local[a:b] - kept * (shadow.anchor[a:b] - shadow.parameters[a:b])
+
+
+def is_usable(read: Read, length: int) -> bool:
+    """Strict parsing refuses what is not finite; a receiver does the same with every payload of `length` values."""
+    try:
+        return all(is_finite(read(start, min(start + CHUNK, length))) for start in range(0, length, CHUNK))
+    except NonFiniteError:
+        return False

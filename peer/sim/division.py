@@ -1,0 +1,46 @@
+"""Who of unequal peers makes how many steps a round, reduces how much, and sends how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peer.outer.allocate import AdaptiveTopK, TimeBalanced
+from peer.outer.recipes import Recipe
+from peer.sim.network import links_of
+from peer.sim.scenario import PeerProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """By index of the peer; None where all are alike.
+
+    Attributes:
+        steps: inner steps of a round.
+        shares: fraction of the vector that each peer reduces.
+        payload_ratios: of each peer's payload to the one that the recipe names.
+    """
+
+    steps: tuple[int, ...] | None = None
+    shares: tuple[float, ...] | None = None
+    payload_ratios: tuple[float, ...] | None = None
+
+
+def divide(recipe: Recipe, profiles: Sequence[PeerProfile], step_s: float, payload_bytes: float) -> Division:
+    """What the recipe's allocator makes of these peers.
+
+    Args:
+        recipe: its allocator, and the steps of a round.
+        profiles: of all peers.
+        step_s: seconds of an inner step at speed 1.
+        payload_bytes: of one contribution.
+    """
+    allocator, links = recipe.allocator, links_of(profiles)
+    if isinstance(allocator, AdaptiveTopK):
+        return Division(payload_ratios=tuple(ratio / allocator.base_ratio for ratio in allocator.ratios(links)))
+    if not isinstance(allocator, TimeBalanced):
+        return Division()
+    speeds = [profile.speed / step_s for profile in profiles]
+    total = recipe.steps_per_round * len(profiles)
+    work = allocator.allocate(speeds, links, total, max(1, int(payload_bytes)))
+    return Division(steps=tuple(max(1, steps) for steps in work.steps), shares=work.shares)

@@ -1,0 +1,189 @@
+"""Rounds under way, from a member's contribution to the commit: when they start, how long they take, what breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from peer.outer.schedules import GradientChange
+from peer.outer.straggler import Backup, Quorum, waits_for_all
+from peer.sim.contribution import Contribution
+from peer.sim.overlap import WHOLE, pipelined
+from peer.sim.replica import Replica
+from peer.sim.rounds import ExchangeCost, Gathering, Round
+from peer.sim.swarm import Swarm
+
+VOTE_BYTES = 1.0
+
+
+class Exchanges:
+    """All rounds that are under way.
+
+    Args:
+        swarm: whose.
+        gathering: which rounds there are, and who belongs to them.
+        cost: seconds and bytes of an exchange.
+        on_result: called with each round that is done, before its contributions are forgotten.
+    """
+
+    def __init__(
+        self, swarm: Swarm, gathering: Gathering, cost: ExchangeCost, on_result: Callable[[Round], None]
+    ) -> None:
+        self.gathering = gathering
+        self._swarm, self._cost, self._on_result = swarm, cost, on_result
+        self._sides: dict[Round, int] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is being sent."""
+        return all(round.state != "exchanging" for round in self._sides)
+
+    # gathering ----------------------------------------------------------------------------------------------------
+
+    def arrive(self, round: Round, replica: Replica, contribution: Contribution) -> None:
+        """A member has come."""
+        self._sides[round] = replica.side
+        round.arrived[replica.index] = self._swarm.clock.now
+        round.contributions[replica.index] = contribution
+        round.expected.add(replica.index)
+        if self._may_decide(round):
+            self.plan(round)
+
+    def _may_decide(self, round: Round) -> bool:
+        """False if the straggler policy's answer to an arrival is known: asking a thousand times a round is slow."""
+        policy, arrived = self._swarm.recipe.straggler, len(round.arrived)
+        if arrived == len(round.expected) or isinstance(policy, Backup):
+            return True
+        if waits_for_all(policy):
+            return False
+        # Who comes after the start is planned changes the members, not the start, and takes part: see `plan`.
+        return not round.planned and (not isinstance(policy, Quorum) or arrived >= policy.needed(len(round.expected)))
+
+    def plan(self, round: Round) -> None:
+        """Ask the straggler policy when this round may start, as far as is known now."""
+        round.attempt += round.state == "gathering"
+        round.planned = False
+        if round.state != "gathering" or not round.arrived:
+            return
+        policy = self._swarm.recipe.straggler
+        decision = policy.next_decision(sorted(round.expected), round.arrived, self.gathering.closed)
+        if decision is None:
+            return
+        round.planned = True
+        if decision.start_s <= self._swarm.clock.now:
+            self._start(round)
+        else:
+            self._at(decision.start_s, round, self._start)
+
+    def _at(self, time_s: float, round: Round, action: Callable[[Round], None]) -> None:
+        """Unless the plan changes before."""
+        attempt = round.attempt
+        self._swarm.clock.at(time_s, lambda: action(round) if round.attempt == attempt else None)
+
+    def _start(self, round: Round) -> None:
+        round.members = members = tuple(sorted(round.arrived))
+        self.gathering.started(round, self._sides[round])
+        self._begin(round, members)
+
+    # exchanging ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, round: Round, members: tuple[int, ...]) -> None:
+        """These members exchange, from now."""
+        round.state, round.members = "exchanging", members
+        round.attempt += 1
+        self._at(self._swarm.clock.now + self._delay_s(round), round, self._commit)
+
+    def _delay_s(self, round: Round) -> float:
+        """Seconds until the members of an exchange that begins now need wait for it no longer."""
+        swarm, now = self._swarm, self._swarm.clock.now
+        latency_s, votes = self._cost.latency_s(round), isinstance(swarm.recipe.schedule, GradientChange)
+        if not self._wanted(round):
+            return latency_s
+        transfer_s = self._cost.seconds(round, swarm.sync.wire_bytes(round.fragment)) - latency_s
+        # Who waits for a deadline or a vote knows the members, or what they want, after the step alone.
+        known = not votes and len(round.members) == len(round.expected) and self._has_just_stepped(round)
+        speeds = [swarm.profiles[member].speed for member in round.members]
+        delay_s, link_free_s = pipelined(
+            swarm.pace.layers[round.fragment] if swarm.pace.layers else WHOLE, transfer_s, latency_s,
+            step_before_s=swarm.step_s(min(speeds)) if known else 0.0, step_after_s=swarm.step_s(max(speeds)),
+            link_free_s=max(swarm.stays[member].link_free_s for member in round.members) - now,
+        )
+        for member in round.members:
+            swarm.stays[member].link_free_s = now + link_free_s
+        return delay_s
+
+    def _has_just_stepped(self, round: Round) -> bool:
+        """Whether the last member that came did so right after its step, and came last of all now."""
+        last = next(reversed(round.arrived))
+        return round.arrived[last] == self._swarm.stays[last].stepped_s == self._swarm.clock.now
+
+    def _wanted(self, round: Round) -> bool:
+        return not isinstance(self._swarm.recipe.schedule, GradientChange) or any(
+            self._swarm.replicas[member].vote for member in round.members
+        )
+
+    def _commit(self, round: Round) -> None:
+        swarm, side = self._swarm, self._sides.pop(round)
+        members = [swarm.replicas[member] for member in round.members]
+        sent = [round.contributions[member] for member in round.members]
+        if self._wanted(round):
+            rate = swarm.learning_rate(members[0], just_made=True)
+            round.outcome = swarm.sync.commit(members, sent, round.fragment, round.number, rate)
+            traffic = self._cost.traffic(round, swarm.sync.wire_bytes(round.fragment))
+            swarm.tally.committed += 1
+            swarm.tally.count_dropped(round.outcome.dropped)
+        else:
+            traffic = dict.fromkeys(round.members, VOTE_BYTES * (len(round.members) - 1))
+            for replica, contribution in zip(members, sent, strict=True):
+                swarm.sync.give_back(replica, contribution, round.fragment)
+        swarm.count_sent(traffic)
+        round.state = "done"
+        self.gathering.finished(round, side)
+        self._on_result(round)
+        round.contributions.clear()  # what was decoded for the round takes memory, and plans are kept for a while
+
+    # breaking off -------------------------------------------------------------------------------------------------
+
+    def withdraw(self, round: Round, gone: Replica) -> bool:
+        """A peer is gone; of an exchange, the others make it again among themselves.
+
+        Returns:
+            False if that leaves nobody who would make the round.
+        """
+        round.watchers.discard(gone.index)
+        if gone.index not in round.expected and gone.index not in round.arrived:
+            return True
+        round.expected.discard(gone.index)
+        round.arrived.pop(gone.index, None)
+        round.contributions.pop(gone.index, None)
+        if round.state == "exchanging" and gone.index in round.members:
+            self._swarm.tally.aborted += 1
+            return self._make_again(round, tuple(member for member in round.members if member != gone.index))
+        if round.expected:
+            self.plan(round)
+        return bool(round.expected)
+
+    def _make_again(self, round: Round, rest: tuple[int, ...]) -> bool:
+        self._free_links(round)
+        if rest:
+            self._begin(round, rest)
+        elif round.expected and not self.gathering.asynchronous:
+            round.state, round.members, round.attempt = "gathering", (), round.attempt + 1
+            self.plan(round)
+        else:
+            return False
+        return True
+
+    def give_up(self, rounds: Sequence[Round]) -> None:
+        """The work of their members is carried by the next round."""
+        self.gathering.forget(rounds)
+        for round in rounds:
+            self._free_links(round)
+            round.state, round.attempt = "done", round.attempt + 1
+            self._sides.pop(round, None)
+            for member, contribution in round.contributions.items():
+                self._swarm.sync.give_back(self._swarm.replicas[member], contribution, round.fragment)
+
+    def _free_links(self, round: Round) -> None:
+        for member in round.members:
+            stay = self._swarm.stays[member]
+            stay.link_free_s = min(stay.link_free_s, self._swarm.clock.now)

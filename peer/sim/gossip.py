@@ -1,0 +1,74 @@
+"""Averages of parameters among a few peers, in place; what each has learned since it sent stays on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peer.outer.merging import Accelerated
+from peer.outer.recipes import Recipe
+from peer.outer.schedules import Ranges
+from peer.outer.topology import Neighbours, a2cid2_coefficients, chi, mix_, pair_
+from peer.sim.ranges import put, take
+from peer.sim.replica import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceleration:
+    """A2CiD2's second iterate (arXiv 2306.08289): how fast it draws the first, and how far a pair moves it.
+
+    Attributes:
+        eta: per round.
+        alpha_tilde: of the difference between two peers.
+    """
+
+    eta: float = 0.0
+    alpha_tilde: float = 0.0
+
+    def mix_to(self, round: int, learner: Learner) -> None:
+        """Let the two iterates mix until `round`, if the recipe has a second one."""
+        if learner.estimate is not None:
+            mix_(learner.parameters, learner.estimate, self.eta, float(round - learner.mixed_at))
+            learner.mixed_at = round
+
+    def pair(self, learners: Sequence[Learner], sent: Sequence[Tensor]) -> None:
+        """Two learners meet; `sent` is what each sent, fp32 [P]."""
+        for index, learner in enumerate(learners):
+            assert learner.estimate is not None
+            pair_(learner.parameters, learner.estimate, sent[1 - index], self.alpha_tilde)
+
+
+def acceleration_of(recipe: Recipe, num_peers: int) -> Acceleration:
+    """That of the graph of all peers, whose pairs meet at every round; none for recipes without."""
+    merge, topology = recipe.merge, recipe.topology
+    if not (isinstance(merge, Accelerated) and isinstance(topology, Neighbours)) or num_peers < 2:
+        return Acceleration()
+    eta, alpha_tilde = a2cid2_coefficients(*chi(topology.edges(range(num_peers))))
+    return Acceleration(
+        eta=eta if merge.eta is None else merge.eta,
+        alpha_tilde=alpha_tilde if merge.alpha_tilde is None else merge.alpha_tilde,
+    )
+
+
+def move_to(
+    mixed: Tensor, learners: Sequence[Learner], sent: Sequence[Tensor], ranges: Ranges, *, replaces: bool
+) -> None:
+    """Each learner's fragment moves by the difference between the group's and what it sent.
+
+    Args:
+        mixed: fp32 [n], the group's.
+        learners: the members.
+        sent: fp32 [n] of each.
+        ranges: of the fragment.
+        replaces: nothing was left out and nothing learned since, so that `mixed` takes the fragment's place.
+    """
+    for own, learner in zip(sent, learners, strict=True):
+        local = take(learner.parameters, ranges)
+        if replaces:
+            local.copy_(mixed)
+        else:  # what a mask leaves out stays as it is, and so does what was learned since
+            local.add_(mixed - own)
+        if len(ranges) > 1:
+            put(learner.parameters, ranges, local)

@@ -1,0 +1,76 @@
+"""Peers that a round does not wait for: what they still send, and how they go on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peer.outer.schedules import Event
+from peer.outer.straggler import Backup, WaitAll, waits_for_all
+from peer.sim.exchanges import Exchanges
+from peer.sim.replica import Replica
+from peer.sim.rounds import Round
+from peer.sim.swarm import Swarm
+
+
+class Lateness:
+    """Deadlines, and catching up with the others.
+
+    Args:
+        swarm: whose peers are late.
+        exchanges: the rounds that they are late for.
+    """
+
+    def __init__(self, swarm: Swarm, exchanges: Exchanges) -> None:
+        self._swarm, self._exchanges = swarm, exchanges
+
+    def last_chance(self, replica: Replica) -> Sequence[Event]:
+        """A round that waits for this peer, and whose deadline its next step would miss: it sends what it has."""
+        swarm, policy = self._swarm, self._swarm.recipe.straggler
+        if not isinstance(policy, WaitAll | Backup) or policy.deadline_s is None:
+            return ()
+        round = self._exchanges.gathering.waiting_for(replica.index)
+        next_s = swarm.clock.now + swarm.step_s(replica.profile.speed)
+        if round is None or next_s <= min(round.arrived.values()) + policy.deadline_s:
+            return ()
+        steps = swarm.division.steps
+        sent_at = round.number * steps[replica.index] if steps is not None else round.send_step
+        replica.position = max(replica.position, sent_at)
+        apply_step = replica.position + swarm.recipe.overlap_steps
+        return (Event(fragment=round.fragment, round=round.number, send_step=sent_at, apply_step=apply_step),)
+
+    def left_out(self, replica: Replica, round: Round) -> None:
+        """It arrived after the round had started without it."""
+        stay = self._swarm.stays[replica.index]
+        stay.pending = [entry for entry in stay.pending if entry[1] is not round]
+        self._swarm.sync.give_back(replica, round.contributions[replica.index], round.fragment)
+        self.catch_up(replica)
+
+    def catch_up(self, replica: Replica) -> None:
+        """The swarm went on without this peer: it takes the anchor with its own progress on top, and its pace."""
+        self._swarm.tally.late += 1
+        self.take_pace_of_others(replica)
+        if replica.learner is not None:
+            replica.learner.carry_over()
+        if waits_for_all(self._swarm.recipe.straggler):
+            self._excuse(replica)
+
+    def take_pace_of_others(self, replica: Replica) -> None:
+        """Stand where the one of the others stands who is ahead."""
+        others = self._swarm.others(replica)
+        if others:
+            replica.base_round = max(other.base_round for other in others)
+            self._swarm.stand_at(replica, self._swarm.rounds_made(others))
+
+    def _excuse(self, replica: Replica) -> None:
+        """Nobody waits for it in the rounds that it has passed by."""
+        for round in self._exchanges.gathering.unfinished():
+            if round.state != "gathering" or replica.index not in round.expected - set(round.arrived):
+                continue
+            if self._has_passed(replica, round):
+                round.expected.discard(replica.index)
+                self._exchanges.plan(round)
+
+    def _has_passed(self, replica: Replica, round: Round) -> bool:
+        if self._swarm.division.steps is not None:
+            return round.number <= self._swarm.rounds_made([replica])
+        return round.send_step <= replica.position

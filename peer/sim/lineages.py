@@ -1,0 +1,97 @@
+"""Which state a peer goes on from when it comes, and when the network falls apart and heals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from peer.outer.recipes import Recipe
+from peer.sim.assemble import Assembly
+from peer.sim.replica import Learner, OuterCopy, Replica
+from peer.sim.swarm import clones
+
+
+class Lineages:
+    """The outer states of a swarm: one that all share, one of each side of a partition, or one of each peer.
+
+    Args:
+        recipe: whether anchors are shared, and what a peer holds besides.
+        replicas: of all peers.
+        assembly: the fresh parts of a newcomer; None where only time is simulated, and there is no state.
+    """
+
+    def __init__(self, recipe: Recipe, replicas: Sequence[Replica], assembly: Assembly | None) -> None:
+        self._recipe, self._replicas, self._assembly = recipe, replicas, assembly
+        learner = replicas[0].learner
+        self._shared: OuterCopy | None = learner.outer if learner is not None and recipe.shared_anchor else None
+        self._fork = torch.empty(0)
+
+    def join(self, replica: Replica, donor: Replica | None) -> None:
+        """A newcomer takes the anchor and starts with fresh moments; with gradients, everything of another peer.
+
+        Args:
+            replica: who was not there from the start.
+            donor: somebody on its side, if there is anybody.
+        """
+        learner = replica.learner
+        if learner is None:
+            return
+        assert self._assembly is not None
+        learner.optimizer = self._assembly.optimizer(learner.parameters)
+        learner.encoders = self._assembly.encoders(replica.index)
+        if self._recipe.payload != "gradient":
+            replica.steps_since_join = 0
+        if donor is not None and donor.learner is not None:
+            self._copy_state(learner, donor.learner)
+        elif self._recipe.payload == "delta":
+            learner.take_anchor()
+
+    def split(self) -> None:
+        """The swarm fell into sides, each of which goes on with an outer state of its own."""
+        if self._shared is None:
+            return
+        copies = {0: self._shared}
+        for replica in self._replicas:
+            if replica.learner is not None:
+                replica.learner.carry_over()  # so that all progress counts from the fork
+                copies.setdefault(replica.side, self._shared.clone())
+                replica.learner.outer = copies[replica.side]
+        self._fork = self._shared.anchor.clone()
+
+    def heal(self, winner: Replica, losers: Sequence[Replica]) -> None:
+        """The others keep what they learned since the split on top of the winning anchor; with gradients, nothing.
+
+        Args:
+            winner: somebody of the side that made more steps.
+            losers: everybody of the other sides.
+        """
+        for replica in losers:
+            if replica.learner is None or winner.learner is None:
+                continue
+            if clones(self._recipe):
+                self._copy_state(replica.learner, winner.learner)
+            elif self._shared is not None:
+                replica.learner.parameters.add_(winner.learner.outer.anchor - self._fork)
+                replica.learner.take_lineage(winner.learner.outer)
+        if self._shared is not None and winner.learner is not None:
+            self._shared = winner.learner.outer
+
+    def _copy_state(self, learner: Learner, donor: Learner) -> None:
+        """All but what is a peer's own: its data, its moments between rounds, its residual."""
+        recipe = self._recipe
+        if recipe.shared_anchor:
+            learner.outer = donor.outer
+        else:
+            learner.outer.copy_from(donor.outer)
+        if recipe.payload == "delta":
+            learner.take_anchor()
+        else:
+            learner.parameters.copy_(donor.parameters)
+        if recipe.payload == "gradient":
+            learner.optimizer.copy_from(donor.optimizer)
+        learner.previous, learner.current = donor.previous, donor.current
+        if learner.estimate is not None:
+            learner.estimate.copy_(learner.parameters)
+        if donor.shadow is not None:
+            learner.restart_shadow(donor.shadow.anchor)

@@ -1,0 +1,140 @@
+"""What one peer does all its life: step, contribute, wait, merge, step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from peer.outer.merging import Eager
+from peer.outer.schedules import Event, GradientChange
+from peer.sim.contribution import Contribution
+from peer.sim.exchanges import Exchanges
+from peer.sim.lateness import Lateness
+from peer.sim.replica import Replica
+from peer.sim.rounds import Round
+from peer.sim.steptime import StepTimes
+from peer.sim.swarm import Swarm
+
+OnStep = Callable[[int, float], None]
+"""(steps of all peers so far, virtual seconds), after every inner step of any peer."""
+
+
+class Stepping:
+    """The inner loop of every peer, and its side of a round.
+
+    Args:
+        swarm: whose peers step.
+        exchanges: takes what they contribute.
+        lateness: what becomes of those who come too late.
+        times: of their steps.
+        on_step: who watches.
+    """
+
+    def __init__(
+        self, swarm: Swarm, exchanges: Exchanges, lateness: Lateness, times: StepTimes, on_step: OnStep
+    ) -> None:
+        self._swarm, self._exchanges, self._lateness = swarm, exchanges, lateness
+        self._times, self._on_step = times, on_step
+        recipe, steps = swarm.recipe, swarm.division.steps
+        self._schedules = [
+            recipe.schedule if steps is None else recipe.with_steps_per_round(steps[replica.index]).schedule
+            for replica in swarm.replicas
+        ]
+
+    def go_on(self, replica: Replica) -> None:
+        """Contribute and merge what is due, or wait for it; then step on."""
+        stay, recipe = self._swarm.stays[replica.index], self._swarm.recipe
+        # A difference is taken from parameters that hold every earlier result; a gradient, and the estimate of an
+        # eager update, from before.
+        merges_first = recipe.payload != "gradient" and not isinstance(recipe.merge, Eager)
+        while stay.due:
+            if merges_first and not self._merge_due(replica, stay.due[0].fragment):
+                return
+            self._contribute(replica, stay.due.pop(0))
+        if self._merge_due(replica):
+            self._begin_step(replica)
+
+    def on_result(self, round: Round) -> None:
+        """A round is done: who came too late catches up, and who waited for it goes on."""
+        for member in [*round.arrived, *sorted(round.watchers)]:
+            replica = self._swarm.replicas[member]
+            if member in round.arrived and member not in round.members:
+                self._lateness.left_out(replica, round)
+            self.go_on_after(round, replica)
+
+    def go_on_after(self, round: Round, replica: Replica) -> None:
+        """If that is the round that it waits for."""
+        if self._swarm.stays[replica.index].blocked is round:
+            self.go_on(replica)
+
+    # steps --------------------------------------------------------------------------------------------------------
+
+    def _begin_step(self, replica: Replica) -> None:
+        if self._swarm.draining:
+            return
+        seconds, fraction = self._times.draw(replica)
+        life, clock = replica.life, self._swarm.clock
+        replica.busy_s += seconds
+        self._swarm.stays[replica.index].busy_until_s = clock.now + seconds
+        clock.at(clock.now + seconds, lambda: self._end_step(replica, life, fraction))
+
+    def _end_step(self, replica: Replica, life: int, fraction: float) -> None:
+        if replica.life != life or not replica.present:
+            return
+        swarm, stay = self._swarm, self._swarm.stays[replica.index]
+        if replica.learner is not None:
+            _, norm = replica.learner.step(swarm.learning_rate(replica), fraction)
+            if isinstance(swarm.recipe.schedule, GradientChange):
+                replica.vote_state, replica.vote = swarm.recipe.schedule.vote(replica.vote_state, norm)
+        replica.count_step(round(fraction * swarm.pace.tokens_per_step))
+        swarm.tally.steps += 1
+        self._on_step(swarm.tally.steps, swarm.clock.now)
+        stay.stepped_s = swarm.clock.now
+        stay.due += self._events(replica)
+        self.go_on(replica)
+
+    def _events(self, replica: Replica) -> Sequence[Event]:
+        schedule = self._schedules[replica.index]
+        if isinstance(schedule, GradientChange):
+            step = replica.position
+            return (Event(fragment=0, round=step, send_step=step, apply_step=step),)
+        return schedule.events(replica.position) or self._lateness.last_chance(replica)
+
+    # rounds -------------------------------------------------------------------------------------------------------
+
+    def _contribute(self, replica: Replica, event: Event) -> None:
+        swarm = self._swarm
+        round = self._exchanges.gathering.round_for(replica.index, replica.side, event)
+        if round is None:
+            self._lateness.catch_up(replica)
+            return
+        overlapped = event.apply_step > event.send_step
+        contribution = self._contribution(replica, round, overlapped=overlapped)
+        if isinstance(swarm.recipe.merge, Eager) and overlapped and event.round == 1 and replica.learner is not None:
+            swarm.sync.eager_step(replica.learner, None, len(swarm.present(replica.side)), 0)
+        swarm.tally.contributions += 1
+        swarm.stays[replica.index].pending.append((event.apply_step, round, contribution))
+        self._exchanges.arrive(round, replica, contribution)
+
+    def _contribution(self, replica: Replica, round: Round, *, overlapped: bool) -> Contribution:
+        swarm, ratios = self._swarm, self._swarm.division.payload_ratios
+        rate = swarm.learning_rate(replica, just_made=True)
+        contribution = swarm.sync.contribute(replica, round.fragment, round.number, rate, overlapped=overlapped)
+        if ratios is not None and replica.learner is None:  # who learns has thinned it when it encoded it
+            return swarm.sync.thinned(contribution, ratios[replica.index])
+        return contribution
+
+    def _merge_due(self, replica: Replica, fragment: int | None = None) -> bool:
+        """False if it has to wait; all results for `fragment` are due, lest what is under way be sent again."""
+        stay = self._swarm.stays[replica.index]
+        stay.blocked = None
+        for entry in list(stay.pending):
+            apply_step, round, contribution = entry
+            if apply_step > replica.position and round.fragment != fragment:
+                continue
+            if round.state != "done":
+                stay.blocked = round
+                return False
+            stay.pending.remove(entry)
+            if round.outcome is not None:
+                self._swarm.sync.merge(replica, round.outcome, contribution, round.fragment)
+        return True

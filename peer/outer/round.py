@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peer.errors import AtollError
 from peer.outer.aggregate import Aggregator, Mean
-from peer.outer.compress.base import Compressor, NonFiniteError, Read
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, Read
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.manifest import Digest, Spec
@@ -186,7 +186,7 @@ def _record(
 
 
 def reduce_part(
-    payloads: Sequence[bytes],
+    payloads: Sequence[Payload],
     weights: Sequence[int],
     numel: int,
     compressor: Compressor,
@@ -208,23 +208,47 @@ def reduce_part(
         PayloadError: a payload is malformed.
     """
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
+    own = bound(aggregator, len(payloads))
+    return reduce_range(payloads, weights, numel, compressor, own, gram, encode), mean_cosine(gram)
+
+
+def bound(aggregator: Aggregator, members: int) -> Aggregator:
+    """The aggregator for a round of so many members."""
+    return aggregator.bind(members) if isinstance(aggregator, Mean) else aggregator
+
+
+def reduce_range(
+    payloads: Sequence[Payload],
+    weights: Sequence[int],
+    numel: int,
+    compressor: Compressor,
+    aggregator: Aggregator,
+    gram: Tensor,
+    encode: Callable[[int, Read], bytes] | None = None,
+) -> bytes:
+    """`reduce_part` of one slice, for a separable aggregator, or of a whole part.
+
+    Args:
+        aggregator: `bound` to the members already.
+        gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
+    """
 
     def aggregate(start: int, stop: int) -> Tensor:
         pieces = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
         stacked = torch.stack(pieces)
         gram.add_((stacked @ stacked.T).double())
-        return own.aggregate(pieces, weights)
+        return aggregator.aggregate(pieces, weights)
 
-    own = aggregator.bind(len(payloads)) if isinstance(aggregator, Mean) else aggregator
-    read = aggregate if own.separable else _slices_of(aggregate(0, numel))
-    return (encode or compressor.encode_ranges)(numel, read), _mean_cosine(gram)
+    read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
+    return (encode or compressor.encode_ranges)(numel, read)
 
 
 def _slices_of(whole: Tensor) -> Read:
     return lambda start, stop: whole[start:stop]
 
 
-def _mean_cosine(gram: Tensor) -> float | None:
+def mean_cosine(gram: Tensor) -> float | None:
+    """Mean of the pairwise cosines, from the inner products fp64 [n, n]; None for fewer than two, or zeros."""
     members = gram.shape[0]
     norms = gram.diagonal().clamp_min(0.0).sqrt()
     if members < 2 or bool((norms == 0).any()):

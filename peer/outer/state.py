@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor, NonFiniteError, PayloadError, is_finite
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, is_finite
 from peer.outer.compress.feedback import Residual
 from peer.outer.fragments import partition
 from peer.outer.optimizer import OuterOptimizer
@@ -34,7 +34,7 @@ class Update:
         PayloadError: at construction, for no parts, a part of the wrong length, or a malformed value.
     """
 
-    parts: tuple[bytes, ...]
+    parts: tuple[Payload, ...]
     numel: int
     compressor: Compressor
 

@@ -1,43 +1,46 @@
 """The butterfly exchange of one round over raw binary streams, and the votes that commit it.
 
-Every member opens one stream to every other and sends on it, in order: HELLO, its PART for that reducer, the REDUCED
-part that it made (encoded once, the same bytes for all), its VOTE. What arrives goes to this round's inbox, checked;
-nothing touches the outer state.
+Every member sends to every other, on one stream and in order: HELLO or its join, slices of its contribution to that
+reducer's part, slices of the part that it reduces itself (each encoded once, the same bytes for all) as soon as they
+are ready, its vote. Encoding, sending, reducing and receiving overlap slice by slice. What arrives goes to this round's
+inboxes, checked; nothing touches the outer state.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from peer.errors import AtollError, ProtocolError
-from peer.outer.compress.base import Compressor, PayloadError
-from peer.outer.compress.feedback import Residual
+from peer.outer.compress.base import PayloadError
+from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
-from peer.outer.round import Due, Exchanged, Group, RoundAborted, reduce_part
+from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState, Update
 from peer.protocol.identity import verify
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, quorum
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
 from peer.swarm.inbox import Session
+from peer.swarm.keeper import Position
 from peer.swarm.node import Node
+from peer.swarm.roster import Rosters, roster_key
+from peer.swarm.slices import SliceWork
+from peer.swarm.standing import Standing
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 HELLO_TIMEOUT_S = 5.0
-ABORT_TIMEOUT_S = 1.0
 MIN_BUDGET_S = 10.0
 FIRST_RATE = 1e6
 EARLY_STREAMS = 64
 
 
 class Exchange:
-    """All exchanges of this peer; routes inbound streams to the session of their group.
+    """All exchanges of this peer; routes inbound streams to their group, and keeps the group while it stands.
 
     Args:
         node: the network.
@@ -45,19 +48,27 @@ class Exchange:
         timeout_s: the manifest's cap on one round.
         recipe: what a reducer makes of the contributions to its part, and whether losses are fed back.
         numel: elements of the outer state.
+        rosters: checks the joins of a standing group; None where no group stays.
+        on_join: called when another member of a standing group is ready for the next round.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, node: Node, run_id: str, timeout_s: float, recipe: Recipe, numel: int,
+        self,
+        node: Node,
+        run_id: str,
+        timeout_s: float,
+        recipe: Recipe,
+        numel: int,
+        rosters: Rosters | None = None,
+        on_join: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._aggregator = recipe.aggregator
-        # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
-        self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
-        self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
+        self._work = SliceWork(recipe, numel)
         self._node, self._timeout_s, self._clock = node, timeout_s, clock
+        self._rosters, self._on_join = rosters, on_join
         self._name = f"atoll/{run_id[:16]}/round"
+        self._standing: Standing | None = None
         self._session: Session | None = None
         self._arrived = asyncio.Condition()
         self._early = 0
@@ -66,28 +77,58 @@ class Exchange:
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
 
+    # -- the phases of a round ---------------------------------------------------------------------------------------
+
+    def stands(self, position: Position) -> frozenset[str]:
+        """The members of the group that can go on from this position without matchmaking; empty if there is none."""
+        standing = self._standing
+        if standing is None or standing.broken is not None or standing.position != position:
+            return frozenset()
+        return standing.members
+
+    async def again(self, due: Due, state: OuterState, position: Position, patience_s: float) -> Group:
+        """The standing group's next round: send what is ready, return when all have joined.
+
+        Raises:
+            RoundAborted: the group has ended, or somebody did not join in time; nothing has changed.
+        """
+        standing = self._standing
+        assert standing is not None
+        assert self._rosters is not None
+        session = self._session = standing.session
+        join, sealed = self._rosters.join(position, due.tokens)
+        self._send(session, standing, due, state, (Kind.JOIN, sealed))
+        waiting = {peer_id: inbox.join for peer_id, inbox in session.inboxes.items()}
+        done, late = await asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
+        broken = next((future.exception() for future in done if future.exception() is not None), None)
+        if isinstance(broken, RoundAborted):
+            raise RoundAborted("match", broken.reason, broken.culprit)
+        if late:
+            names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
+            raise RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
+        joins = {peer_id: future.result() for peer_id, future in waiting.items()}
+        _, group = self._rosters.write({**joins, self._node.peer_id: (sealed, join)}, position.lineage_id)
+        session.group = group
+        return group
+
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         """Send and reduce; returns the update, identical on all members. Raises RoundAborted."""
         began = self._clock()
         log.info("round %d: group of %d", state.round + 1, len(group.members))
-        session = Session(group, state.numel, state.compressor, began + self._timeout_s)
+        session = self._session
+        if session is None or session.group is not group:
+            session = await self._gather(group, due, state)
         session.deadline = began + self._budget_s(session)
-        async with self._arrived:
-            self._session = session
-            self._arrived.notify_all()
+        contribute = self._work.contribution(due, state)
+        reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute))
+        reduced = {peer_id: inbox.reduced for peer_id, inbox in session.inboxes.items()}
         try:
-            payloads = await asyncio.to_thread(state.encode_contribution, due.snapshot, session.bounds, self._lost)
-        except AtollError as error:
-            raise RoundAborted("exchange", f"own contribution: {error}", culprit=group.me) from None
-        await self._bounded(session, self._send_parts(session, payloads), "while sending parts")
-        own = payloads[group.index]
-        payloads.clear()  # a byte a parameter, not needed while reducing
-        parts = await self._collect(session, "part", own)
-        weights = [member.tokens for member in group.members]
-        reduced, cosine = await self._reduce(session, parts, weights, session.bounds[group.index])
-        await self._bounded(session, self._send_all(session, Kind.REDUCED, reduced), "while sending the mean")
-        pieces = await self._collect(session, "reduced", reduced)
-        update = await asyncio.to_thread(_checked_update, session, tuple(pieces), state.numel)
+            await self._bounded(session, [reducing, *reduced.values()], "waiting for the")
+            own, cosine = reducing.result()
+            parts = [own if peer == group.me else reduced[peer].result() for peer in session.order]
+            update = await asyncio.to_thread(_checked_update, session, tuple(parts), state.numel)
+        finally:
+            await cancel_and_wait([reducing])
         self._learn_rate(session, self._clock() - began)
         return Exchanged(update, cosine)
 
@@ -97,8 +138,7 @@ class Exchange:
         assert session is not None
         assert session.group is group
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link.id)).hex()
-        vote = VoteMessage(link_id=link.id, signature=signature)
-        sending = asyncio.ensure_future(self._send_vote(session, vote))
+        session.own_vote.set_result(VoteMessage(link_id=link.id, signature=signature))
         signatures = {group.me: signature}
         waiting = {asyncio.ensure_future(self._vote_of(session, peer_id, link)) for peer_id in group.others}
         try:
@@ -112,72 +152,122 @@ class Exchange:
                 if not done:
                     raise RoundAborted("commit", f"{len(signatures)} of {len(group.members)} votes by the deadline")
                 signatures.update(task.result() for task in done if task.result() is not None)  # type: ignore[misc]
-            await asyncio.wait({sending}, timeout=max(0.0, session.deadline - self._clock()))
+            left = max(0.0, session.deadline - self._clock())
+            _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
+            await cancel_and_wait(unsent)  # the trainer may change the snapshot from now on
         finally:
-            sending.cancel()
             for task in waiting:
                 task.cancel()
         return Certificate(link=link, signatures=signatures)
 
-    async def release(self, group: Group, abort: RoundAborted | None) -> None:
-        """End the session. After an abort, tell the others at once so that nobody waits for the deadline."""
-        session = self._session
-        if session is None or session.group is not group:
+    async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
+        """End the round. After an abort, tell the others at once so that nobody waits for the deadline.
+
+        Args:
+            position: where the group stands now, if it shall stay for the next round.
+        """
+        session, standing = self._session, self._standing
+        if session is None or standing is None or session.group is not group:
             return
         self._session = None
-        for residual in (self._lost, self._lost_in_reducing):
-            if residual is not None:
-                await asyncio.to_thread(residual.commit if abort is None else residual.revert)
         if abort is not None:
-            message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._tell_abort(session, message), ABORT_TIMEOUT_S)
-        for stream in session.outbound.values():
+            await cancel_and_wait(session.senders.values())
+        await (self._work.commit() if abort is None else self._work.revert())
+        if abort is None and position is not None and self._rosters is not None and standing.broken is None:
+            self._advance(standing, session, position)
+            return
+        await self.dissolve(abort or RoundAborted("commit", "the round is over"), tell=abort is not None)
+
+    async def dissolve(self, abort: RoundAborted, tell: bool = False) -> None:
+        """End the standing group, if there is one; what was sent for a round that has not begun is taken back."""
+        standing, self._standing = self._standing, None
+        if standing is None:
+            return
+        if self._session is not None:
+            self._session = None
+            await cancel_and_wait(standing.session.senders.values())
+            await self._work.revert()
+        await cancel_and_wait(standing.session.senders.values())
+        if tell:
+            await standing.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+        standing.end(abort)
+        for stream in standing.outbound.values():
             self._node.spawn(stream.finish())
-        for inbox in session.inboxes.values():
-            inbox.fail(abort or RoundAborted("commit", "the round is over"))
 
-    def _budget_s(self, session: Session) -> float:
-        """Time for exchange and commit: four times what such bytes took lately, within the manifest's cap."""
-        expected_s = 2.0 * session.wire_bytes / self._rate
-        return min(self._timeout_s, MIN_BUDGET_S + 4.0 * expected_s)
+    # -- streams -----------------------------------------------------------------------------------------------------
 
-    def _learn_rate(self, session: Session, seconds: float) -> None:
-        rate = 2.0 * session.wire_bytes / max(seconds, 1e-3)
-        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
+    async def _gather(self, group: Group, due: Due, state: OuterState) -> Session:
+        """Open the streams of a group that has just been matched."""
+        await self.dissolve(RoundAborted("match", "another group has formed"))
+        order = tuple(member.peer_id for member in group.members)
+        session = Session(order, group.index, state.numel, _sliced(state), group)
+        standing = Standing(session, group.id, self._rosters.open_join if self._rosters else None, self._on_join)
+        async with self._arrived:
+            self._standing, self._session = standing, session
+            self._arrived.notify_all()
+        self._send(session, standing, due, state, None)
+        return session
 
-    async def _reduce(
-        self, session: Session, parts: list[bytes], weights: list[int], bounds: tuple[int, int]
-    ) -> tuple[bytes, float | None]:
-        start, stop = bounds
-        numel = stop - start
-        lost = self._lost_in_reducing
-        encode = None if lost is None else lambda n, read: lost.encode(session.compressor, start, start + n, read)
-        for member, payload in zip(session.group.members, parts, strict=True):
-            try:
-                await asyncio.to_thread(_check_payload, session.compressor, payload, numel)
-            except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=member.peer_id) from None
-        try:
-            return await asyncio.to_thread(
-                reduce_part, parts, weights, numel, session.compressor, self._aggregator, encode
-            )
-        except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
-            raise RoundAborted("exchange", f"no aggregate: {error}") from None
+    def _advance(self, standing: Standing, before: Session, position: Position) -> None:
+        """The same members, in the order of the next round."""
+        order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
+        numel = before.bounds[-1][1]
+        session = Session(order, order.index(self._node.peer_id), numel, before.codec)
+        session.senders = before.senders  # what is still being sent comes first
+        standing.advance(session, position)
+
+    def _send(
+        self, session: Session, standing: Standing, due: Due, state: OuterState, first: tuple[Kind, bytes] | None
+    ) -> None:
+        """Start a sender to each other member."""
+        contribute = self._work.contribution(due, state)
+
+        async def to_one(peer_id: str, index: int, before: asyncio.Task[None] | None) -> None:
+            if before is not None:
+                await asyncio.wait({before})
+            stream = await self._stream(standing, peer_id)
+            session.outbound[peer_id] = stream
+            if first is not None:
+                await stream.send(*first)
+            ready = 0
+            for start, stop in session.slices(index):
+                await stream.send(Kind.PART, await contribute(start, stop))
+                while ready < len(session.own_reduced) and session.own_reduced[ready].done():
+                    await stream.send(Kind.REDUCED, session.own_reduced[ready].result())
+                    ready += 1
+            for future in session.own_reduced[ready:]:
+                await stream.send(Kind.REDUCED, await asyncio.shield(future))
+            await stream.send_message(Kind.VOTE, await asyncio.shield(session.own_vote))
+
+        before = session.senders
+        session.senders = {
+            peer_id: asyncio.ensure_future(to_one(peer_id, index, before.get(peer_id)))
+            for index, peer_id in enumerate(session.order)
+            if index != session.me
+        }
+        for task in session.senders.values():
+            task.add_done_callback(_retrieve)
+
+    async def _stream(self, standing: Standing, peer_id: str) -> Stream:
+        stream = standing.outbound.get(peer_id)
+        if stream is None:
+            stream = await self._node.open(peer_id, self._name, "round")
+            standing.outbound[peer_id] = stream
+            await stream.send_message(Kind.HELLO, HelloMessage(group_id=standing.identifier))
+        return stream
 
     async def _on_stream(self, stream: Stream) -> None:
         hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
-        session = await self._session_of(hello.group_id)
-        inbox = session.inboxes.get(stream.remote) if session is not None else None
-        if inbox is None or inbox.part.done():
+        standing = await self._standing_of(hello.group_id)
+        if standing is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
-        await inbox.fill(stream)
+        await standing.follow(stream)
 
-    async def _session_of(self, identifier: str) -> Session | None:
-        """The session of a group; a stream may arrive a little before this member's own roster does."""
+    async def _standing_of(self, identifier: str) -> Standing | None:
+        """The group with this id; a stream may arrive a little before this member's own roster does."""
 
         def known() -> bool:
-            return self._session is not None and self._session.group.id == identifier
+            return self._standing is not None and self._standing.identifier == identifier
 
         if not known():
             if self._early >= EARLY_STREAMS:
@@ -190,62 +280,34 @@ class Exchange:
                 return None
             finally:
                 self._early -= 1
-        return self._session
+        return self._standing
 
-    async def _send_parts(self, session: Session, payloads: list[bytes]) -> None:
-        async def to_one(index: int, peer_id: str) -> None:
-            stream = await self._node.open(peer_id, self._name, "round")
-            session.outbound[peer_id] = stream
-            await stream.send_message(Kind.HELLO, HelloMessage(group_id=session.group.id))
-            await stream.send(Kind.PART, payloads[index])
+    # -- waiting -----------------------------------------------------------------------------------------------------
 
-        members = enumerate(session.group.members)
-        await _all(to_one(index, member.peer_id) for index, member in members if index != session.group.index)
+    def _budget_s(self, session: Session) -> float:
+        """Time for exchange and commit: four times what such bytes took lately, within the manifest's cap."""
+        expected_s = 2.0 * session.wire_bytes / self._rate
+        return min(self._timeout_s, MIN_BUDGET_S + 4.0 * expected_s)
 
-    async def _send_all(self, session: Session, kind: Kind, body: bytes) -> None:
-        await _all(stream.send(kind, body) for stream in session.outbound.values())
+    def _learn_rate(self, session: Session, seconds: float) -> None:
+        rate = 2.0 * session.wire_bytes / max(seconds, 1e-3)
+        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
 
-    async def _send_vote(self, session: Session, vote: VoteMessage) -> None:
-        results = await asyncio.gather(
-            *(stream.send_message(Kind.VOTE, vote) for stream in session.outbound.values()), return_exceptions=True
-        )
-        for failure in results:
-            if isinstance(failure, BaseException):
-                log.info("vote not delivered: %s", failure)
-
-    async def _tell_abort(self, session: Session, message: AbortMessage) -> None:
-        sends = (stream.send_message(Kind.ABORT, message) for stream in session.outbound.values())
-        await asyncio.gather(*sends, return_exceptions=True)
-
-    async def _collect(self, session: Session, stage: str, own: bytes) -> list[bytes]:
-        """One payload per member in roster order, this peer's own included.
-
-        Whoever gives up before it has sent its mean ends the exchange at once, whatever this member waits for now.
-        """
-        futures = {peer_id: getattr(inbox, stage) for peer_id, inbox in session.inboxes.items()}
-        work = _completed(futures.values(), [inbox.reduced for inbox in session.inboxes.values()])
-        await self._bounded(session, work, f"waiting for the {stage}", futures)
-        return [
-            own if member.peer_id == session.group.me else futures[member.peer_id].result()
-            for member in session.group.members
-        ]
-
-    async def _bounded(
-        self,
-        session: Session,
-        work: Awaitable[Any],
-        doing: str,
-        futures: dict[str, asyncio.Future[bytes]] | None = None,
-    ) -> None:
+    async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
+        """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
+        work = _completed(wanted, session.senders.values())
         try:
             await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
         except asyncio.TimeoutError:
-            late = sorted(peer_id for peer_id, future in (futures or {}).items() if not future.done())
-            whose = f" of {', '.join(late)}" if late else ""
-            culprit = late[0] if late else None
-            raise RoundAborted("exchange", f"deadline passed {doing}{whose}", culprit) from None
+            stage, late = _late(session)
+            whose = f"{stage} of {', '.join(late)}" if late else "own part"
+            raise RoundAborted("exchange", f"deadline passed {doing} {whose}", late[0] if late else None) from None
         except StreamClosedError as error:
             raise RoundAborted("exchange", str(error), culprit=error.remote) from None
+        except RoundAborted:
+            raise
+        except AtollError as error:
+            raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
 
     async def _vote_of(self, session: Session, peer_id: str, link: Link) -> tuple[str, str] | None:
         """(peer id, signature) if that member signed the same link, else None."""
@@ -264,30 +326,39 @@ class Exchange:
 
     @staticmethod
     def _disagreement(session: Session, link: Link, signatures: dict[str, str]) -> str:
-        missing = [peer_id for peer_id in session.group.others if peer_id not in signatures]
+        missing = [peer_id for peer_id in session.inboxes if peer_id not in signatures]
         return (
-            f"{len(signatures)} of {len(session.group.members)} signed link {link.id[:12]}; "
-            f"{quorum(len(session.group.members))} are needed; without {', '.join(missing)}"
+            f"{len(signatures)} of {len(session.order)} signed link {link.id[:12]}; "
+            f"{quorum(len(session.order))} are needed; without {', '.join(missing)}"
         )
 
 
-def _check_payload(compressor: Compressor, payload: bytes, numel: int) -> None:
-    Update((payload,), numel, compressor)
+def _sliced(state: OuterState) -> Sliced:
+    codec = state.compressor
+    return codec if isinstance(codec, Sliced) else Sliced(codec)
 
 
-def _checked_update(session: Session, pieces: tuple[bytes, ...], numel: int) -> Update:
+def _late(session: Session) -> tuple[str, list[str]]:
+    """What is missing, and whose."""
+    parts = [p for p, inbox in session.inboxes.items() if not all(future.done() for future in inbox.parts)]
+    if parts:
+        return "part", sorted(parts)
+    return "reduced", sorted(p for p, inbox in session.inboxes.items() if not inbox.reduced.done())
+
+
+def _checked_update(session: Session, parts: tuple[bytes | bytearray, ...], numel: int) -> Update:
     try:
-        return Update(pieces, numel, session.compressor)
+        return Update(parts, numel, session.codec)
     except PayloadError:
-        for member, piece, (start, stop) in zip(session.group.members, pieces, session.bounds, strict=True):
+        for peer_id, part, (start, stop) in zip(session.order, parts, session.bounds, strict=True):
             try:
-                _check_payload(session.compressor, piece, stop - start)
+                Update((part,), stop - start, session.codec)
             except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=member.peer_id) from None
+                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=peer_id) from None
         raise
 
 
-async def _completed(wanted: Iterable[asyncio.Future[T]], watched: Iterable[asyncio.Future[T]]) -> None:
+async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
     """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""
     missing = set(wanted)
     waiting = missing.union(watched)
@@ -298,11 +369,7 @@ async def _completed(wanted: Iterable[asyncio.Future[T]], watched: Iterable[asyn
         missing -= done
 
 
-async def _all(works: Iterable[Awaitable[Any]]) -> None:
-    """Await all; the first failure cancels the rest and is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """A sender's failure is raised where the round waits; after the round it is nobody's."""
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("a sender ended: %s", task.exception())

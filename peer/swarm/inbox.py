@@ -3,73 +3,145 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor
+from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
-from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind, VoteMessage
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.swarm.streams import Stream
 
 T = TypeVar("T")
+Slices = Sequence[tuple[int, int]]
 
 
 class Inbox:
-    """What one other member sends in this round: three futures that hold the checked bytes, or why they never come."""
+    """What one other member sends in one round: futures that hold the bytes, of the right number, or why they never
+    come.
 
-    def __init__(self, part_bytes: int, reduced_bytes: int) -> None:
+    Attributes:
+        join: its sealed join and what that says, in the rounds of a standing group after the first.
+        parts: one future for each slice of its contribution to this peer's part.
+        reduced: the part that it reduced, whole.
+        vote: its vote.
+    """
+
+    def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
-        self.part: asyncio.Future[bytes] = loop.create_future()
-        self.reduced: asyncio.Future[bytes] = loop.create_future()
+        self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
+        self.parts: list[asyncio.Future[bytearray]] = [loop.create_future() for _ in part_sizes]
+        self.reduced: asyncio.Future[bytearray] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
-        self._lengths = (part_bytes, reduced_bytes)
+        self._part_sizes, self._reduced_sizes = tuple(part_sizes), tuple(reduced_sizes)
 
     async def fill(self, stream: Stream) -> None:
-        """Read the stream in its one legal order."""
-        try:
-            _deliver(self.part, await self._bulk(stream, Kind.PART, self._lengths[0]))
-            _deliver(self.reduced, await self._bulk(stream, Kind.REDUCED, self._lengths[1]))
-            kind, body = await stream.receive({Kind.VOTE: MAX_MESSAGE_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
+        """Read one round from the stream: slices of both kinds, each kind in order, then the vote.
+
+        Raises:
+            ProtocolError, StreamClosedError, RoundAborted: nothing more comes; the caller tells the futures.
+        """
+        parts, reduced, position = 0, 0, 0
+        body = bytearray(sum(self._reduced_sizes))
+        if not self._reduced_sizes:
+            _deliver(self.reduced, body)
+        while True:
+            expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
+            if parts < len(self._part_sizes):
+                expected[Kind.PART] = self._part_sizes[parts]
+            if reduced < len(self._reduced_sizes):
+                expected[Kind.REDUCED] = self._reduced_sizes[reduced]
+            if len(expected) == 1:
+                break
+            kind, length = await stream.receive_header(expected)
             if kind is Kind.ABORT:
-                raise _aborted_by(stream.remote, body)
-            _deliver(self.vote, parse_json(VoteMessage, body))
-        except (ProtocolError, StreamClosedError) as error:
-            self.fail(RoundAborted("exchange", str(error), culprit=stream.remote))
-        except RoundAborted as abort:
-            self.fail(abort)
+                raise await _aborted_by(stream, length)
+            if length != expected[kind]:
+                raise ProtocolError(f"{stream.remote} sent {length} bytes of {kind.name}; must be {expected[kind]}")
+            if kind is Kind.PART:
+                piece = bytearray(length)
+                await stream.receive_body(memoryview(piece))
+                _deliver(self.parts[parts], piece)
+                parts += 1
+            else:
+                await stream.receive_body(memoryview(body)[position : position + length])
+                reduced, position = reduced + 1, position + length
+                if reduced == len(self._reduced_sizes):
+                    _deliver(self.reduced, body)
+        await self._fill_vote(stream)
+
+    async def _fill_vote(self, stream: Stream) -> None:
+        kind, length = await stream.receive_header({Kind.VOTE: MAX_MESSAGE_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
+        if kind is Kind.ABORT:
+            raise await _aborted_by(stream, length)
+        vote = bytearray(length)
+        await stream.receive_body(memoryview(vote))
+        _deliver(self.vote, parse_json(VoteMessage, bytes(vote)))
 
     def fail(self, abort: RoundAborted) -> None:
-        for future in (self.part, self.reduced, self.vote):
+        """Nothing more comes."""
+        futures: tuple[asyncio.Future[Any], ...] = (self.join, *self.parts, self.reduced, self.vote)
+        for future in futures:
             if not future.done():
                 future.set_exception(abort)
                 future.exception()  # retrieved: a future that nobody awaits any more is not a bug
 
-    @staticmethod
-    async def _bulk(stream: Stream, kind: Kind, length: int) -> bytes:
-        got, body = await stream.receive({kind: length, Kind.ABORT: MAX_MESSAGE_BYTES})
-        if got is Kind.ABORT:
-            raise _aborted_by(stream.remote, body)
-        if len(body) != length:
-            raise ProtocolError(f"{stream.remote} sent {len(body)} bytes of {kind.name}; must be {length}")
-        return body
-
 
 class Session:
-    """One round of one group, from the roster to the certificate."""
+    """One round of one group, from the first member that is ready to the certificate.
 
-    def __init__(self, group: Group, numel: int, compressor: Compressor, deadline: float) -> None:
-        self.group, self.compressor, self.deadline = group, compressor, deadline
-        self.bounds = partition(numel, len(group.members), compressor.block)
-        sizes = [compressor.wire_bytes(stop - start) for start, stop in self.bounds]
+    Args:
+        order: peer ids in roster order.
+        me: this peer's place in it.
+        numel: elements of the outer state.
+        codec: of contributions and means.
+
+    Attributes:
+        bounds: [start, stop) of each member's part.
+        outbound: the streams to the others.
+        own_reduced: one future for each slice of this peer's part, to send as soon as it is there.
+        own_vote: what is sent last.
+        senders: a task for each other member, which sends it everything in order.
+        group: known when all have joined.
+        deadline: monotonic; infinite until the exchange begins.
+    """
+
+    def __init__(self, order: tuple[str, ...], me: int, numel: int, codec: Sliced, group: Group | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.order, self.me, self.codec, self.group = order, me, codec, group
+        self.bounds = partition(numel, len(order), codec.block)
+        sizes = [self.sizes(index) for index in range(len(order))]
         self.inboxes = {
-            member.peer_id: Inbox(sizes[group.index], sizes[index])
-            for index, member in enumerate(group.members)
-            if index != group.index
+            peer_id: Inbox(sizes[me], sizes[index]) for index, peer_id in enumerate(order) if index != me
         }
         self.outbound: dict[str, Stream] = {}
-        self.wire_bytes = sum(sizes)
+        self.own_reduced: list[asyncio.Future[bytes]] = [loop.create_future() for _ in sizes[me]]
+        self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
+        self.senders: dict[str, asyncio.Task[None]] = {}
+        self.wire_bytes = sum(map(sum, sizes))
+        self.deadline = float("inf")
+
+    def slices(self, index: int) -> Slices:
+        """The slices of that member's part, in elements."""
+        return self.codec.slices(*self.bounds[index])
+
+    def sizes(self, index: int) -> list[int]:
+        """Bytes of each of them."""
+        return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(index)]
+
+    def fail(self, peer_id: str, abort: RoundAborted) -> None:
+        """Nothing more comes from this member."""
+        self.inboxes[peer_id].fail(abort)
+
+    def close(self, abort: RoundAborted) -> None:
+        """The round is over."""
+        for inbox in self.inboxes.values():
+            inbox.fail(abort)
+        futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_vote)
+        for future in futures:
+            future.cancel()
 
 
 def _deliver(future: asyncio.Future[T], value: T) -> None:
@@ -77,6 +149,8 @@ def _deliver(future: asyncio.Future[T], value: T) -> None:
         future.set_result(value)
 
 
-def _aborted_by(remote: str, body: bytes) -> RoundAborted:
-    message = parse_json(AbortMessage, body)
-    return RoundAborted("exchange", f"{remote} gave up: {message.reason}", culprit=message.culprit)
+async def _aborted_by(stream: Stream, length: int) -> RoundAborted:
+    body = bytearray(length)
+    await stream.receive_body(memoryview(body))
+    message = parse_json(AbortMessage, bytes(body))
+    return RoundAborted("exchange", f"{stream.remote} gave up: {message.reason}", culprit=message.culprit)

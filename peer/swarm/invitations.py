@@ -146,6 +146,8 @@ class Invitations:
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
         if behind:
             self._me.nudge(leader, invite.weight, invite.parent)
+        else:
+            self._view.knock(leader)
         return behind
 
     def _status(self, coming: bool) -> StatusMessage:

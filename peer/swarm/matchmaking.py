@@ -29,6 +29,8 @@ from peer.protocol.wire import (
 from peer.swarm import invitations
 from peer.swarm.directory import Directory
 from peer.swarm.invitations import Invitations, Self
+from peer.swarm.keeper import Position
+from peer.swarm.newcomers import Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
@@ -58,7 +60,7 @@ class Matchmaker:
     Args:
         node, directory: the network and who is on it.
         run_id, rounds: the run, and its group limits and waiting times.
-        nominal_tokens: tokens of one regular contribution: the cap of every weight.
+        rosters: makes and checks joins and rosters.
         me: this peer, as seen by itself.
         clock: monotonic seconds.
     """
@@ -69,7 +71,7 @@ class Matchmaker:
         directory: Directory,
         run_id: str,
         rounds: RoundSpec,
-        nominal_tokens: int,
+        rosters: Rosters,
         me: Self,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +79,8 @@ class Matchmaker:
         self._me, self._clock = me, clock
         self._seats: dict[str, Seat] = {}
         self.view = View(node.peer_id, run_id, directory, me.position, clock)
-        self._rosters = Rosters(node.identity, run_id, rounds, nominal_tokens)
+        self._rosters = rosters
+        self._newcomers = Newcomers(clock)
         self._changed = asyncio.Event()
         self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed)
         self._join_name = f"atoll/{run_id[:16]}/join"
@@ -89,6 +92,42 @@ class Matchmaker:
     @property
     def anybody_waiting(self) -> bool:
         return bool(self._seats)
+
+    # -- standing groups ----------------------------------------------------------------------------------------
+
+    @property
+    def patience_s(self) -> float:
+        """How long a standing group waits for its members: the straggler's window, and time to answer it."""
+        return self._rounds.straggler_wait_s + SOLO_PATIENCE_S
+
+    def newcomers(self, members: frozenset[str]) -> list[str]:
+        """Peers for whose sake a standing group forms anew; none while it is full."""
+        if len(members) >= self._rounds.max_group:
+            return []
+        return self._newcomers.among(self._wanted() - members)
+
+    def included(self, group: Group) -> None:
+        """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
+        left_out = self._wanted().difference(group.others)
+        self._newcomers.came(group.others)
+        self._newcomers.missed(left_out)
+
+    def _wanted(self) -> set[str]:
+        """Whoever could be in the next group: live, or waiting at this peer already."""
+        return {*self.view.expected(), *self._seats}
+
+    def gathering(self) -> None:
+        """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
+        position, window_s = self._me.position(), self._rounds.straggler_wait_s
+        due_in_s = self._me.due_in_s()
+        if due_in_s > window_s:
+            self._me.hurry()
+        elif due_in_s > 0.0:
+            asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
+
+    def _hurry_at(self, position: Position) -> None:
+        if self._me.position() == position and self._me.due_in_s() > 0.0:
+            self._me.hurry()
 
     def committed(self, group: Group) -> None:
         """The group stands: its members are where this peer is now, whatever the DHT has heard so far."""
@@ -202,6 +241,8 @@ class Matchmaker:
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join)
         if reason is not None:
+            if reason == "behind":
+                self.view.knock(stream.remote)
             await self._reject(stream, reason, leader)
             return
         seat = Seat(sealed, join, stream, since=self._clock())

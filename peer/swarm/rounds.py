@@ -22,6 +22,7 @@ from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
 from peer.swarm.node import Node
+from peer.swarm.roster import Rosters
 from peer.swarm.streams import StreamClosedError
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,12 @@ class Rounds:
             training=self._taking_part,
             nudge=self._nudge,
         )
-        self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, nominal_tokens, me)
-        recipe = swarm_recipe(manifest.recipe)
-        self._exchange = Exchange(node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel)
+        rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
+        self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, rosters, me)
+        self._exchange = Exchange(
+            node, manifest.run_id, manifest.rounds.timeout_s, swarm_recipe(manifest.recipe), keeper.state.numel,
+            rosters, self._matchmaker.gathering,
+        )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits)
         self._merged = asyncio.Event()
@@ -187,6 +191,7 @@ class Rounds:
             if self._donors():
                 await self._merged.wait()
                 if await self.catch_up():
+                    await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
                     self._due = None
                     self._announce_anchor(None)
                     continue
@@ -320,7 +325,21 @@ class Rounds:
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
     async def match(self, due: Due) -> Group:
-        return await self._matchmaker.match(due)
+        """The standing group's next round; through the directory if there is none, or others want in."""
+        position = self.position()
+        members = self._exchange.stands(position)
+        if members and not self._matchmaker.newcomers(members):
+            try:
+                return await self._exchange.again(due, self.keeper.state, position, self._matchmaker.patience_s)
+            except RoundAborted as abort:
+                log.info("the group ends: %s", abort.reason)
+                reason = abort
+        else:
+            reason = RoundAborted("match", "others want to take part")
+        await self._exchange.dissolve(reason)
+        group = await self._matchmaker.match(due)
+        self._matchmaker.included(group)
+        return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         return await self._exchange.exchange(group, due, state)
@@ -335,7 +354,7 @@ class Rounds:
         self._announce_anchor(due.sequence)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
-        await self._exchange.release(group, abort)
+        await self._exchange.release(group, abort, None if self.leaving or self.finished else self.position())
 
     def _traffic(self) -> tuple[int, int]:
         traffic = self._node.traffic["round"]

@@ -41,15 +41,20 @@ class Stream:
     Args:
         remote: the other end's peer id; libp2p has verified it in its handshake.
         traffic: counters that this stream adds to.
+
+    Attributes:
+        sending: in the middle of a frame; true for ever once a frame was given up half-way.
     """
 
     def __init__(self, remote: str, pipe: Pipe, traffic: Traffic) -> None:
         self.remote, self.traffic = remote, traffic
         self._pipe = pipe
+        self.sending = False
 
     async def send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
         """Send one frame, large bodies slice by slice; raises StreamClosedError."""
         view = memoryview(body)
+        self.sending = True
         try:
             self._pipe.write(pack_header(kind, len(view)))
             for start in range(0, len(view), SLICE_BYTES):
@@ -58,6 +63,7 @@ class Stream:
             await self._pipe.drain()
         except (OSError, RuntimeError) as error:
             raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None
+        self.sending = False
         self.traffic.sent += HEADER_BYTES + len(view)
 
     async def send_message(self, kind: Kind, message: Spec) -> None:

@@ -9,6 +9,8 @@ from peer.swarm.directory import Directory
 from peer.swarm.keeper import Position
 
 GONE_FOR_S = 6.0
+KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
+MAX_KNOCKING = 64
 
 
 class View:
@@ -33,25 +35,32 @@ class View:
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
         self._position, self._clock = position, clock
         self._gone: dict[str, float] = {}
+        self._knocked: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
     def expected(self) -> list[str]:
-        """Live peers that train, as far as the directory has heard."""
+        """Live peers that train, as far as the directory has heard, and those that have just knocked."""
         now = self._clock()
         self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
-        peers = self._directory.peers.items()
-        return [peer_id for peer_id, record in peers if record.state == "training" and peer_id not in self._gone]
+        self._knocked = {peer_id: until for peer_id, until in self._knocked.items() if until > now}
+        training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
+        return [peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone]
 
     def leader(self) -> str:
         """The lowest hash among this peer and those that are known to be at its lineage id."""
         lineage_id, known = self._position().lineage_id, self._known()
         peers = self._directory.peers
-        level = [p for p in self.expected() if p in known or peers[p].lineage_id == lineage_id]
+        level = [p for p in self.expected() if p in known or (p in peers and peers[p].lineage_id == lineage_id)]
         return min([self._own_id, *level], key=self._rank)
 
     def learn(self, *peer_ids: str) -> None:
         """These have shown that they stand at our lineage id."""
         self._companions = (self._position().lineage_id, self._known().union(peer_ids))
+
+    def knock(self, peer_id: str) -> None:
+        """This peer wants to take part and is behind: it will have caught up in a moment."""
+        if len(self._knocked) < MAX_KNOCKING:
+            self._knocked[peer_id] = self._clock() + KNOCK_S
 
     def avoid(self, peer_id: str) -> None:
         """Neither follow nor expect this peer for some seconds."""

@@ -16,7 +16,7 @@ from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Position
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.roster import JOIN_DOMAIN
+from peer.swarm.roster import JOIN_DOMAIN, Rosters
 from tests.swarm.runs import RUN
 
 NOMINAL = 1000
@@ -61,7 +61,9 @@ class Member:
             training=lambda: self.training,
             nudge=lambda *claim: self.nudges.append(claim),
         )
-        self.matchmaker = Matchmaker(node, self.directory, RUN, rounds, NOMINAL, me)
+        self.matchmaker = Matchmaker(
+            node, self.directory, RUN, rounds, Rosters(node.identity, RUN, rounds, NOMINAL), me
+        )
 
     @property
     def peer_id(self):

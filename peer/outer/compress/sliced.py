@@ -1,0 +1,86 @@
+"""A dense codec whose payloads are written in slices, so that a part can be reduced while it still arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, empty_vector, groups
+
+SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payload's scales stand
+
+
+@dataclass(frozen=True)
+class Sliced(Plain):
+    """The payloads of `base` for consecutive slices of `elements` values, one after the other.
+
+    Vectors of at most one slice have the very payload of `base`.
+    """
+
+    base: Compressor
+    elements: int = SLICE
+
+    def __post_init__(self) -> None:
+        assert self.elements % self.base.block == 0, f"slices of {self.elements} cut blocks of {self.base.block}"
+
+    @property
+    def name(self) -> str:
+        """The name of `base`."""
+        return self.base.name
+
+    @property
+    def block(self) -> int:
+        """See `Compressor.block`."""
+        return self.base.block
+
+    def slices(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """[start, stop) cut into the slices that a part of these elements is written in."""
+        return list(groups(start, stop, self.base.block, self.elements))
+
+    def wire_bytes(self, n: int) -> int:
+        """See `Codec.wire_bytes`."""
+        full, rest = divmod(n, self.elements)
+        return full * self.base.wire_bytes(self.elements) + (self.base.wire_bytes(rest) if rest or not full else 0)
+
+    def encode(self, x: Tensor) -> bytes:
+        """See `Codec.encode`."""
+        if x.numel() <= self.elements:
+            return self.base.encode(x)
+        return b"".join(self.base.encode(x[start:stop]) for start, stop in self.slices(0, x.numel()))
+
+    def encode_ranges(self, n: int, read: Read) -> bytes:
+        """See `Compressor.encode_ranges`."""
+        if n <= self.elements:
+            return self.base.encode_ranges(n, read)
+
+        def shifted(first: int) -> Read:
+            return lambda start, stop: read(first + start, first + stop)
+
+        slices = self.slices(0, n)
+        return b"".join(self.base.encode_ranges(stop - start, shifted(start)) for start, stop in slices)
+
+    def decode(self, payload: Payload, n: int) -> Tensor:
+        """See `Codec.decode`."""
+        return self.decode_range(payload, n, 0, n)
+
+    def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> Tensor:
+        """See `Compressor.decode_range`."""
+        if n <= self.elements:
+            return self.base.decode_range(payload, n, start, stop)
+        view = check_length(payload, self.wire_bytes(n), self.name, n)
+        check_range(self.block, n, start, stop)
+        decoded = empty_vector(stop - start)
+        for first, last, piece in self._pieces(view, n, start, stop):
+            a, b = max(start, first), min(stop, last)
+            decoded[a - start : b - start] = self.base.decode_range(piece, last - first, a - first, b - first)
+        return decoded
+
+    def _pieces(self, view: memoryview, n: int, start: int, stop: int) -> Iterator[tuple[int, int, memoryview]]:
+        """(first, last, payload) of every slice that [start, stop) meets."""
+        size = self.base.wire_bytes(self.elements)
+        for index in range(start // self.elements, -(-stop // self.elements)):
+            first = index * self.elements
+            last = min(first + self.elements, n)
+            yield first, last, view[index * size : index * size + self.base.wire_bytes(last - first)]

@@ -1,0 +1,123 @@
+"""A group that stays: its streams outlive the round, so that the next one needs no matchmaking.
+
+Every member has opened one stream to every other. On it go, round after round: the sealed join (but for the first
+round, whose roster a leader has told), slices of the contribution and of the mean as they are ready, the vote. The
+group ends for everybody when one stream ends: a member left, died, broke the protocol, or wants others in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from peer.errors import ProtocolError
+from peer.outer.round import RoundAborted
+from peer.protocol.records import MAX_RECORD_BYTES
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
+from peer.swarm.inbox import Session
+from peer.swarm.keeper import Position
+from peer.swarm.streams import FINISH_TIMEOUT_S, Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+ABORT_TIMEOUT_S = 1.0
+OpenJoin = Callable[[bytes, str, Position], JoinMessage]
+
+
+class Standing:
+    """The streams of one group and the round that runs on them.
+
+    Args:
+        first: the session of the group's first round.
+        identifier: the id of its roster; streams name it when they are opened.
+        open_join: opens and checks the join of a member for the round at a position.
+        on_join: called when a member is ready for the next round, unless this peer was first.
+
+    Attributes:
+        session: of the round that runs or is to come.
+        position: where the group stands; None until its first round is applied.
+        broken: why it ended, once it has.
+    """
+
+    def __init__(
+        self, first: Session, identifier: str, open_join: OpenJoin | None, on_join: Callable[[], None]
+    ) -> None:
+        self.session, self.identifier = first, identifier
+        self.position: Position | None = None
+        self.members = frozenset(first.order)
+        self.broken: RoundAborted | None = None
+        self.outbound: dict[str, Stream] = {}
+        self._open_join, self._on_join = open_join, on_join
+        self._inbound: dict[str, Stream] = {}
+        self._moved = asyncio.Event()
+
+    async def follow(self, stream: Stream) -> None:
+        """Read what a member sends, until the group ends."""
+        remote = stream.remote
+        if remote in self._inbound or remote not in self.session.inboxes:
+            raise ProtocolError(f"{remote} speaks for group {self.identifier[:12]}, which it is not expected in")
+        self._inbound[remote] = stream
+        session = self.session
+        try:
+            while True:
+                await session.inboxes[remote].fill(stream)
+                session = await self._next(stream, session)
+        except (ProtocolError, StreamClosedError) as error:
+            self._fail(session, remote, RoundAborted("exchange", str(error), culprit=remote))
+        except RoundAborted as abort:
+            self._fail(session, remote, abort)
+
+    async def _next(self, stream: Stream, before: Session) -> Session:
+        """The session that a member's next join is for, once this peer has got there too."""
+        kind, sealed = await stream.receive({Kind.JOIN: MAX_RECORD_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
+        if kind is not Kind.JOIN:
+            raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
+        while self.session is before and self.broken is None:
+            await self._moved.wait()
+        if self.broken is not None or self._open_join is None or self.position is None:
+            raise self.broken or RoundAborted("match", "the group does not stay")
+        join = self._open_join(sealed, stream.remote, self.position)
+        if (join.round, join.parent) != (self.position.round, self.position.lineage_id):
+            raise ProtocolError(f"{stream.remote} joins round {join.round}; the group is at {self.position.round}")
+        future = self.session.inboxes[stream.remote].join
+        if not future.done():
+            future.set_result((sealed, join))
+        self._on_join()
+        return self.session
+
+    def advance(self, session: Session, position: Position) -> None:
+        """This peer has applied the round: the next one may begin."""
+        self.session, self.position = session, position
+        self._wake()
+
+    def _fail(self, session: Session, remote: str, abort: RoundAborted) -> None:
+        if self.broken is None:
+            log.info("the group ends: %s", abort.reason)
+            self.broken = abort
+        session.fail(remote, abort)
+        if session is not self.session:
+            self.session.fail(remote, abort)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def end(self, abort: RoundAborted) -> None:
+        """Nobody of this group waits for it any longer."""
+        self.broken = self.broken or abort
+        self.session.close(abort)
+        self._wake()
+        for stream in self._inbound.values():  # they end with the other side; but not everybody plays fair
+            asyncio.get_running_loop().call_later(FINISH_TIMEOUT_S, stream.close)
+
+    async def tell(self, message: AbortMessage) -> None:
+        """Tell the others that this peer gives up, where a stream is not in the middle of a frame."""
+        free = [stream for stream in self.outbound.values() if not stream.sending]
+        for stream in self.outbound.values():
+            if stream.sending:
+                stream.close()
+        sends = (stream.send_message(Kind.ABORT, message) for stream in free)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), ABORT_TIMEOUT_S)

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ class Report:
         machine: as `describe_machine` gives it.
         table: rows of text, the header first, where figures are easier to compare side by side.
         notes: how to read it.
+        options: of the command, as far as they decide what is measured.
+        more: further entries of the JSON document, where something reads them by name.
     """
 
     name: str
@@ -82,18 +84,21 @@ class Report:
     machine: dict[str, Any] = field(default_factory=dict)
     table: tuple[tuple[str, ...], ...] = ()
     notes: str = ""
+    options: tuple[str, ...] = ()
+    more: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON document."""
         return {
             "benchmark": self.name,
             "about": self.about,
-            "command": f"python -m benchmarks.{self.name}",
+            "command": " ".join((f"python -m benchmarks.{self.name}", *self.options)),
             "seed": self.seed,
             "machine": self.machine,
             "figures": [figure.to_dict() for figure in self.figures],
             **({"table": self.table} if self.table else {}),
             **({"notes": self.notes} if self.notes else {}),
+            **self.more,
             "samples": self.samples,
         }
 
@@ -181,7 +186,18 @@ def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.N
     if arguments.json:
         print(text, end="")
     else:
-        Console().print(figure_table(report))
+        for table in shown(report):
+            Console().print(table)
+
+
+def shown(report: Report) -> Iterator[Table]:
+    """A report for a terminal."""
+    if report.table:
+        side_by_side = Table(*report.table[0])
+        for row in report.table[1:]:
+            side_by_side.add_row(*row)
+        yield side_by_side
+    yield figure_table(report)
 
 
 def figure_table(report: Report) -> Table:

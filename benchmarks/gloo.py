@@ -1,62 +1,80 @@
-"""The named peer of `benchmarks.rounds`: PyTorch's own all-reduce over gloo, fp32, one process each."""
+"""PyTorch's own all-reduce over gloo, fp32, one process each: the named peer of other benchmarks."""
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
+import os
 import time
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-TIMEOUT_S = 120.0
+from benchmarks.contributions import fill, relative_error
+from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
+from benchmarks.peers import Peers
+from peer.lifetime import die_with_parent
+
+MODULE = "benchmarks.gloo"
 WARM_UP = 3
 
 
 def all_reduce_seconds(numel: int, num_processes: int, repeats: int) -> list[float]:
-    """Seconds of each of `repeats` all-reduces of an fp32 vector; the slowest process counts.
+    """Seconds of each of `repeats` all-reduces of an fp32 vector, from the first process to begin to the last to end.
 
     Raises:
-        RuntimeError: a process said nothing in time.
+        PeerFailedError: a process died or said nothing in time.
     """
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
-        meeting = f"file://{Path(folder) / 'meeting'}"
-        pipes = [context.Pipe(duplex=False) for _ in range(num_processes)]
-        processes = [
-            context.Process(target=_member, args=(rank, num_processes, meeting, numel, repeats, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            measured = [_answer(ours) for ours, _ in pipes]
-        finally:
-            for process in processes:
-                process.join(5.0)
-                process.kill()
-    return [max(seconds) for seconds in zip(*measured, strict=True)]
+    with Peers(MODULE, codec="fp32", numel=numel, peers=num_processes, seed=0) as peers:
+        return [peers.average().seconds for _ in range(WARM_UP + repeats)][WARM_UP:]
 
 
-def _answer(pipe: Connection) -> list[float]:
-    if not pipe.poll(TIMEOUT_S):
-        raise RuntimeError(f"gloo: no result within {TIMEOUT_S:g} s")
-    seconds: list[float] = pipe.recv()
-    return seconds
+class GlooMember:
+    """Implements `Member`."""
 
+    address = ""
 
-def _member(rank: int, num_processes: int, meeting: str, numel: int, repeats: int, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=num_processes)
-    vector = torch.full((numel,), float(rank + 1))
-    seconds = []
-    for _ in range(WARM_UP + repeats):
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._vector = torch.empty(setup.numel)
+
+    def prepare(self) -> None:
+        """The first time, wait for the others: they are started one after another."""
+        if not dist.is_initialized():
+            meeting = f"file://{Path(self._setup.folder) / 'meeting'}"
+            dist.init_process_group(
+                "gloo", init_method=meeting, rank=self._setup.index, world_size=self._setup.peers
+            )
+        fill(self._vector, self._setup.index, self._setup.seed)
+
+    def meet(self, gathered: Sequence[None]) -> None:
+        """Nothing to agree on."""
+
+    def average(self) -> Timed:
+        """All-reduce in place: a sum, as gloo has no mean."""
+        cpu = processor_seconds()
         dist.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(vector)
-        seconds.append(time.perf_counter() - began)
-        vector /= num_processes
-    pipe.send(seconds[WARM_UP:])
-    dist.destroy_process_group()
+        began = time.monotonic()
+        dist.all_reduce(self._vector)
+        return Timed(began=began, ended=time.monotonic(), cpu=cpu)
+
+    def check(self) -> float:
+        """Make it the mean."""
+        self._vector /= self._setup.peers
+        return relative_error(self._vector, self._setup.peers, self._setup.seed)
+
+    def close(self) -> None:
+        """Nobody waits for anybody."""
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Process entry."""
+    die_with_parent(os.getppid())
+    torch.set_num_threads(1)
+    setup, answers = parse_setup()
+    serve(GlooMember(setup), answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -30,15 +30,25 @@ def pss_bytes(leader: int) -> int:
     return sum(_pss_of(pid) for pid in session_pids(leader))
 
 
-def cpu_seconds(leader: int) -> float:
-    """Processor time that the living processes of a session have used, user and system."""
-    ticks = sum(sum(map(int, _stat_fields(pid)[_CPU_FIELDS])) for pid in session_pids(leader))
+def cpu_seconds(leader: int, command: str | None = None) -> float:
+    """Processor time that the living processes of a session have used, user and system; those of one `command` only,
+    if it is given.
+    """
+    pids = [pid for pid in session_pids(leader) if command is None or _command(pid) == command]
+    ticks = sum(sum(map(int, _stat_fields(pid)[_CPU_FIELDS])) for pid in pids)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def parse_pss(rollup: str) -> int:
     """The `Pss:` line of a smaps_rollup, in bytes."""
     match = re.search(r"^Pss:\s+(\d+) kB$", rollup, re.MULTILINE)
+    assert match is not None
+    return int(match.group(1)) * 1024
+
+
+def available_bytes() -> int:
+    """Memory that new processes can have without swapping, as the kernel estimates it."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert match is not None
     return int(match.group(1)) * 1024
 
@@ -82,6 +92,10 @@ def _pss_of(pid: int) -> int:
         return parse_pss(Path(f"/proc/{pid}/smaps_rollup").read_text())
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return 0
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
 
 
 def _stat_fields(pid: int) -> list[str]:

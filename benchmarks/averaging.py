@@ -1,0 +1,156 @@
+"""An Atoll peer of `benchmarks.exchange`: the production exchange over real libp2p, and the votes that commit it.
+
+All that the benchmark knows of `peer.swarm` is in this file. What is not measured is how members find each other, and
+what a round costs beyond the exchange: there are no trainer, directory, history and installation of the update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import uvloop
+
+from benchmarks.contributions import fill, relative_error
+from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
+from peer.lifetime import children_die_with_us, die_with_parent
+from peer.outer.compress.registry import compressor
+from peer.outer.optimizer import Nesterov
+from peer.outer.recipes import swarm_recipe
+from peer.outer.round import Due, Group, _link
+from peer.outer.state import CHUNK, OuterState, Update, chunks
+from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.swarm.exchange import Exchange
+from peer.swarm.heap import return_large_blocks
+from peer.swarm.keeper import Position
+from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.roster import Rosters
+
+RUN = "b" * 64
+RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
+TOKENS = 1000
+CLOSE_TIMEOUT_S = 2.0
+T = TypeVar("T")
+
+
+class AtollMember:
+    """Implements `Member`. Its methods run in a thread; the exchange runs in the main thread's loop, as in an agent.
+
+    Args:
+        setup: the run.
+        node: the network.
+        exchange: started.
+        loop: theirs.
+    """
+
+    def __init__(self, setup: Setup, node: Node, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
+        self._setup, self._node, self._exchange, self._loop = setup, node, exchange, loop
+        anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
+        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), compressor(setup.codec))
+        self._state.lineage_id = self._state.digest()
+        self._vector = torch.empty(setup.numel)
+        rounds = RoundSpec(max_group=setup.peers)
+        self._rosters = Rosters(node.identity, RUN, rounds, nominal_tokens=TOKENS)
+        self._group: Group | None = None
+        self._sequence = 0
+        self.address = node.maddrs[0]
+
+    def prepare(self) -> dict[str, str]:
+        """Local parameters whose pseudo-gradient is the contribution (the anchor is zero); a signed join."""
+        fill(self._vector, self._setup.index, self._setup.seed)
+        self._vector.neg_()
+        _, sealed = self._rosters.join(self._position(), TOKENS)
+        return {"peer_id": self._node.peer_id, "sealed": sealed.hex()}
+
+    def meet(self, gathered: Sequence[dict[str, str]]) -> None:
+        """Check the joins and form the group."""
+        joins = {}
+        for one in gathered:
+            sealed = bytes.fromhex(one["sealed"])
+            joins[one["peer_id"]] = sealed, self._rosters.open_join(sealed, one["peer_id"], self._position())
+        _, self._group = self._rosters.write(joins, self._state.lineage_id)
+
+    def average(self) -> Timed:
+        """Exchange, preview and hash the state, sign and collect the votes, decode the update."""
+        cpu = processor_seconds()
+        began = time.monotonic()
+        phases = self._wait(self._round())
+        return Timed(began=began, ended=time.monotonic(), cpu=cpu, phases=phases)
+
+    async def _round(self) -> dict[str, float]:
+        group, state = self._group, self._state
+        assert group is not None
+        self._sequence += 1
+        marks = [time.monotonic()]
+        exchanged = await self._exchange.exchange(group, Due(self._sequence, TOKENS, self._vector), state)
+        marks.append(time.monotonic())
+        link = await _link(group, exchanged.update, state)
+        marks.append(time.monotonic())
+        certificate = await self._exchange.commit(group, link)
+        marks.append(time.monotonic())
+        await asyncio.to_thread(_decode, exchanged.update, self._vector)
+        marks.append(time.monotonic())
+        # The next round is of a new group on a new lineage, as in production; only that the state stays as it is.
+        state.round, state.lineage_id = state.round + 1, certificate.link.id
+        names = ("exchange", "link", "commit", "decode")
+        return dict(zip(names, (b - a for a, b in pairwise(marks)), strict=True))
+
+    def check(self) -> float:
+        """End the session of the exchange."""
+        assert self._group is not None
+        self._wait(self._exchange.release(self._group, None))
+        return relative_error(self._vector, self._setup.peers, self._setup.seed)
+
+    def close(self) -> None:
+        """Nothing to do: the loop's owner closes the node."""
+
+    def _position(self) -> Position:
+        return Position(round=self._state.round, lineage_id=self._state.lineage_id, weight=0)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _decode(update: Update, vector: torch.Tensor) -> None:
+    for start, stop in chunks(update.numel, CHUNK):
+        vector[start:stop] = update.decode_range(start, stop)
+
+
+async def _run() -> None:
+    setup, answers = parse_setup()
+    node = await start_node(
+        NodeConfig(
+            identity_path=Path(setup.folder) / f"{setup.index}.key",
+            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            initial_peers=(setup.first,) if setup.first else (),
+            nat_port_map=False,
+        )
+    )
+    exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel)
+    await exchange.start()
+    member = AtollMember(setup, node, exchange, asyncio.get_running_loop())
+    try:
+        await asyncio.to_thread(serve, member, answers)
+    finally:
+        await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
+
+
+def main() -> None:
+    """Set the process up as `peer.swarm.agent` does."""
+    die_with_parent(os.getppid())
+    children_die_with_us()
+    return_large_blocks()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(False)
+    uvloop.install()
+    asyncio.run(_run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""The parent's side of `benchmarks.member`: peers as processes of their own, each leading a session."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.member import DAEMON, Setup, Timed
+from benchmarks.processes import cpu_seconds, pss_bytes, sampled, session_pids
+from peer.errors import AtollError
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 120.0
+ANSWER_S = 60.0
+CLOSE_TIMEOUT_S = 10.0
+LOG_CHARS = 2000
+SAMPLE_PERIOD_S = 0.01
+
+
+class PeerFailedError(AtollError):
+    """A peer's process died, or did not answer in time. The first line says which; the end of its log follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged:
+    """One averaging of all peers.
+
+    Attributes:
+        timed: what each member saw.
+        cpu_s: processor time of all sessions from each member's beginning to the last member's end.
+        daemon_cpu_s: of this, the libp2p daemons'.
+        error: the largest `relative_error`; NaN if there was one.
+    """
+
+    timed: tuple[Timed, ...]
+    cpu_s: float
+    daemon_cpu_s: float
+    error: float
+
+    @property
+    def seconds(self) -> float:
+        """From the first member that began to the last that ended."""
+        return max(one.ended for one in self.timed) - min(one.began for one in self.timed)
+
+    @property
+    def seconds_from_last(self) -> float:
+        """From the last member that began to the last that ended."""
+        return max(one.ended for one in self.timed) - max(one.began for one in self.timed)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase of the member that took longest for it."""
+        return {name: max(one.phases[name] for one in self.timed) for name in self.timed[0].phases}
+
+
+class Peers:
+    """All peers of one system, codec and size; use it as a context.
+
+    Args:
+        module: what a peer runs: its `Member`.
+        codec, numel, peers, seed: see `Setup`.
+        python: interpreter of the peers; this one's by default.
+        timeout_s: for what a round waits for; an answer may take twice that, and ANSWER_S.
+    """
+
+    def __init__(
+        self, module: str, *, codec: str, numel: int, peers: int, seed: int, python: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._module, self._python, self._answer_s = module, python or sys.executable, 2 * timeout_s + ANSWER_S
+        self._given = {"codec": codec, "numel": numel, "peers": peers, "seed": seed, "timeout_s": timeout_s}
+        self._count = peers
+        self._folder = tempfile.TemporaryDirectory(prefix="atoll-benchmark-", ignore_cleanup_errors=True)
+        self._processes: list[subprocess.Popen[str]] = []
+        self._answers: list[queue.Queue[str]] = []
+
+    def __enter__(self) -> Peers:
+        try:
+            first = self._start("")
+            while len(self._processes) < self._count:
+                self._spawn(first)
+            for index in range(1, self._count):
+                self._hear(index)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def average(self) -> Averaged:
+        """One averaging, from contributions that are made anew to the check of the result."""
+        self.meet()
+        return self.go()
+
+    def meet(self) -> None:
+        """All that comes before an averaging."""
+        self._all("meet", self._all("prepare"))
+
+    def go(self) -> Averaged:
+        """Average and check."""
+        timed = tuple(Timed(**answer) for answer in self._all("average"))
+        used = [sum(cpu_seconds(leader, command) for leader in self.leaders) for command in (None, DAEMON)]
+        before = [sum(one.cpu[which] for one in timed) for which in (0, 1)]
+        errors: list[float] = self._all("check")
+        return Averaged(
+            timed=timed, cpu_s=used[0] - before[0], daemon_cpu_s=used[1] - before[1],
+            error=max(errors, key=lambda error: (error != error, error)),
+        )
+
+    def memory(self) -> list[int]:
+        """PSS of each peer in bytes."""
+        return [pss_bytes(leader) for leader in self.leaders]
+
+    @contextlib.contextmanager
+    def memory_sampled(self) -> Iterator[list[int]]:
+        """The largest PSS of each peer while the context lasts, once it has ended. Slows what it looks at."""
+        peaks = self.memory()
+
+        def take() -> float:
+            peaks[:] = map(max, peaks, self.memory())
+            return float(max(peaks))
+
+        with sampled(take, SAMPLE_PERIOD_S):
+            yield peaks
+
+    @property
+    def leaders(self) -> Iterator[int]:
+        """Process ids of the peers."""
+        return (process.pid for process in self._processes)
+
+    def _start(self, first: str) -> str:
+        self._spawn(first)
+        address = self._hear(0)
+        assert isinstance(address, str)
+        return address
+
+    def _spawn(self, first: str) -> None:
+        index = len(self._processes)
+        setup = Setup(index=index, folder=self._folder.name, first=first, **self._given)  # type: ignore[arg-type]
+        with self._log(index).open("w") as log:
+            process = subprocess.Popen(
+                [self._python, "-m", self._module, json.dumps(asdict(setup))], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1, start_new_session=True, cwd=ROOT,
+            )
+        self._processes.append(process)
+        self._answers.append(queue.Queue())
+        threading.Thread(target=_read, args=(process, self._answers[-1]), daemon=True).start()
+
+    def _all(self, what: str, given: Sequence[Any] | None = None) -> list[Any]:
+        for index, process in enumerate(self._processes):
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps({"do": what, "given": given}) + "\n")
+            except OSError:
+                raise self._failure(index, "is gone") from None
+        return [self._hear(index) for index in range(self._count)]
+
+    def _hear(self, index: int) -> Any:
+        try:
+            line = self._answers[index].get(timeout=self._answer_s)
+        except queue.Empty:
+            raise self._failure(index, f"said nothing for {self._answer_s:g} s") from None
+        if not line:
+            raise self._failure(index, "died")
+        return json.loads(line)
+
+    def _failure(self, index: int, what: str) -> PeerFailedError:
+        log = self._log(index).read_text(errors="replace")[-LOG_CHARS:].strip()
+        return PeerFailedError(f"peer {index} of {self._count} ({self._module}) {what}\n{log}")
+
+    def _log(self, index: int) -> Path:
+        return Path(self._folder.name) / f"{index}.log"
+
+    def _close(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr]
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _end_session(process)
+        self._folder.cleanup()
+
+
+def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        answers.put(line)
+    answers.put("")
+
+
+def _end_session(process: subprocess.Popen[str]) -> None:
+    for pid in session_pids(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,61 @@
+"""The exchange benchmark with real peers, and what it does when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import numpy
+import pytest
+
+from benchmarks import exchange
+from benchmarks.figures import run_benchmark
+from benchmarks.peers import PeerFailedError, Peers
+from benchmarks.processes import session_pids
+
+KEYS = {
+    "system", "codec", "peers", "params", "seconds_median", "seconds", "mb_per_second", "cpu_seconds",
+    "peak_memory_bytes",
+}  # fmt: skip
+
+
+def test_two_peers_average_and_the_report_says_how_fast(tmp_path, monkeypatch, capsys) -> None:
+    report = tmp_path / "exchange.json"
+    words = "--peers 2 --params 100000 --repeats 2 --systems atoll gloo --codecs int8 fp32 --json --report"
+    monkeypatch.setattr(sys, "argv", ["exchange", *words.split(), str(report)])
+    run_benchmark(exchange.build_parser(), exchange.measure)
+    document = json.loads(report.read_text())
+    assert json.loads(capsys.readouterr().out) == document
+    rows = document["rows"]
+    assert [(row["system"], row["codec"]) for row in rows] == [("atoll", "int8"), ("atoll", "fp32"), ("gloo", "fp32")]
+    for row in rows:
+        assert row.keys() >= KEYS
+        assert len(row["seconds"]) == 2
+        assert 0.0 < row["seconds_median"] < 5.0
+        assert row["peak_memory_absolute_bytes"] > 100_000_000
+    assert rows[0]["relative_error"] > rows[1]["relative_error"]
+    assert set(rows[0]["phases"]) >= {"exchange", "commit"}
+    assert document["not_measured"] == []
+    assert str(tmp_path) not in report.read_text()
+
+
+def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:
+    with Peers("benchmarks.gloo", codec="fp32", numel=20_000, peers=2, seed=1) as peers:
+        leaders = list(peers.leaders)
+        assert peers.average().error < 1e-6
+        os.kill(leaders[1], signal.SIGKILL)
+        with pytest.raises(PeerFailedError, match=r"peer \d of 2 \(benchmarks.gloo\)"):
+            peers.average()
+    assert [session_pids(leader) for leader in leaders] == [[], []]
+
+
+def test_hivemind_averages_in_this_environment_where_its_codec_can() -> None:
+    right = {"fp16": True, "uniform-8bit": numpy.lib.NumpyVersion(numpy.__version__) < "2.4.0"}
+    for codec, works in right.items():
+        with Peers("benchmarks.hivemind_peer", codec=codec, numel=20_000, peers=2, seed=1) as peers:
+            leaders = list(peers.leaders)
+            error = peers.average().error
+        assert (error <= exchange.SYSTEMS["hivemind"].codecs[codec]) is works
+        assert [session_pids(leader) for leader in leaders] == [[], []]

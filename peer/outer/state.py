@@ -16,6 +16,7 @@ from peer.outer.fragments import partition
 from peer.outer.optimizer import OuterOptimizer
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
+PIECE = 1 << 18  # elements that are worked on at a time: temporaries of 1 MB stay in the cache, and in the heap
 _DIGEST_TAG = b"atoll-state-1"
 
 
@@ -41,7 +42,7 @@ class Update:
     def __post_init__(self) -> None:
         if not self.parts:
             raise PayloadError("an update of 0 parts; it must have at least 1")
-        step = max(1, CHUNK // self.compressor.block) * self.compressor.block
+        step = max(1, PIECE // self.compressor.block) * self.compressor.block
         for payload, (start, stop) in zip(self.parts, self.bounds, strict=True):
             n = stop - start
             for first in range(0, max(n, 1), step):
@@ -115,7 +116,7 @@ class OuterState:
         lineage_id: str = "",
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
-        assert CHUNK % compressor.block == 0, f"chunks of {CHUNK} do not hold whole blocks of {compressor.block}"
+        assert PIECE % compressor.block == 0, f"pieces of {PIECE} do not hold whole blocks of {compressor.block}"
         for tensor in (anchor, *buffers):
             assert tensor.shape == (anchor.numel(),), f"shape {tuple(tensor.shape)}; need ({anchor.numel()},)"
             assert tensor.dtype == torch.float32, f"{tensor.dtype}; need torch.float32"
@@ -192,14 +193,19 @@ class OuterState:
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
         tensors = (self.anchor, *self.buffers)
+        scratch = torch.empty(len(tensors), min(PIECE, self.numel))
         digests: list[list[bytes]] = [[] for _ in tensors]
-        for start, stop in chunks(self.numel, CHUNK):
-            shadows = [tensor[start:stop].clone() for tensor in tensors]
-            self.optimizer.step_(shadows[0], shadows[1:], update.decode_range(start, stop), round=self.round)
-            for shadow, own_digests in zip(shadows, digests, strict=True):
-                if not is_finite(shadow):
-                    raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
-                own_digests.append(_sha256(shadow))
+        for first, last in chunks(self.numel, CHUNK):
+            hashers = [hashlib.sha256() for _ in tensors]
+            for start, stop in pieces(first, last):
+                shadows = [row[: stop - start].copy_(t[start:stop]) for row, t in zip(scratch, tensors, strict=True)]
+                self.optimizer.step_(shadows[0], shadows[1:], update.decode_range(start, stop), round=self.round)
+                for shadow, hasher in zip(shadows, hashers, strict=True):
+                    if not is_finite(shadow):
+                        raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
+                    hasher.update(_bytes_of(shadow))
+            for hasher, own_digests in zip(hashers, digests, strict=True):
+                own_digests.append(hasher.digest())
         return state_digest([digest for own in digests for digest in own], self.numel, len(self.buffers))
 
     def apply(self, update: Update, round: int, lineage_id: str) -> None:
@@ -208,7 +214,7 @@ class OuterState:
         Cannot fail half-way: an `Update` was checked when it was made. `preview` tells the digest beforehand.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        for start, stop in chunks(self.numel, CHUNK):
+        for start, stop in pieces(0, self.numel):
             buffers = [buffer[start:stop] for buffer in self.buffers]
             self.optimizer.step_(self.anchor[start:stop], buffers, update.decode_range(start, stop), round=self.round)
         self.round = round
@@ -236,5 +242,15 @@ def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, numel)
 
 
+def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """[start, stop), with `start` a multiple of CHUNK, cut into pieces small enough for the cache."""
+    for first in range(start, stop, PIECE):
+        yield first, min(first + PIECE, stop)
+
+
 def _sha256(chunk: Tensor) -> bytes:
-    return hashlib.sha256(chunk.detach().numpy().astype("<f4", copy=False).data).digest()
+    return hashlib.sha256(_bytes_of(chunk)).digest()
+
+
+def _bytes_of(chunk: Tensor) -> memoryview:
+    return chunk.detach().numpy().astype("<f4", copy=False).data

@@ -18,11 +18,12 @@ from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
 from peer.outer.compress.base import Codec, NonFiniteError, is_finite
 from peer.outer.compress.feedback import Encoder
 from peer.outer.fragments import FlatLayout
+from peer.outer.gossip import a2cid2_coefficients, chi, mix_, pair_
 from peer.outer.local import Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
 from peer.outer.recipes import Recipe
 from peer.outer.straggler import ComputeTimeout, staleness_weight
-from peer.outer.topology import AllPeers, Neighbours, a2cid2_coefficients, chi, mix_, pair_
+from peer.outer.topology import AllPeers, Neighbours
 from peer.sim.attacks import corrupt
 from peer.sim.replica import Learner, Replica, clip_
 from peer.sim.scenario import PeerProfile

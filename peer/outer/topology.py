@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from peer.errors import UserError
 from peer.outer.matching import greedy_matching, maximum_matching
@@ -50,10 +54,15 @@ class Links:
         """Bytes per second that `member` can send while it receives as many."""
         return min(self.up[member], self.down[member])
 
-    def between(self, a: int, b: int) -> float:
-        """Bytes per second that `a` and `b` can send to each other at the same time."""
-        slowest = min(self.both_ways(a), self.both_ways(b))
-        return slowest if self.pair is None else min(slowest, self.pair[a][b], self.pair[b][a])
+    def between(self, members: Sequence[int]) -> NDArray[np.float64]:
+        """Bytes per second that each two of R members can send to each other at the same time, [R, R]."""
+        both_ways = np.array([self.both_ways(member) for member in members], np.float64)
+        slowest = np.minimum(both_ways[:, None], both_ways)
+        if self.pair is None:
+            return slowest
+        rates = np.array(self.pair, np.float64)[np.ix_(members, members)]
+        return np.minimum(slowest, np.minimum(rates, rates.T))
+
 
 
 class Topology(Protocol):
@@ -214,24 +223,57 @@ class BandwidthMatching:
         present = _checked(round, members)
         if links is not None and present and present[-1] >= links.size:
             raise UserError(f"member {present[-1]}: links describe only 0 to {links.size - 1}", "measure it first")
-        speed = {pair: links.between(*pair) if links else 1.0 for pair in itertools.combinations(present, 2)}
-        threshold = sorted(speed.values())[int(self.quantile * len(speed))] if speed else 0.0
-        fast = [pair for pair, rate in speed.items() if rate >= threshold]
-        # Stable: links of one speed come in the order of their members.
-        by_speed = sorted(speed, key=lambda pair: -speed[pair])
         window = max(self.refresh, _halvings(len(present)))
-        component = {member: member for member in present}
-        pairs: list[Edge] = []
+        pairs: tuple[Edge, ...] = ()
+        components = tuple(present)
         for at in range(round - round % window, round + 1):
-            rounds_left = window - at % window
-            pairs = []
-            if rounds_left <= _halvings(len(set(component.values()))):
-                pairs = greedy_matching(pair for pair in by_speed if component[pair[0]] != component[pair[1]])
-            taken = set(itertools.chain(*pairs))
-            free = [pair for pair in fast if not taken & set(pair)]
-            pairs += maximum_matching(shuffled(free, "bandwidth", seed, at))
-            _join(component, pairs)
+            order = ("bandwidth", seed, at)
+            pairs, components = _matched(tuple(present), components, links, self.quantile, window - at % window, order)
         return with_singles(present, pairs)
+
+
+@lru_cache(maxsize=256)  # every round asks again for all earlier ones of its window
+def _matched(
+    present: tuple[int, ...],
+    components: tuple[int, ...],
+    links: Links | None,
+    quantile: float,
+    rounds_left: int,
+    order: tuple[object, ...],
+) -> tuple[tuple[Edge, ...], tuple[int, ...]]:
+    """One round of `BandwidthMatching`.
+
+    Args:
+        present: members, ascending.
+        components: of each member, in the union of the window's earlier pairs.
+        links: measured bandwidth.
+        quantile: see `BandwidthMatching`.
+        rounds_left: in the window, with this one.
+        order: of the fast links: what `shuffled` takes.
+
+    Returns:
+        The pairs, and the components with them.
+    """
+    names, component = np.array(present, np.int64), np.array(components, np.int64)
+    first, second = np.triu_indices(len(present), 1)
+    speed = links.between(present)[first, second] if links else np.ones(len(first))
+    pairs: list[Edge] = []
+    if rounds_left <= _halvings(len(set(components))):
+        by_speed = np.argsort(-speed, kind="stable")  # links of one speed come in the order of their members
+        apart = by_speed[component[first[by_speed]] != component[second[by_speed]]]
+        pairs = greedy_matching(zip(names[first[apart]].tolist(), names[second[apart]].tolist(), strict=True))
+    free = ~np.isin(names, pairs)
+    fast = free[first] & free[second] & (speed >= _quantile(speed, quantile))
+    edges = zip(names[first[fast]].tolist(), names[second[fast]].tolist(), strict=True)
+    pairs += maximum_matching(shuffled(edges, *order))
+    for a, b in np.searchsorted(names, np.array(pairs, np.int64).reshape(-1, 2)):
+        component[component == component[b]] = component[a]
+    return tuple(pairs), tuple(component.tolist())
+
+
+def _quantile(speed: NDArray[np.float64], quantile: float) -> float:
+    """The value that this share of all is below."""
+    return float(np.sort(speed)[int(quantile * len(speed))]) if len(speed) else 0.0
 
 
 def _checked(round: int, members: Sequence[int]) -> list[int]:
@@ -241,9 +283,3 @@ def _checked(round: int, members: Sequence[int]) -> list[int]:
 
 def _halvings(count: int) -> int:
     return max(0, count - 1).bit_length()
-
-
-def _join(component: dict[int, int], pairs: Iterable[Edge]) -> None:
-    for a, b in pairs:
-        into, gone = component[a], component[b]
-        component.update({member: into for member, name in component.items() if name == gone})

@@ -16,7 +16,8 @@ from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.merging import Eager
 from peer.outer.recipes import Recipe, Schedule
 from peer.outer.schedules import Event, GradientChange
-from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll, choose_timeout, waits_for_all
+from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll, waits_for_all
+from peer.outer.timeout import choose_timeout
 from peer.outer.topology import Links
 from peer.sim.network import reduce_seconds
 from peer.sim.overlap import WHOLE, Layer, pipelined

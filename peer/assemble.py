@@ -23,9 +23,10 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
+from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import Recipe, swarm_recipe
+from peer.outer.recipes import Recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peer.outer.compose import resolve
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import Recipe, resolve
+from peer.outer.recipes import Recipe
 from peer.protocol.manifest import InnerSpec, RecipeSpec
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import Replica, clip_

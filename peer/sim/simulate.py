@@ -14,11 +14,11 @@ from torch import Tensor
 from peer.outer.allocate import AdaptiveTopK
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import codec
-from peer.outer.fragments import FlatLayout
+from peer.outer.fragments import FlatLayout, strided_fragments
 from peer.outer.local import Replay, Spider
 from peer.outer.merging import Accelerated, Eager
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import GradientChange, Strided, strided_fragments
+from peer.outer.schedules import GradientChange, Strided
 from peer.outer.straggler import waits_for_all
 from peer.protocol.manifest import InnerSpec
 from peer.sim.engine import Engine, Hooks, Pace, Tally, _links, heaviest_side

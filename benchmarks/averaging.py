@@ -20,9 +20,9 @@ import uvloop
 from benchmarks.contributions import fill, relative_error
 from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
 from peer.lifetime import children_die_with_us, die_with_parent
+from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.optimizer import Nesterov
-from peer.outer.recipes import swarm_recipe
 from peer.outer.round import Due, Group, _link
 from peer.outer.state import CHUNK, OuterState, Update, chunks
 from peer.protocol.manifest import RecipeSpec, RoundSpec

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,9 +24,10 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
+from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import Recipe, swarm_recipe
+from peer.outer.recipes import Recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
@@ -108,38 +110,13 @@ def assemble(
     text = load_text(settings, manifest, tokenizer)
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)
-    layout = FlatLayout.of(model)
     resumed = _read_resumed(settings, manifest)
-    memory = _share(agent, layout, model, recipe, resumed)
-    replica = ModelReplica(layout, model)
-    mapped = Mapped(
-        numel=layout.numel,
-        num_buffers=recipe.optimizer.num_buffers,
-        chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
-    )
-    sync = SwarmSync(
-        agent=agent,
-        start=start.model_copy(update={"run_id": manifest.run_id}),  # a restarted agent joins this run and no other
-        mapped=mapped,
-        memory=memory,
-        replica=replica,
-        schedule=recipe.rounds,
-        optimizer=recipe.optimizer,
-        limits=Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds),
-        on_message=on_message,
-    )
-    model.to(device)  # type: ignore[arg-type]
-    inner = recipe.inner_settings(manifest.inner)
-    optimizer = build_optimizer(model, inner)
+    shared = _share(agent, model, recipe, resumed)
+    sync = _synchroniser(agent, start, manifest, recipe, shared, settings.max_rounds, on_message)
     if resumed is not None:
-        load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
         sync.resume(resumed.state["progress"])
-    model.train()
-    rate = _rate_of(manifest, recipe, sync, resumed is not None)
-    trainer = Trainer(model, optimizer, inner, device, rate, bf16=settings.bf16)
-    seed = settings.data_seed if settings.data_seed is not None else _seed_of(published.peer_id)
-    state = DataState.from_dict(resumed.state["data"]) if resumed else None
-    batches = Batches(text.train, text.batch_sequences, seed, state)
+    model.to(device)  # type: ignore[arg-type]
+    trainer = _trainer(model, device, manifest, recipe, sync, resumed, bf16=settings.bf16)
     return Peer(
         settings=settings,
         manifest=manifest,
@@ -147,28 +124,89 @@ def assemble(
         recipe=recipe,
         agent=agent,
         model=model,
-        replica=replica,
-        optimizer=optimizer,
+        replica=shared.replica,
+        optimizer=trainer.optimizer,
         trainer=trainer,
-        batches=batches,
+        batches=_batches(settings.data_seed, published.peer_id, text, resumed),
         text=text,
         sync=sync,
-        mapped=mapped,
+        mapped=shared.mapped,
     )
 
 
-def _share(
-    agent: AgentProcess, layout: FlatLayout, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None
-) -> SharedState:
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The model as this process and its agent see it."""
+
+    memory: SharedState
+    replica: ModelReplica
+    mapped: Mapped
+
+
+def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None) -> Shared:
     """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
-    memory = SharedState(agent.memory_descriptor, layout.numel, recipe.optimizer.num_buffers)
+    layout, optimizer = FlatLayout.of(model), recipe.optimizer
+    memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers)
     layout.copy_to_flat(model, memory.anchor)
-    for buffer, value in zip(memory.buffers, recipe.optimizer.initial_values, strict=True):
+    for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
         buffer.fill_(value)
     if resumed is not None:
         _fill_memory(memory, recipe, resumed)
         layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
-    return memory
+    mapped = Mapped(
+        numel=layout.numel,
+        num_buffers=optimizer.num_buffers,
+        chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
+    )
+    return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
+
+
+def _synchroniser(
+    agent: AgentProcess,
+    start: Start,
+    manifest: RunManifest,
+    recipe: Recipe,
+    shared: Shared,
+    max_rounds: int | None,
+    on_message: Callable[[Message], None],
+) -> SwarmSync:
+    return SwarmSync(
+        agent=agent,
+        start=start.model_copy(update={"run_id": manifest.run_id}),  # a restarted agent joins this run and no other
+        mapped=shared.mapped,
+        memory=shared.memory,
+        replica=shared.replica,
+        schedule=recipe.rounds,
+        optimizer=recipe.optimizer,
+        limits=Limits(total_rounds=manifest.rounds.total, max_rounds=max_rounds),
+        on_message=on_message,
+    )
+
+
+def _trainer(
+    model: PreTrainedModel,
+    device: torch.device,
+    manifest: RunManifest,
+    recipe: Recipe,
+    sync: SwarmSync,
+    resumed: Resumed | None,
+    *,
+    bf16: bool,
+) -> Trainer:
+    """The inner loop's step on a model that is on `device`; on resume with the optimizer's state of then."""
+    inner = recipe.inner_settings(manifest.inner)
+    optimizer = build_optimizer(model, inner)
+    if resumed is not None:
+        load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
+    model.train()
+    rate = _rate_of(manifest, recipe, sync, resumed is not None)
+    return Trainer(model, optimizer, inner, device, rate, bf16=bf16)
+
+
+def _batches(data_seed: int | None, peer_id: str, text: Text, resumed: Resumed | None) -> Batches:
+    seed = data_seed if data_seed is not None else _seed_of(peer_id)
+    state = DataState.from_dict(resumed.state["data"]) if resumed else None
+    return Batches(text.train, text.batch_sequences, seed, state)
 
 
 def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer) -> Text:

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
 from peer.lifetime import die_with_parent
+from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import swarm_recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.train.device import check_memory

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from peer.outer.compose import missing_on_a_swarm, resolve
 from peer.outer.compress.base import Codec, Compressor
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.published import RECIPES
-from peer.outer.recipes import PARTS, Recipe, _missing_on_a_swarm, resolve
+from peer.outer.recipes import PARTS, Recipe
 from peer.outer.schedules import GradientChange
 from peer.outer.straggler import Backup, Quorum
 from peer.outer.topology import AllPeers, BandwidthMatching, Neighbours
@@ -190,13 +191,13 @@ def test_the_table_of_traffic() -> None:
 
 def test_which_recipes_run_on_a_swarm() -> None:
     table = rows(section("On a swarm, or in the simulator only"))
-    assert set(table) == {name for name, recipe in RECIPES.items() if _missing_on_a_swarm(recipe)}
+    assert set(table) == {name for name, recipe in RECIPES.items() if missing_on_a_swarm(recipe)}
     for name, cells in table.items():
-        missing = [part for part, _ in _missing_on_a_swarm(RECIPES[name])]
+        missing = [part for part, _ in missing_on_a_swarm(RECIPES[name])]
         assert re.findall(r"`([a-z]+)`", cells[0]) == missing, name
     line = re.search(r"^Ready today: (.+)\.$", section("On a swarm, or in the simulator only"), re.MULTILINE)
     assert line is not None
-    able = [name for name, recipe in RECIPES.items() if not _missing_on_a_swarm(recipe)]
+    able = [name for name, recipe in RECIPES.items() if not missing_on_a_swarm(recipe)]
     assert re.findall(r"`([a-z0-9-]+)`", line[1]) == able
 
 
@@ -255,7 +256,7 @@ if __name__ == "__main__":
     for expression in rows(section("Sparse codecs", section("Codecs"), level=3)):
         print(f"| `{expression}` | {'' if bound(expression).fixed_size else 'at most '}{bits_cell(expression)} |")
     for name, recipe in RECIPES.items():
-        if missing := [part for part, _ in _missing_on_a_swarm(recipe)]:
+        if missing := [part for part, _ in missing_on_a_swarm(recipe)]:
             print(f"| `{name}` | {', '.join(f'`{part}`' for part in missing)} |")
     for name, recipe in RECIPES.items():
         print("|", " | ".join([f"`{name}`", *traffic_cells(recipe)]), "|")

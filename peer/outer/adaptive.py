@@ -11,6 +11,7 @@ elementwise, in place, each operation rounded on its own.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,13 +19,13 @@ from typing import Final
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.optimizer import OuterOptimizer, check_lr, scaled
+from peer.outer.optimizer import Descent, Step
 
 _LARGEST_FP32: Final = (2.0 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adagrad(OuterOptimizer):
+class Adagrad(Descent):
     """v <- v + D^2; anchor <- anchor - lr D / (sqrt(v) + tau): FedAdagrad, without momentum as in the experiments."""
 
     lr: float = 0.1
@@ -32,7 +33,7 @@ class Adagrad(OuterOptimizer):
     initial_v: float | None = None
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        super().__post_init__()
         _check_denominator(self.tau, self.initial_v, v_never_shrinks=True)
 
     @property
@@ -40,24 +41,15 @@ class Adagrad(OuterOptimizer):
         """One buffer: v."""
         return (_initial_v(self.tau, self.initial_v),)
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
         (v,) = buffers
         v.add_(aggregate * aggregate)
-        _descend_(anchor, aggregate, v, scaled(self.lr, lr_scale), self.tau)
+        _move_(anchor, aggregate, v, step.lr, self.tau)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam(OuterOptimizer):
-    """v <- beta2 v + (1 - beta2) D^2: FedAdam. With betas (0, 1), initial_v 1 and tau 0 it is `Sgd`."""
+class _Moments(Descent):
+    """m <- beta1 m + (1 - beta1) D, with a rule for v."""
 
     lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.99)
@@ -65,7 +57,7 @@ class Adam(OuterOptimizer):
     initial_v: float | None = None
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        super().__post_init__()
         _check_betas(self.betas)
         _check_denominator(self.tau, self.initial_v, v_never_shrinks=self.betas[1] == 1.0)
 
@@ -74,61 +66,39 @@ class Adam(OuterOptimizer):
         """Two buffers: m and v."""
         return (0.0, _initial_v(self.tau, self.initial_v))
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
         m, v = buffers
-        beta1, beta2 = self.betas
+        beta1, _ = self.betas
         m.mul_(beta1).add_(aggregate * (1.0 - beta1))
-        v.mul_(beta2).add_((aggregate * aggregate).mul_(1.0 - beta2))
-        _descend_(anchor, m, v, scaled(self.lr, lr_scale), self.tau)
+        self._renew_(v, aggregate * aggregate)
+        _move_(anchor, m, v, step.lr, self.tau)
+
+    @abstractmethod
+    def _renew_(self, v: Tensor, square: Tensor) -> None:
+        """Update `v` in place with D^2, which may be overwritten."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yogi(OuterOptimizer):
+class Adam(_Moments):
+    """v <- beta2 v + (1 - beta2) D^2: FedAdam. With betas (0, 1), initial_v 1 and tau 0 it is `Sgd`."""
+
+    def _renew_(self, v: Tensor, square: Tensor) -> None:
+        _, beta2 = self.betas
+        v.mul_(beta2).add_(square.mul_(1.0 - beta2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yogi(_Moments):
     """v <- v - (1 - beta2) D^2 sign(v - D^2): FedYogi, whose v forgets a large D no faster than it learnt it."""
 
     lr: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.99)
-    tau: float = 1e-3
-    initial_v: float | None = None
 
-    def __post_init__(self) -> None:
-        check_lr(self.lr)
-        _check_betas(self.betas)
-        _check_denominator(self.tau, self.initial_v, v_never_shrinks=self.betas[1] == 1.0)
-
-    @property
-    def initial_values(self) -> tuple[float, ...]:
-        """Two buffers: m and v."""
-        return (0.0, _initial_v(self.tau, self.initial_v))
-
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
-        m, v = buffers
-        beta1, beta2 = self.betas
-        m.mul_(beta1).add_(aggregate * (1.0 - beta1))
-        square = aggregate * aggregate
+    def _renew_(self, v: Tensor, square: Tensor) -> None:
+        _, beta2 = self.betas
         v.sub_((v - square).sign_().mul_(square).mul_(1.0 - beta2))
-        _descend_(anchor, m, v, scaled(self.lr, lr_scale), self.tau)
 
 
-def _descend_(anchor: Tensor, m: Tensor, v: Tensor, lr: float, tau: float) -> None:
+def _move_(anchor: Tensor, m: Tensor, v: Tensor, lr: float, tau: float) -> None:
     anchor.sub_((m * lr).div_(v.sqrt().add_(tau)))
 
 

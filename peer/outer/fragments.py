@@ -6,11 +6,16 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from peer.errors import UserError
+
+Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +67,7 @@ class FlatLayout:
         """[start, stop) of the parameters at `indices` (ascending), adjacent ones as one range."""
         ranges: list[tuple[int, int]] = []
         for index in indices:
-            start = self.offsets[index]
-            stop = start + math.prod(self.shapes[index])
-            if ranges and ranges[-1][1] == start:
-                ranges[-1] = (ranges[-1][0], stop)
-            else:
-                ranges.append((start, stop))
+            _append(ranges, self.offsets[index], self.offsets[index] + math.prod(self.shapes[index]))
         return ranges
 
     def digest(self) -> str:
@@ -100,6 +100,79 @@ def partition(numel: int, parts: int, block: int) -> tuple[tuple[int, int], ...]
     # Rounding down leaves the last part one of the larger ones, so the short last block never falls to a smaller one.
     cuts = [min(part * num_blocks // parts * block, numel) for part in range(parts + 1)]
     return tuple(itertools.pairwise(cuts))
+
+
+def strided_fragments(
+    names: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    *,
+    blocks_per_fragment: int | None = None,
+    num_fragments: int | None = None,
+) -> tuple[Ranges, ...]:
+    """Ranges [start, stop) of the flat vector for each fragment; every element once (arXiv 2501.18512, section 2.3).
+
+    The first whole-number component of a name is its transformer block ("model.layers.3.mlp.up.weight" is in block
+    3). Blocks are counted in ascending order, and the i-th belongs to fragment i mod F. Tensors without a number go
+    to fragment 0 if they come before the first block (embeddings), else to the last fragment (final norm, head).
+
+    Args:
+        names: parameter names, in the order of the flat vector.
+        shapes: one per name.
+        blocks_per_fragment: F = ceil(blocks / this); published: 3. Either this or `num_fragments`.
+        num_fragments: F, at most the number of blocks; 1 also fits a model without blocks.
+
+    Returns:
+        F tuples of ascending ranges; neighbours that touch are one range.
+
+    Raises:
+        UserError: both numbers or none, or one out of its range.
+    """
+    assert len(names) == len(shapes), f"{len(names)} names and {len(shapes)} shapes"
+    blocks = [_block(name) for name in names]
+    ranks = {block: rank for rank, block in enumerate(sorted({block for block in blocks if block is not None}))}
+    count = _fragment_count(len(ranks), blocks_per_fragment, num_fragments)
+    fragments: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    fragment_of_others, start = 0, 0
+    for block, shape in zip(blocks, shapes, strict=True):
+        if block is not None:
+            fragment_of_others = count - 1
+        stop = start + math.prod(shape)
+        _append(fragments[fragment_of_others if block is None else ranks[block] % count], start, stop)
+        start = stop
+    return tuple(tuple(ranges) for ranges in fragments)
+
+
+def _fragment_count(num_blocks: int, blocks_per_fragment: int | None, num_fragments: int | None) -> int:
+    if (blocks_per_fragment is None) == (num_fragments is None):
+        raise UserError(
+            f"blocks_per_fragment={blocks_per_fragment} and num_fragments={num_fragments}: give exactly one",
+            "published: 3 blocks",
+        )
+    if blocks_per_fragment is not None:
+        if blocks_per_fragment < 1:
+            raise UserError(f"blocks_per_fragment={blocks_per_fragment}: must be at least 1", "published: 3 blocks")
+        return max(1, -(-num_blocks // blocks_per_fragment))
+    assert num_fragments is not None
+    if not 1 <= num_fragments <= max(1, num_blocks):
+        raise UserError(
+            f"num_fragments={num_fragments}: must be in [1, {max(1, num_blocks)}]",
+            f"the model has {num_blocks} blocks, and each fragment needs one",
+        )
+    return num_fragments
+
+
+def _block(name: str) -> int | None:
+    return next((int(part) for part in name.split(".") if re.fullmatch("[0-9]+", part)), None)
+
+
+def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Nothing if the range is empty; one range with the last if they touch."""
+    if start == stop:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], stop)
+    else:
+        ranges.append((start, stop))
 
 
 def _floating_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

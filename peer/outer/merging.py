@@ -131,7 +131,7 @@ class Accelerated:
                 raise UserError(f"{name}={value}: must be finite and at least 0", "leave it out: the graph gives it")
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:
-        """Nothing: `peer.outer.topology.pair_` changes both iterates at the event itself."""
+        """Nothing: `peer.outer.gossip.pair_` changes both iterates at the event itself."""
 
 
 def _check_fraction(name: str, value: float, hint: str) -> None:

@@ -8,6 +8,7 @@ are correctly rounded everywhere; a power or a logarithm would not be.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,46 +54,78 @@ class OuterOptimizer(Protocol):
         return anchor
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one step knows beside the vectors.
+
+    Attributes:
+        lr: the learning rate of this step.
+        round: outer steps taken since genesis.
+    """
+
+    lr: float
+    round: int
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sgd(OuterOptimizer):
-    """anchor <- anchor - lr D. With lr 1 this is federated averaging (arXiv 1602.05629)."""
+class Descent(OuterOptimizer):
+    """What optimizers with a learning rate have in common.
+
+    Attributes:
+        lr: the learning rate, finite and above 0.
+    """
 
     lr: float
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        if not (math.isfinite(self.lr) and self.lr > 0.0):
+            raise UserError(
+                f"outer_learning_rate={self.lr}: must be finite and above 0", "published: 0.7 with momentum 0.9"
+            )
+
+    def step_(
+        self,
+        anchor: Tensor,
+        buffers: Sequence[Tensor],
+        aggregate: Tensor,
+        *,
+        round: int = 0,
+        lr_scale: float = 1.0,
+    ) -> None:
+        """See `OuterOptimizer.step_`."""
+        assert len(buffers) == self.num_buffers, f"{len(buffers)} buffers instead of {self.num_buffers}"
+        assert 0.0 <= lr_scale < math.inf, f"lr_scale={lr_scale}"
+        self._descend_(anchor, buffers, aggregate, Step(self.lr * lr_scale, round))  # times 1 is lr, bit for bit
+
+    @abstractmethod
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
+        """`step_`, with what it knows in one piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Descent):
+    """anchor <- anchor - lr D. With lr 1 this is federated averaging (arXiv 1602.05629)."""
 
     @property
     def initial_values(self) -> tuple[float, ...]:
         """No buffers."""
         return ()
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
-        assert len(buffers) == self.num_buffers
-        anchor.sub_(aggregate * scaled(self.lr, lr_scale))
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:  # noqa: ARG002
+        anchor.sub_(aggregate * step.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov(OuterOptimizer):
+class Nesterov(Descent):
     """m <- beta m + D; anchor <- anchor - lr (D + beta m).
 
     The form of `torch.optim.SGD(nesterov=True)`, which DiLoCo uses (arXiv 2311.08105, algorithm 1, line 14).
     """
 
-    lr: float
     momentum: float
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        super().__post_init__()
         _check_momentum(self.momentum)
 
     @property
@@ -100,30 +133,20 @@ class Nesterov(OuterOptimizer):
         """One buffer: the momentum m."""
         return (0.0,)
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
         (buffer,) = buffers
         buffer.mul_(self.momentum).add_(aggregate)
-        anchor.sub_((buffer * self.momentum).add_(aggregate).mul_(scaled(self.lr, lr_scale)))
+        anchor.sub_((buffer * self.momentum).add_(aggregate).mul_(step.lr))
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeavyBall(OuterOptimizer):
+class HeavyBall(Descent):
     """m <- beta m + D; anchor <- anchor - lr m (Polyak 1964): Nesterov without the look ahead."""
 
-    lr: float
     momentum: float
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        super().__post_init__()
         _check_momentum(self.momentum)
 
     @property
@@ -131,33 +154,23 @@ class HeavyBall(OuterOptimizer):
         """One buffer: the momentum m."""
         return (0.0,)
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
         (buffer,) = buffers
         buffer.mul_(self.momentum).add_(aggregate)
-        anchor.sub_(buffer * scaled(self.lr, lr_scale))
+        anchor.sub_(buffer * step.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignSgd(OuterOptimizer):
+class SignSgd(Descent):
     """anchor <- (1 - lr wd) anchor - lr sign(D), sign(0) = 0 (DeMo, arXiv 2411.19870, algorithm 1).
 
     Decay first, as in DeMo's code. The size of D plays no part.
     """
 
-    lr: float
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        super().__post_init__()
         if not 0.0 <= self.weight_decay * self.lr < 1.0:
             raise UserError(
                 f"outer_weight_decay={self.weight_decay}: must be in [0, 1 / outer_learning_rate = {1.0 / self.lr:g})",
@@ -169,23 +182,12 @@ class SignSgd(OuterOptimizer):
         """No buffers."""
         return ()
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,  # noqa: ARG002
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
-        assert len(buffers) == self.num_buffers
-        lr = scaled(self.lr, lr_scale)
-        anchor.mul_(1.0 - lr * self.weight_decay).sub_(aggregate.sign().mul_(lr))
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:  # noqa: ARG002
+        anchor.mul_(1.0 - step.lr * self.weight_decay).sub_(aggregate.sign().mul_(step.lr))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelayedNesterov(OuterOptimizer):
+class DelayedNesterov(Descent):
     """Momentum at every N-th step only: stale pseudo-gradients would compound in it (arXiv 2401.09135, algorithm 3).
 
     With s the sum of D since the last momentum step and N = `every`, and the paper's momentum activation c = 0:
@@ -198,12 +200,11 @@ class DelayedNesterov(OuterOptimizer):
     The paper sets N to the number of workers, each D being that of one worker.
     """
 
-    lr: float
     momentum: float
     every: int
 
     def __post_init__(self) -> None:
-        check_lr(self.lr)
+        super().__post_init__()
         _check_momentum(self.momentum)
         if self.every < 1:
             raise UserError(f"outer_every={self.every}: must be at least 1", "published: the number of peers")
@@ -213,24 +214,15 @@ class DelayedNesterov(OuterOptimizer):
         """Two buffers: the momentum m and the sum s."""
         return (0.0, 0.0)
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,
-        lr_scale: float = 1.0,
-    ) -> None:
-        """See `OuterOptimizer.step_`."""
+    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
         momentum, total = buffers
         total.add_(aggregate)
         share = aggregate / self.every
-        if (round + 1) % self.every == 0:
+        if (step.round + 1) % self.every == 0:
             momentum.mul_(self.momentum).add_(total / self.every)
             share = (momentum * self.momentum).add_(share)
             total.zero_()
-        anchor.sub_(share.mul_(scaled(self.lr, lr_scale)))
+        anchor.sub_(share.mul_(step.lr))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,22 +267,6 @@ class Averaged(OuterOptimizer):
     def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:
         """See `OuterOptimizer.result`; at genesis the anchor."""
         return anchor if rounds == 0 else buffers[-1] / (1.0 - self.decay**rounds)
-
-
-def check_lr(lr: float) -> None:
-    """Refuse a learning rate that is not finite and above 0.
-
-    Raises:
-        UserError: names the value.
-    """
-    if not (math.isfinite(lr) and lr > 0.0):
-        raise UserError(f"outer_learning_rate={lr}: must be finite and above 0", "published: 0.7 with momentum 0.9")
-
-
-def scaled(lr: float, lr_scale: float) -> float:
-    """The learning rate of one step; with `lr_scale` 1 it is `lr`, bit for bit."""
-    assert 0.0 <= lr_scale < math.inf, f"lr_scale={lr_scale}"
-    return lr * lr_scale
 
 
 def _check_momentum(momentum: float) -> None:

@@ -1,4 +1,4 @@
-"""A recipe: a choice of parts and numbers, by name or as a manifest composes it."""
+"""A recipe: a choice of parts and numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from peer.errors import UserError, did_you_mean
+from peer.errors import UserError
 from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.allocate import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.compress.base import Codec
@@ -22,7 +22,7 @@ from peer.outer.registry import AGGREGATORS, OUTER
 from peer.outer.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
-from peer.protocol.manifest import InnerSpec, RecipeSpec
+from peer.protocol.manifest import InnerSpec
 
 Schedule = Every | Strided | GradientChange | Timer
 LocalPart = Plain | Proximal | Replay
@@ -143,149 +143,21 @@ class Recipe:
 
     @property
     def rounds(self) -> Every:
-        """The schedule of a recipe that the swarm runs, see `swarm_recipe`."""
+        """The schedule of a recipe that the swarm runs, see `peer.outer.compose.swarm_recipe`."""
         assert isinstance(self.schedule, Every), f"{self.name} has no rounds of one fragment"
         return self.schedule
 
     def with_steps_per_round(self, steps: int) -> Recipe:
         """The same recipe with another H."""
-        return replace(self, schedule=_paced(self.schedule, steps, self.name))
+        return replace(self, schedule=paced(self.schedule, steps, self.name))
 
 
-def resolve(spec: RecipeSpec) -> Recipe:
-    """The recipe that a manifest names, with the manifest's own parts and numbers in place of the published ones.
-
-    Raises:
-        UserError: an unknown recipe, part or number (names the nearest), a value out of its range, or a combination
-            that makes no sense, with the reason.
-    """
-    from peer.outer.published import RECIPES
-
-    if spec.name not in RECIPES:
-        raise UserError(f"unknown recipe {spec.name!r}", did_you_mean(spec.name, RECIPES))
-    recipe = RECIPES[spec.name]
-    changes: dict[str, Any] = {
-        kind: _part(kind, value, recipe, RECIPES)
-        for kind in PARTS
-        if (value := getattr(spec, kind)) is not None
-    }
-    changes |= {key: value for key in ("payload", "exchange", "average") if (value := getattr(spec, key)) is not None}
-    if spec.compressor is not None:
-        changes |= _borrowed_compressor(spec, changes, RECIPES)
-    if spec.steps_per_round is not None:
-        changes["schedule"] = _paced(changes.get("schedule", recipe.schedule), spec.steps_per_round, spec.name)
-    changes["outer"] = _with_outer_numbers(changes.get("outer", recipe.outer), spec, recipe.source)
-    return replace(recipe, **changes)  # all at once: what the parts contradict is judged in the end
-
-
-def swarm_recipe(spec: RecipeSpec) -> Recipe:
-    """The recipe of a manifest for a run of real peers.
+def paced(schedule: Schedule, steps: int, name: str) -> Schedule:
+    """The schedule of the recipe called `name` with another H.
 
     Raises:
-        UserError: as `resolve`; and a recipe with a part that only the simulator has, naming it.
+        UserError: a schedule without an H.
     """
-    from peer.outer.published import RECIPES
-
-    recipe = resolve(spec)
-    for part, needed in _missing_on_a_swarm(recipe):
-        value = getattr(recipe, part)
-        able = [name for name, other in RECIPES.items() if not _missing_on_a_swarm(other)]
-        raise UserError(
-            f"recipe {spec.name!r} has {part} {value if isinstance(value, str) else _word(part, value)!r}, which peers "
-            f"over a network do not speak yet; they need {needed}",
-            f"try it with 'atoll simulate', or choose a recipe that runs on a swarm: {', '.join(able)}",
-        )
-    return recipe
-
-
-def _missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
-    """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
-    able = {
-        ("payload", "delta"): recipe.payload == "delta",
-        ("exchange", "reduce"): recipe.exchange == "reduce",
-        ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,
-        ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
-        ("topology", "all"): isinstance(recipe.topology, AllPeers),
-        ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
-        ("allocator", "even"): isinstance(recipe.allocator, EvenSplit),
-        ("local", "plain"): isinstance(recipe.local, Plain),
-    }
-    return [key for key, can in able.items() if not can]
-
-
-def _borrowed_compressor(
-    spec: RecipeSpec, changes: Mapping[str, Any], recipes: Mapping[str, Recipe]
-) -> dict[str, Any]:
-    """A codec's own expression, or a recipe's name for its whole way to compress: codec, feedback and exchange."""
-    assert spec.compressor is not None
-    lender = recipes.get(spec.compressor)
-    if lender is None:
-        return {"compressor": spec.compressor}
-    lent = {"compressor": lender.compressor, "feedback": lender.feedback, "exchange": lender.exchange}
-    return lent | {key: changes[key] for key in ("feedback", "exchange") if key in changes}
-
-
-def _part(kind: str, value: Any, recipe: Recipe, recipes: Mapping[str, Recipe]) -> Any:
-    """One part from a manifest: a word, a recipe to borrow from, or a mapping of numbers."""
-    if isinstance(value, str):
-        if kind == "feedback" and value == "none":
-            return None
-        if value in recipes:
-            return getattr(recipes[value], kind)
-        return _build(kind, value, {})
-    numbers = dict(value)
-    name = numbers.pop("name", None)
-    if name is not None and name not in recipes:
-        return _build(kind, str(name), numbers)
-    present = getattr(recipes[name] if name is not None else recipe, kind)
-    if present is None:
-        return _build(kind, next(iter(PARTS[kind])), numbers)
-    _check_numbers(kind, type(present), numbers)
-    return replace(present, **numbers)
-
-
-def _build(kind: str, name: str, numbers: Mapping[str, Any]) -> Any:
-    words = PARTS[kind]
-    if name not in words:
-        raise UserError(f"recipe.{kind}: unknown {kind} {name!r}", did_you_mean(name, words))
-    _check_numbers(kind, words[name], numbers)
-    missing = [
-        f.name
-        for f in dataclasses.fields(words[name])
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in numbers
-    ]
-    if missing:
-        raise UserError(
-            f"recipe.{kind}: {name!r} needs {', '.join(missing)}",
-            f"write it as a mapping: {kind}: {{name: {name}, {missing[0]}: ...}}",
-        )
-    return words[name](**numbers)
-
-
-def _check_numbers(kind: str, part: type, numbers: Mapping[str, Any]) -> None:
-    """Unknown keys, and values of another type than the part's own, as pydantic cannot know them."""
-    fields = {f.name: str(f.type) for f in dataclasses.fields(part) if not f.metadata.get("bound", False)}
-    for key, value in numbers.items():
-        if key not in fields:
-            raise UserError(f"unknown key 'recipe.{kind}.{key}'", did_you_mean(key, fields))
-        if not _fits(value, fields[key]):
-            raise UserError(f"recipe.{kind}.{key}={value!r}: must be {fields[key]}")
-
-
-def _fits(value: Any, annotation: str) -> bool:
-    if value is None:
-        return "None" in annotation
-    if isinstance(value, bool):
-        return "bool" in annotation
-    if isinstance(value, int):
-        return "int" in annotation or "float" in annotation
-    if isinstance(value, float):
-        return "float" in annotation
-    return ("tuple" in annotation) if isinstance(value, tuple) else ("str" in annotation or "Literal" in annotation)
-
-
-def _paced(schedule: Schedule, steps: int, name: str) -> Schedule:
-    """The schedule with another H."""
     if isinstance(schedule, Strided):
         return replace(
             schedule, period=steps, num_fragments=min(schedule.num_fragments, steps),
@@ -301,24 +173,8 @@ def _paced(schedule: Schedule, steps: int, name: str) -> Schedule:
     )
 
 
-def _with_outer_numbers(outer: OuterOptimizer, spec: RecipeSpec, source: str) -> OuterOptimizer:
-    """The two numbers that everybody changes have keys of their own."""
-    changes: dict[str, float] = {}
-    fields = {f.name for f in dataclasses.fields(outer)}  # type: ignore[arg-type]
-    if spec.outer_learning_rate is not None:
-        changes["lr"] = spec.outer_learning_rate
-    if spec.outer_momentum is not None:
-        if "momentum" not in fields:
-            raise UserError(
-                f"recipe.outer_momentum={spec.outer_momentum}: recipe {spec.name!r} has no outer momentum",
-                f"its outer optimizer is {type(outer).__name__} ({source}).\n"
-                "Remove outer_momentum, or set outer: {name: nesterov, lr: ..., momentum: ...}.",
-            )
-        changes["momentum"] = spec.outer_momentum
-    return replace(outer, **changes) if changes else outer  # type: ignore[type-var]
-
-
-def _word(kind: str, part: object) -> str:
+def word_of(kind: str, part: object) -> str:
+    """What a manifest calls this part; `none` for no part."""
     return next((name for name, type_ in PARTS[kind].items() if type(part) is type_), "none")
 
 
@@ -335,7 +191,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
             for f in dataclasses.fields(part)
             if not f.metadata.get("bound", False)
         }
-        parts[kind] = None if part is None else {"name": _word(kind, part), **numbers}
+        parts[kind] = None if part is None else {"name": word_of(kind, part), **numbers}
     return parts
 
 

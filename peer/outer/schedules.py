@@ -7,14 +7,11 @@ count from 1 too, as in `RoundRecord`.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import UserError
-
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,70 +239,6 @@ class GradientChange:
             change = abs(after - before) / before if before > 0.0 else math.inf
         wanted = state.step < self.smoothing or (change >= self.delta and self.delta < math.inf)
         return ChangeState(step=state.step + 1, smoothed=after), wanted
-
-
-def strided_fragments(
-    names: Sequence[str],
-    shapes: Sequence[Sequence[int]],
-    *,
-    blocks_per_fragment: int | None = None,
-    num_fragments: int | None = None,
-) -> tuple[Ranges, ...]:
-    """Ranges [start, stop) of the flat vector for each fragment; every element once (arXiv 2501.18512, section 2.3).
-
-    The first whole-number component of a name is its transformer block ("model.layers.3.mlp.up.weight" is in block
-    3). Blocks are counted in ascending order, and the i-th belongs to fragment i mod F. Tensors without a number go
-    to fragment 0 if they come before the first block (embeddings), else to the last fragment (final norm, head).
-
-    Args:
-        names: parameter names, in the order of the flat vector.
-        shapes: one per name.
-        blocks_per_fragment: F = ceil(blocks / this); published: 3. Either this or `num_fragments`.
-        num_fragments: F, at most the number of blocks; 1 also fits a model without blocks.
-
-    Returns:
-        F tuples of ascending ranges; neighbours that touch are one range.
-    """
-    assert len(names) == len(shapes), f"{len(names)} names and {len(shapes)} shapes"
-    if (blocks_per_fragment is None) == (num_fragments is None):
-        raise UserError(
-            f"blocks_per_fragment={blocks_per_fragment} and num_fragments={num_fragments}: give exactly one",
-            "published: 3 blocks",
-        )
-    blocks = [_block(name) for name in names]
-    ranks = {block: rank for rank, block in enumerate(sorted({block for block in blocks if block is not None}))}
-    if blocks_per_fragment is not None:
-        _check_at_least("blocks_per_fragment", blocks_per_fragment, 1)
-        num_fragments = max(1, -(-len(ranks) // blocks_per_fragment))
-    assert num_fragments is not None
-    if not 1 <= num_fragments <= max(1, len(ranks)):
-        raise UserError(
-            f"num_fragments={num_fragments}: must be in [1, {max(1, len(ranks))}]",
-            f"the model has {len(ranks)} blocks, and each fragment needs one",
-        )
-    fragments: list[list[tuple[int, int]]] = [[] for _ in range(num_fragments)]
-    fragment_of_others, start = 0, 0
-    for block, shape in zip(blocks, shapes, strict=True):
-        if block is not None:
-            fragment_of_others = num_fragments - 1
-        fragment = fragment_of_others if block is None else ranks[block] % num_fragments
-        stop = start + math.prod(shape)
-        _append(fragments[fragment], start, stop)
-        start = stop
-    return tuple(tuple(ranges) for ranges in fragments)
-
-
-def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
-    if start == stop:
-        return
-    if ranges and ranges[-1][1] == start:
-        ranges[-1] = (ranges[-1][0], stop)
-    else:
-        ranges.append((start, stop))
-
-
-def _block(name: str) -> int | None:
-    return next((int(part) for part in name.split(".") if re.fullmatch("[0-9]+", part)), None)
 
 
 def _event(fragment: int, round: int, step: int, overlap_steps: int) -> Event:

@@ -11,10 +11,8 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from peer.errors import UserError
 
@@ -62,7 +60,7 @@ class WaitAll:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check_seconds("deadline_s", self.deadline_s)
+        check_seconds("deadline_s", self.deadline_s)
 
     def next_decision(
         self,
@@ -99,7 +97,7 @@ class Quorum:
             raise UserError(f"quorum count={self.count}: must be at least 1", "2 is the least that averages")
         if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
             raise UserError(f"quorum fraction={self.fraction}: must be in (0, 1]", "1 waits for all")
-        _check_seconds("grace_s", self.grace_s)
+        check_seconds("grace_s", self.grace_s)
 
     def needed(self, num_expected: int) -> int:
         """K: the arrivals that start the grace window."""
@@ -144,27 +142,32 @@ class Backup:
             raise UserError(f"window={self.window}: must be at least 1 round", "1 waits for all")
         if self.minimum < 1:
             raise UserError(f"minimum={self.minimum}: must be at least 1 member", "2 is the least that averages")
-        _check_seconds("deadline_s", self.deadline_s)
+        check_seconds("deadline_s", self.deadline_s)
 
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
     ) -> Close | None:
         """See `StragglerPolicy.next_decision`."""
         position = len(closed) % self.window
-        rounds_left = self.window - position
-        recent = closed[len(closed) - position :]
-        present: list[int] = []
-        connected_s = math.inf
-        for member in sorted(arrived, key=lambda member: (arrived[member], member)):
-            present.append(member)
-            component = _components({*expected, *present}, recent)
-            count = len(set(component.values()))
-            needed = max(count - rounds_left + 1, min(2, count))
-            enough = len(present) >= min(self.minimum, len({*expected, *present}))
-            if enough and len({component[other] for other in present}) >= needed:
-                connected_s = arrived[member]
-                break
+        components = _components(tuple(expected), tuple(closed[len(closed) - position :]))
+        connected_s = self._connected_s(components, arrived, self.window - position)
         return _earliest(arrived, connected_s, _after_first(arrived, self.deadline_s))
+
+    def _connected_s(self, components: _Components, arrived: Mapping[int, float], rounds_left: int) -> float:
+        """When enough components were present, in seconds; infinity if they are not yet."""
+        component_of, known, everybody = components.of, set(components.expected), set(components.members)
+        # Asked after every arrival: with many peers the rest would take a square.
+        if len({component_of.get(member, member) for member in arrived}) < _needed(len(known), rounds_left):
+            return math.inf
+        reached = set[int]()
+        for count, member in enumerate(sorted(arrived, key=lambda member: (arrived[member], member)), start=1):
+            component = component_of.get(member, member)
+            everybody.add(member)
+            known.add(component)
+            reached.add(component)
+            if count >= min(self.minimum, len(everybody)) and len(reached) >= _needed(len(known), rounds_left):
+                return arrived[member]
+        return math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,50 +238,12 @@ def renormalised(weights: Mapping[int, float], members: Collection[int]) -> dict
     return {member: weights[member] / total for member in sorted(members)}
 
 
-def effective_speedup(samples: NDArray[np.float64], communication_s: float, tau_s: NDArray[np.float64]) -> list[float]:
-    """Micro-batches per second with a compute timeout, relative to without (arXiv 2306.10598, algorithm 2).
-
-    S(tau) = mean over steps i of (T_i + Tc) / (min(tau, T_i) + Tc) * M_i(tau) / M, where T_i is the slowest worker's
-    compute time and M_i(tau) the mean number of micro-batches that a worker has finished by tau.
-
-    Args:
-        samples: seconds of each micro-batch, [steps, workers, micro-batches].
-        communication_s: Tc, seconds per step that the all-reduce takes.
-        tau_s: candidates, [n].
-    """
-    finished = np.cumsum(samples, axis=2)
-    speedups = np.zeros(len(tau_s))
-    for step in finished.reshape(len(finished), -1):
-        slowest = step.max()
-        completed = np.searchsorted(np.sort(step), tau_s, side="right") / step.size
-        speedups += (slowest + communication_s) / (np.minimum(tau_s, slowest) + communication_s) * completed
-    return [float(speedup) for speedup in speedups / len(finished)]
-
-
-def choose_timeout(samples: NDArray[np.float64], communication_s: float) -> float:
-    """The tau in seconds with the largest `effective_speedup`; infinity where none gains; ties drop less.
-
-    Args:
-        samples: measured seconds of each micro-batch, [steps, workers, micro-batches].
-        communication_s: seconds per step that the all-reduce takes.
-
-    Between two moments at which a micro-batch ends, a smaller tau is better: those moments are all candidates.
+def check_seconds(name: str, value: float | None) -> None:
+    """Refuse seconds that are neither None nor finite and at least 0.
 
     Raises:
-        UserError: samples that are empty, not of three dimensions, or not finite and above 0.
+        UserError: names the value.
     """
-    if samples.ndim != 3 or samples.size == 0:
-        raise UserError(f"samples of shape {samples.shape}: must be [steps, workers, micro-batches]", "measure a few")
-    if not (np.isfinite(samples).all() and (samples > 0).all()):
-        raise UserError("samples: all seconds must be finite and above 0", "leave out steps that failed")
-    _check_seconds("communication_s", communication_s)
-    candidates = np.unique(np.cumsum(samples, axis=2))
-    speedups = effective_speedup(samples, communication_s, candidates)
-    best = max(range(len(speedups)), key=lambda at: (speedups[at], at))
-    return float(candidates[best]) if speedups[best] > 1.0 + 1e-9 else math.inf
-
-
-def _check_seconds(name: str, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and value >= 0.0):
         raise UserError(f"{name}={value}: must be finite and at least 0 seconds", "0 does not wait")
 
@@ -300,9 +265,31 @@ def _earliest(arrived: Mapping[int, float], *moments: float) -> Close | None:
     return Close(start_s=start_s, members=tuple(sorted(member for member, at in arrived.items() if at <= start_s)))
 
 
-def _components(members: set[int], rounds: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    component = {member: member for member in members.union(*rounds)}
+def _needed(num_components: int, rounds_left: int) -> int:
+    return max(num_components - rounds_left + 1, min(2, num_components))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Components:
+    """Who is connected by the rounds of a window so far.
+
+    Attributes:
+        members: that are expected.
+        of: component of each member of the rounds; who was in none is a component of its own.
+        expected: components of `members`.
+    """
+
+    members: frozenset[int]
+    of: Mapping[int, int]
+    expected: frozenset[int]
+
+
+@lru_cache(maxsize=16)  # the same for nearly every arrival at a round
+def _components(expected: tuple[int, ...], rounds: tuple[tuple[int, ...], ...]) -> _Components:
+    component: dict[int, int] = {}
     for group in rounds:
-        joined = {component[member] for member in group}
-        component.update({member: min(joined) for member, name in component.items() if name in joined})
-    return {member: component[member] for member in members}
+        joined = {component.get(member, member) for member in group}
+        members = [member for member, name in component.items() if name in joined]
+        component.update(dict.fromkeys((*members, *group), min(joined)))
+    known = frozenset(component.get(member, member) for member in expected)
+    return _Components(members=frozenset(expected), of=component, expected=known)

@@ -1,27 +1,23 @@
 """Who averages with whom in a round: the same answer on every peer that has the same arguments.
 
-Members are numbers at least 0 that all peers agree on; the order in which they are listed does not matter. Chance comes
-from SHA-256, whose order is equal on every platform and Python version; `random.shuffle` promises no such thing.
+Members are numbers at least 0 that all peers agree on; the order in which they are listed does not matter.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from functools import lru_cache
+from typing import Literal, Protocol
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from peer.errors import UserError
-from peer.outer.state import CHUNK, chunks
-
-Edge = tuple[int, int]
-Partition = list[tuple[int, ...]]
-_T = TypeVar("_T")
+from peer.outer.matching import greedy_matching, maximum_matching
+from peer.outer.members import Edge, Partition, distinct, partition, shuffled, with_singles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +54,15 @@ class Links:
         """Bytes per second that `member` can send while it receives as many."""
         return min(self.up[member], self.down[member])
 
-    def between(self, a: int, b: int) -> float:
-        """Bytes per second that `a` and `b` can send to each other at the same time."""
-        slowest = min(self.both_ways(a), self.both_ways(b))
-        return slowest if self.pair is None else min(slowest, self.pair[a][b], self.pair[b][a])
+    def between(self, members: Sequence[int]) -> NDArray[np.float64]:
+        """Bytes per second that each two of R members can send to each other at the same time, [R, R]."""
+        both_ways = np.array([self.both_ways(member) for member in members], np.float64)
+        slowest = np.minimum(both_ways[:, None], both_ways)
+        if self.pair is None:
+            return slowest
+        rates = np.array(self.pair, np.float64)[np.ix_(members, members)]
+        return np.minimum(slowest, np.minimum(rates, rates.T))
+
 
 
 class Topology(Protocol):
@@ -107,11 +108,11 @@ class RandomPairs:
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
         """See `Topology.groups`."""
-        order = _shuffled(_checked(round, members), "pairs", seed, round)
+        order = shuffled(_checked(round, members), "pairs", seed, round)
         drawn = [order[at : at + 2] for at in range(0, len(order), 2)]
         if self.odd == "triple" and len(order) % 2 and len(drawn) > 1:
             drawn[-2:] = [drawn[-2] + drawn[-1]]
-        return _ordered(drawn)
+        return partition(drawn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +136,14 @@ class Groups:
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
         """See `Topology.groups`."""
-        order = _shuffled(_checked(round, members), "grid", seed)
+        order = shuffled(_checked(round, members), "grid", seed)
         sides = self.sides(len(order))
         axis = round % max(1, len(sides))
         stride, side = math.prod(sides[:axis]), (sides[axis] if sides else 1)
         lines: dict[int, list[int]] = {}
         for place, member in enumerate(order):
             lines.setdefault(place - place // stride % side * stride, []).append(member)
-        return _ordered(lines.values())
+        return partition(lines.values())
 
     def sides(self, num_members: int) -> tuple[int, ...]:
         """Lengths of the grid's axes; none for fewer than two members."""
@@ -171,11 +172,11 @@ class Neighbours:
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
         """See `Topology.groups`."""
         present = _checked(round, members)
-        return _with_singles(present, _greedy(_shuffled(self.edges(present), self.graph, seed, round)))
+        return with_singles(present, greedy_matching(shuffled(self.edges(present), self.graph, seed, round)))
 
     def edges(self, members: Sequence[int]) -> list[Edge]:
         """All edges (lower, higher), sorted: what `chi` and `mixing_weights` take."""
-        present = _checked(0, members)
+        present = distinct(members)
         count = len(present)
         rows = 1
         if self.graph == "torus":
@@ -222,223 +223,63 @@ class BandwidthMatching:
         present = _checked(round, members)
         if links is not None and present and present[-1] >= links.size:
             raise UserError(f"member {present[-1]}: links describe only 0 to {links.size - 1}", "measure it first")
-        speed = {pair: links.between(*pair) if links else 1.0 for pair in itertools.combinations(present, 2)}
-        threshold = sorted(speed.values())[int(self.quantile * len(speed))] if speed else 0.0
-        fast = [pair for pair, rate in speed.items() if rate >= threshold]
-        # Stable: links of one speed come in the order of their members.
-        by_speed = sorted(speed, key=lambda pair: -speed[pair])
         window = max(self.refresh, _halvings(len(present)))
-        component = {member: member for member in present}
-        pairs: list[Edge] = []
+        pairs: tuple[Edge, ...] = ()
+        components = tuple(present)
         for at in range(round - round % window, round + 1):
-            rounds_left = window - at % window
-            pairs = []
-            if rounds_left <= _halvings(len(set(component.values()))):
-                pairs = _greedy(pair for pair in by_speed if component[pair[0]] != component[pair[1]])
-            taken = set(itertools.chain(*pairs))
-            free = [pair for pair in fast if not taken & set(pair)]
-            pairs += maximum_matching(_shuffled(free, "bandwidth", seed, at))
-            _join(component, pairs)
-        return _with_singles(present, pairs)
+            order = ("bandwidth", seed, at)
+            pairs, components = _matched(tuple(present), components, links, self.quantile, window - at % window, order)
+        return with_singles(present, pairs)
 
 
-def maximum_matching(edges: Sequence[Edge]) -> list[Edge]:
-    """As many edges as possible without a common end (Edmonds' blossom algorithm, O(V^3)); ties follow the given order.
-
-    Ours, since a library's choice among maximum matchings may change with its version, and peers' versions differ.
-    """
-    names = list(dict.fromkeys(itertools.chain(*edges)))
-    index = {name: at for at, name in enumerate(names)}
-    adjacent: list[list[int]] = [[] for _ in names]
-    for a, b in edges:
-        adjacent[index[a]].append(index[b])
-        adjacent[index[b]].append(index[a])
-    mate = _Blossom(adjacent).solve()
-    return [(names[a], names[b]) for a, b in enumerate(mate) if a < b]
-
-
-class _Blossom:
-    """Grows one alternating tree per free vertex; odd cycles (blossoms) are shrunk to their base. -1 means none."""
-
-    def __init__(self, adjacent: list[list[int]]) -> None:
-        self.adjacent, self.size = adjacent, len(adjacent)
-        self.mate = [-1] * self.size
-
-    def solve(self) -> list[int]:
-        for root in range(self.size):
-            end = self._path_from(root) if self.mate[root] == -1 else -1
-            while end != -1:
-                before = self.parent[end]
-                following, self.mate[end], self.mate[before] = self.mate[before], before, end
-                end = following
-        return self.mate
-
-    def _path_from(self, root: int) -> int:
-        self.parent, self.base = [-1] * self.size, list(range(self.size))
-        reached, queue = {root}, [root]
-        for v in queue:
-            for to in self.adjacent[v]:
-                if self.base[v] == self.base[to] or self.mate[v] == to:
-                    continue
-                if to == root or (self.mate[to] != -1 and self.parent[self.mate[to]] != -1):
-                    shrunk = [u for u in self._shrink(v, to) if u not in reached]
-                    reached.update(shrunk)
-                    queue.extend(shrunk)
-                elif self.parent[to] == -1:
-                    self.parent[to] = v
-                    if self.mate[to] == -1:
-                        return to
-                    reached.add(self.mate[to])
-                    queue.append(self.mate[to])
-        return -1
-
-    def _shrink(self, v: int, to: int) -> list[int]:
-        base, blossom = self._common_base(v, to), set[int]()
-        for end, child in ((v, to), (to, v)):
-            while self.base[end] != base:
-                blossom.update((self.base[end], self.base[self.mate[end]]))
-                self.parent[end] = child
-                child = self.mate[end]
-                end = self.parent[child]
-        inside = [u for u in range(self.size) if self.base[u] in blossom]
-        for u in inside:
-            self.base[u] = base
-        return inside
-
-    def _common_base(self, a: int, b: int) -> int:
-        seen = set()
-        while True:
-            a = self.base[a]
-            seen.add(a)
-            if self.mate[a] == -1:
-                break
-            a = self.parent[self.mate[a]]
-        while self.base[b] not in seen:
-            b = self.parent[self.mate[self.base[b]]]
-        return self.base[b]
-
-
-def mixing_weights(edges: Iterable[Edge], members: Sequence[int]) -> dict[int, dict[int, float]]:
-    """Metropolis weights: W_ij = 1 / (1 + max(d_i, d_j)) on an edge, W_ii = 1 - sum_j W_ij, where d is the degree.
-
-    Symmetric, not negative, rows that sum to 1: so the mean of all members is kept (Xiao, Boyd and Lall 2006; used by
-    arXiv 2102.06280). Rows hold their nonzero neighbours and the member itself.
-    """
-    neighbours: dict[int, set[int]] = {member: set() for member in _checked(0, members)}
-    for a, b in edges:
-        assert a != b, f"edge from {a} to itself"
-        neighbours[a].add(b)
-        neighbours[b].add(a)
-    rows = {}
-    for member, others in neighbours.items():
-        row = {other: 1.0 / (1 + max(len(others), len(neighbours[other]))) for other in sorted(others)}
-        rows[member] = {**row, member: 1.0 - math.fsum(row.values())}
-    return rows
-
-
-def chi(edges: Sequence[Edge], rates: Mapping[Edge, float] | None = None) -> tuple[float, float]:
-    """(chi1, chi2) of a connected graph (A2CiD2, arXiv 2306.08289, section 3).
-
-    With L = sum_ij lambda_ij (e_i - e_j)(e_i - e_j)^T: chi1 = 1 / (smallest positive eigenvalue of L), and
-    chi2 = 1/2 max over edges of (e_i - e_j)^T L^+ (e_i - e_j), half the largest effective resistance; chi2 <= chi1.
+@lru_cache(maxsize=256)  # every round asks again for all earlier ones of its window
+def _matched(
+    present: tuple[int, ...],
+    components: tuple[int, ...],
+    links: Links | None,
+    quantile: float,
+    rounds_left: int,
+    order: tuple[object, ...],
+) -> tuple[tuple[Edge, ...], tuple[int, ...]]:
+    """One round of `BandwidthMatching`.
 
     Args:
-        edges: (i, j) each once, i != j.
-        rates: lambda_ij, pair events of each edge expected per unit of time (`dt` of `mix_` is in the same unit);
-            by default equal, and one event per member on average: R / (2 |E|).
+        present: members, ascending.
+        components: of each member, in the union of the window's earlier pairs.
+        links: measured bandwidth.
+        quantile: see `BandwidthMatching`.
+        rounds_left: in the window, with this one.
+        order: of the fast links: what `shuffled` takes.
 
-    Raises:
-        UserError: no edges, or a graph that is not connected.
+    Returns:
+        The pairs, and the components with them.
     """
-    names = sorted(set(itertools.chain(*edges)))
-    index = {name: at for at, name in enumerate(names)}
-    laplacian = np.zeros((len(names), len(names)))
-    differences = np.zeros((len(edges), len(names)))
-    for row, edge in enumerate(edges):
-        differences[row, index[edge[0]]], differences[row, index[edge[1]]] = 1.0, -1.0
-        rate = rates[edge] if rates is not None else len(names) / (2 * len(edges))
-        laplacian += rate * np.outer(differences[row], differences[row])
-    eigenvalues = np.linalg.eigvalsh(laplacian) if edges else np.zeros(2)
-    if eigenvalues[1] <= 1e-9 * max(eigenvalues[-1], 1e-300):
-        raise UserError(f"a graph of {len(names)} members and {len(edges)} edges is not connected", "add edges")
-    inverse = np.linalg.pinv(laplacian, hermitian=True)
-    resistances = np.einsum("en,nm,em->e", differences, inverse, differences)
-    return 1.0 / float(eigenvalues[1]), 0.5 * float(resistances.max())
+    names, component = np.array(present, np.int64), np.array(components, np.int64)
+    first, second = np.triu_indices(len(present), 1)
+    speed = links.between(present)[first, second] if links else np.ones(len(first))
+    pairs: list[Edge] = []
+    if rounds_left <= _halvings(len(set(components))):
+        by_speed = np.argsort(-speed, kind="stable")  # links of one speed come in the order of their members
+        apart = by_speed[component[first[by_speed]] != component[second[by_speed]]]
+        pairs = greedy_matching(zip(names[first[apart]].tolist(), names[second[apart]].tolist(), strict=True))
+    free = ~np.isin(names, pairs)
+    fast = free[first] & free[second] & (speed >= _quantile(speed, quantile))
+    edges = zip(names[first[fast]].tolist(), names[second[fast]].tolist(), strict=True)
+    pairs += maximum_matching(shuffled(edges, *order))
+    for a, b in np.searchsorted(names, np.array(pairs, np.int64).reshape(-1, 2)):
+        component[component == component[b]] = component[a]
+    return tuple(pairs), tuple(component.tolist())
 
 
-def a2cid2_coefficients(chi1: float, chi2: float) -> tuple[float, float]:
-    """(eta, alpha_tilde) = (1 / (2 sqrt(chi1 chi2)), sqrt(chi1 / chi2) / 2) (arXiv 2306.08289)."""
-    for name, value in (("chi1", chi1), ("chi2", chi2)):
-        if not (math.isfinite(value) and value > 0.0):
-            raise UserError(f"{name}={value}: must be finite and above 0", "take both from a connected graph")
-    return 1.0 / (2.0 * math.sqrt(chi1 * chi2)), 0.5 * math.sqrt(chi1 / chi2)
-
-
-def mix_(x: Tensor, x_tilde: Tensor, eta: float, dt: float) -> None:
-    """Let (x, x~) flow together for `dt` since the last event, in place; their sum is kept (arXiv 2306.08289).
-
-    With e = exp(-2 eta dt), a = (1 + e) / 2, b = (1 - e) / 2: x <- a x + b x~ and x~ <- b x + a x~. Both fp32 [n].
-    """
-    assert eta >= 0.0, f"eta={eta}"
-    assert dt >= 0.0, f"dt={dt}"
-    decay = math.exp(-2.0 * eta * dt)
-    a, b = (1.0 + decay) / 2.0, (1.0 - decay) / 2.0
-    if b == 0.0:
-        return
-    for start, stop in chunks(x.numel(), CHUNK):
-        left, right = x[start:stop], x_tilde[start:stop]
-        mixed = (left * a).add_(right * b)
-        right.mul_(a).add_(left * b)
-        left.copy_(mixed)
-
-
-def pair_(x: Tensor, x_tilde: Tensor, other: Tensor, alpha_tilde: float) -> None:
-    """A pair event, in place, after `mix_`: x~ -= alpha_tilde (x - x_j), then x <- (x + x_j) / 2 (arXiv 2306.08289).
-
-    All fp32 [n]; `other` is the partner's x before the event, the only thing that is sent.
-    """
-    for start, stop in chunks(x.numel(), CHUNK):
-        mine, partner = x[start:stop], other[start:stop]
-        x_tilde[start:stop].sub_((mine - partner).mul_(alpha_tilde))
-        mine.add_(partner).mul_(0.5)
+def _quantile(speed: NDArray[np.float64], quantile: float) -> float:
+    """The value that this share of all is below."""
+    return float(np.sort(speed)[int(quantile * len(speed))]) if len(speed) else 0.0
 
 
 def _checked(round: int, members: Sequence[int]) -> list[int]:
     assert round >= 0, f"round={round}"
-    present = sorted(int(member) for member in members)
-    assert len(set(present)) == len(present), f"members are not distinct: {present}"
-    assert not present or present[0] >= 0, f"member {present[0]} is below 0"
-    return present
-
-
-def _shuffled(items: Iterable[_T], *key: object) -> list[_T]:
-    return sorted(items, key=lambda item: hashlib.sha256(repr((key, item)).encode()).digest())
-
-
-def _greedy(edges: Iterable[Edge]) -> list[Edge]:
-    taken: set[int] = set()
-    matched = []
-    for a, b in edges:
-        if a not in taken and b not in taken:
-            taken.update((a, b))
-            matched.append((a, b))
-    return matched
+    return distinct(members)
 
 
 def _halvings(count: int) -> int:
     return max(0, count - 1).bit_length()
-
-
-def _join(component: dict[int, int], pairs: Iterable[Edge]) -> None:
-    for a, b in pairs:
-        into, gone = component[a], component[b]
-        component.update({member: into for member, name in component.items() if name == gone})
-
-
-def _with_singles(present: Iterable[int], pairs: Sequence[Edge]) -> Partition:
-    taken = set(itertools.chain(*pairs))
-    return _ordered([*pairs, *((member,) for member in present if member not in taken)])
-
-
-def _ordered(groups: Iterable[Sequence[int]]) -> Partition:
-    return sorted(tuple(sorted(group)) for group in groups)

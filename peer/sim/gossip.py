@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from peer.outer.fragments import Ranges
+from peer.outer.gossip import a2cid2_coefficients, chi, mix_, pair_
 from peer.outer.merging import Accelerated
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import Ranges
-from peer.outer.topology import Neighbours, a2cid2_coefficients, chi, mix_, pair_
+from peer.outer.topology import Neighbours
 from peer.sim.ranges import put, take
 from peer.sim.replica import Learner
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from peer.outer.fragments import FlatLayout
-from peer.outer.schedules import Ranges
+from peer.outer.fragments import FlatLayout, Ranges
 
 
 def take(flat: Tensor, ranges: Ranges) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.fragments import FlatLayout, Ranges, strided_fragments
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import GradientChange, Ranges, Strided, strided_fragments
+from peer.outer.schedules import GradientChange, Strided
 from peer.protocol.manifest import InnerSpec
 from peer.sim.assemble import Assembly
 from peer.sim.engine import Engine

@@ -17,10 +17,9 @@ from torch import Tensor
 from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
 from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
-from peer.outer.fragments import FlatLayout
+from peer.outer.fragments import FlatLayout, Ranges
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import Ranges
 from peer.outer.straggler import ComputeTimeout, staleness_weight
 from peer.outer.topology import AllPeers
 from peer.sim.attacks import with_lies

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
-from peer.outer.recipes import swarm_recipe
+from peer.outer.compose import swarm_recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier

@@ -31,8 +31,8 @@ from peer.link.messages import (
     decode,
     encode,
 )
+from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
-from peer.outer.recipes import swarm_recipe
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord

@@ -24,7 +24,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.recipes import swarm_recipe
+from peer.outer.compose import swarm_recipe
 from peer.outer.round import RoundRecord
 from peer.protocol.manifest import RunManifest
 

@@ -1,9 +1,10 @@
-"""Flat layouts and partitions."""
+"""Flat layouts, partitions, and the fragments of a model's blocks."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from peer.outer.fragments import FlatLayout, partition
+from peer.errors import UserError
+from peer.outer.fragments import FlatLayout, Ranges, partition, strided_fragments
 
 
 class Tied(nn.Module):
@@ -95,3 +97,64 @@ def test_partition_by_hand() -> None:
     assert partition(1000, 3, 256) == ((0, 256), (256, 512), (512, 1000))
     assert partition(100, 3, 256) == ((0, 0), (0, 0), (0, 100))
     assert partition(0, 2, 256) == ((0, 0), (0, 0))
+
+
+LLAMA = ["model.embed.weight", *(f"model.layers.{i}.{part}.weight" for i in range(7) for part in ("attn", "mlp"))]
+LLAMA += ["model.norm.weight", "lm_head.weight"]
+SHAPES = [(10, 2), *[(2, 3), (5,)] * 7, (2,), (2, 10)]
+
+
+def test_blocks_are_dealt_in_turn_and_the_rest_goes_to_the_ends() -> None:
+    # Embedding [0, 20), blocks of 11 elements from 20 on, norm and head [97, 119).
+    assert strided_fragments(LLAMA, SHAPES, num_fragments=3) == (
+        ((0, 31), (53, 64), (86, 97)),
+        ((31, 42), (64, 75)),
+        ((42, 53), (75, 86), (97, 119)),
+    )
+    assert strided_fragments(LLAMA, SHAPES, blocks_per_fragment=3) == strided_fragments(LLAMA, SHAPES, num_fragments=3)
+    assert strided_fragments(LLAMA, SHAPES, num_fragments=1) == (((0, 119),),)
+
+
+def test_blocks_are_dealt_by_rank_not_by_number() -> None:
+    names, shapes = ["h.2.a", "h.4.a", "h.10.a"], [(1,), (1,), (1,)]
+    assert strided_fragments(names, shapes, num_fragments=2) == (((0, 1), (2, 3)), ((1, 2),))
+
+
+def test_models_without_blocks_are_one_fragment() -> None:
+    assert strided_fragments(["weight", "bias"], [(2, 2), ()], num_fragments=1) == (((0, 5),),)
+    assert strided_fragments(["weight", "bias"], [(2, 2), (0,)], blocks_per_fragment=3) == (((0, 4),),)
+    with pytest.raises(UserError, match=r"num_fragments=2: must be in \[1, 1\]"):
+        strided_fragments(["weight"], [(2,)], num_fragments=2)
+
+
+def elements(fragments: tuple[Ranges, ...]) -> list[int]:
+    return [element for ranges in fragments for start, stop in ranges for element in range(start, stop)]
+
+
+@given(
+    tensors=st.lists(
+        st.tuples(
+            st.sampled_from(["embed", "h.0.a", "h.1.a", "h.1.experts.0", "h.4.a", "h.10.a", "h.11.b", "norm"]),
+            st.lists(st.integers(0, 3), max_size=2),
+        ),
+        max_size=12,
+    ),
+    data=st.data(),
+)
+def test_every_element_is_in_one_fragment(tensors: list[tuple[str, list[int]]], data: st.DataObject) -> None:
+    names, shapes = [name for name, _ in tensors], [shape for _, shape in tensors]
+    blocks = {name.split(".")[1] for name in names if "." in name}
+    count = data.draw(st.integers(1, max(1, len(blocks))))
+    fragments = strided_fragments(names, shapes, num_fragments=count)
+    assert len(fragments) == count
+    assert sorted(elements(fragments)) == list(range(sum(math.prod(shape) for shape in shapes)))
+    for ranges in fragments:
+        assert all(start < stop for start, stop in ranges)
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
+
+
+def test_numbers_of_fragments_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UserError, match="give exactly one"):
+        strided_fragments([], [], num_fragments=1, blocks_per_fragment=1)
+    with pytest.raises(UserError, match="blocks_per_fragment=0: must be at least 1"):
+        strided_fragments(["h.0"], [(1,)], blocks_per_fragment=0)

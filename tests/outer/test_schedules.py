@@ -1,4 +1,4 @@
-"""When fragments are sent and applied, votes for a round, and what a fragment is."""
+"""When fragments are sent and applied, and votes for a round."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from peer.outer.schedules import (
     Event,
     Every,
     GradientChange,
-    Ranges,
     Schedule,
     Strided,
     Timer,
-    strided_fragments,
 )
 
 
@@ -148,60 +146,6 @@ def test_overflows_and_zeros_do_no_harm() -> None:
     assert rule.vote(ChangeState(step=9), math.nan) == (ChangeState(step=10), False)
 
 
-LLAMA = ["model.embed.weight", *(f"model.layers.{i}.{part}.weight" for i in range(7) for part in ("attn", "mlp"))]
-LLAMA += ["model.norm.weight", "lm_head.weight"]
-SHAPES = [(10, 2), *[(2, 3), (5,)] * 7, (2,), (2, 10)]
-
-
-def test_blocks_are_dealt_in_turn_and_the_rest_goes_to_the_ends() -> None:
-    # Embedding [0, 20), blocks of 11 elements from 20 on, norm and head [97, 119).
-    assert strided_fragments(LLAMA, SHAPES, num_fragments=3) == (
-        ((0, 31), (53, 64), (86, 97)),
-        ((31, 42), (64, 75)),
-        ((42, 53), (75, 86), (97, 119)),
-    )
-    assert strided_fragments(LLAMA, SHAPES, blocks_per_fragment=3) == strided_fragments(LLAMA, SHAPES, num_fragments=3)
-    assert strided_fragments(LLAMA, SHAPES, num_fragments=1) == (((0, 119),),)
-
-
-def test_blocks_are_dealt_by_rank_not_by_number() -> None:
-    names, shapes = ["h.2.a", "h.4.a", "h.10.a"], [(1,), (1,), (1,)]
-    assert strided_fragments(names, shapes, num_fragments=2) == (((0, 1), (2, 3)), ((1, 2),))
-
-
-def test_models_without_blocks_are_one_fragment() -> None:
-    assert strided_fragments(["weight", "bias"], [(2, 2), ()], num_fragments=1) == (((0, 5),),)
-    assert strided_fragments(["weight", "bias"], [(2, 2), (0,)], blocks_per_fragment=3) == (((0, 4),),)
-    with pytest.raises(UserError, match=r"num_fragments=2: must be in \[1, 1\]"):
-        strided_fragments(["weight"], [(2,)], num_fragments=2)
-
-
-def elements(fragments: tuple[Ranges, ...]) -> list[int]:
-    return [element for ranges in fragments for start, stop in ranges for element in range(start, stop)]
-
-
-@given(
-    tensors=st.lists(
-        st.tuples(
-            st.sampled_from(["embed", "h.0.a", "h.1.a", "h.1.experts.0", "h.4.a", "h.10.a", "h.11.b", "norm"]),
-            st.lists(st.integers(0, 3), max_size=2),
-        ),
-        max_size=12,
-    ),
-    data=st.data(),
-)
-def test_every_element_is_in_one_fragment(tensors: list[tuple[str, list[int]]], data: st.DataObject) -> None:
-    names, shapes = [name for name, _ in tensors], [shape for _, shape in tensors]
-    blocks = {name.split(".")[1] for name in names if "." in name}
-    count = data.draw(st.integers(1, max(1, len(blocks))))
-    fragments = strided_fragments(names, shapes, num_fragments=count)
-    assert len(fragments) == count
-    assert sorted(elements(fragments)) == list(range(sum(math.prod(shape) for shape in shapes)))
-    for ranges in fragments:
-        assert all(start < stop for start, stop in ranges)
-        assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -217,8 +161,6 @@ def test_every_element_is_in_one_fragment(tensors: list[tuple[str, list[int]]], 
         (lambda: Timer(rate=0.0), "rate=0.0: must be finite and above 0"),
         (lambda: GradientChange(delta=-0.1), "delta=-0.1: must be at least 0"),
         (lambda: GradientChange(smoothing=0), "smoothing=0: must be at least 1"),
-        (lambda: strided_fragments([], [], num_fragments=1, blocks_per_fragment=1), "give exactly one"),
-        (lambda: strided_fragments(["h.0"], [(1,)], blocks_per_fragment=0), "blocks_per_fragment=0: must be at"),
     ],
 )
 def test_what_cannot_work_is_refused(make: object, message: str) -> None:

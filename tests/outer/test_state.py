@@ -16,7 +16,7 @@ from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov, OuterOptimizer, Sgd
-from peer.outer.state import CHUNK, OuterState, Update, state_digest
+from peer.outer.state import CHUNK, PIECE, OuterState, Update, state_digest
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)
 LARGE = 2 * CHUNK + 77
@@ -135,12 +135,12 @@ def test_neither_chunk_boundaries_nor_threads_matter(monkeypatch: pytest.MonkeyP
     assert chunked.digest() == expected
 
 
-def test_preview_and_apply_decode_a_chunk_at_a_time() -> None:
+def test_preview_and_apply_decode_a_piece_at_a_time() -> None:
     state, update = make_state(LARGE, Spy()), make_update(LARGE, 2, Spy())
     Spy.largest = 0
     state.preview(update)
     state.apply(update, 1, "")
-    assert Spy.largest == CHUNK
+    assert Spy.largest == PIECE
 
 
 def test_an_update_beyond_fp32_is_foretold() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.outer.recipes import Recipe, resolve
+from peer.outer.compose import resolve
+from peer.outer.recipes import Recipe
 from peer.protocol.manifest import InnerSpec, RecipeSpec
 from peer.sim.contribution import Outcome
 from peer.sim.inner import inner_optimizer

@@ -5,6 +5,7 @@ Payload: the scales of all blocks, then the codes of all blocks; the last block 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,20 +29,14 @@ from peer.outer.compress.bits import packed_bytes
 from peer.outer.compress.values import Values
 
 
-@dataclass(frozen=True)
-class Blockwise(Plain):
-    """`values` for each block of `block` elements; the error is that of `values` with the block as its row."""
+class InBlocks(Plain):
+    """The part of `Compressor` that is the same for all codecs of blocks: the payload is written and read by groups.
 
-    values: Values
+    Attributes:
+        block: elements with a scale of their own.
+    """
+
     block: int
-
-    def __post_init__(self) -> None:
-        assert self.block % 8 == 0, f"block={self.block}: must be a multiple of 8"  # so that blocks end at bytes
-
-    @property
-    def name(self) -> str:
-        """That of the values."""
-        return self.values.name
 
     def encode(self, x: Tensor) -> bytes:
         """See `Codec.encode`."""
@@ -64,11 +59,6 @@ class Blockwise(Plain):
                 self._write(payload, n, start + full, x[full:].view(1, -1))
         return payload.numpy().tobytes()
 
-    def _write(self, payload: Tensor, n: int, start: int, rows: Tensor) -> None:
-        scales, codes = self.values.quantize(rows)
-        for offset, piece in ((self._scale_offset(start), scales), (self._code_offset(n, start), codes)):
-            payload[offset : offset + piece.numel()] = piece.flatten()
-
     def decode(self, payload: Payload, n: int) -> Tensor:
         """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
@@ -85,15 +75,57 @@ class Blockwise(Plain):
             self._read(view, n, full_stop, decoded[full_stop - start :].view(1, -1))
         return decoded
 
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As in the expressions of the registry."""
+
+    @abstractmethod
+    def wire_bytes(self, n: int) -> int:
+        """See `Codec.wire_bytes`."""
+
+    @abstractmethod
+    def _write(self, payload: Tensor, n: int, start: int, rows: Tensor) -> None:
+        """Blocks, fp32 [r, w], whose first is the element `start` of n, into `payload`, uint8 [wire_bytes(n)]."""
+
+    @abstractmethod
+    def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
+        """The inverse, into `out`: fp32 [r, w].
+
+        Raises:
+            PayloadError: a scale or a code that `_write` never writes.
+        """
+
+
+@dataclass(frozen=True)
+class Blockwise(InBlocks):
+    """`values` for each block of `block` elements; the error is that of `values` with the block as its row."""
+
+    values: Values
+    block: int
+
+    def __post_init__(self) -> None:
+        assert self.block % 8 == 0, f"block={self.block}: must be a multiple of 8"  # so that blocks end at bytes
+
+    @property
+    def name(self) -> str:
+        """That of the values."""
+        return self.values.name
+
+    def wire_bytes(self, n: int) -> int:
+        """scale_bytes ceil(n / block) + ceil(n bits / 8)."""
+        return self.values.scale_bytes * -(-n // self.block) + packed_bytes(n, self.values.bits)
+
+    def _write(self, payload: Tensor, n: int, start: int, rows: Tensor) -> None:
+        scales, codes = self.values.quantize(rows)
+        for offset, piece in ((self._scale_offset(start), scales), (self._code_offset(n, start), codes)):
+            payload[offset : offset + piece.numel()] = piece.flatten()
+
     def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
         rows, width = out.shape
         scales = read_bytes(view, self._scale_offset(start), rows, self.values.scale_bytes)
         codes = read_bytes(view, self._code_offset(n, start), rows, packed_bytes(width, self.values.bits))
         self.values.dequantize(scales, codes, out)
-
-    def wire_bytes(self, n: int) -> int:
-        """scale_bytes ceil(n / block) + ceil(n bits / 8)."""
-        return self.values.scale_bytes * -(-n // self.block) + packed_bytes(n, self.values.bits)
 
     def _scale_offset(self, start: int) -> int:
         return start // self.block * self.values.scale_bytes

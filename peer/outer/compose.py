@@ -1,0 +1,164 @@
+"""From what a manifest says to a recipe: a published one, with the manifest's own parts and numbers in place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from peer.errors import UserError, did_you_mean
+from peer.outer.allocate import EvenSplit
+from peer.outer.local import Plain
+from peer.outer.merging import Carry, Mix
+from peer.outer.optimizer import OuterOptimizer
+from peer.outer.published import RECIPES
+from peer.outer.recipes import PARTS, Recipe, paced, word_of
+from peer.outer.schedules import Every
+from peer.outer.straggler import WaitAll
+from peer.outer.topology import AllPeers
+from peer.protocol.manifest import RecipeSpec
+
+
+def resolve(spec: RecipeSpec) -> Recipe:
+    """The recipe that a manifest names, with the manifest's own parts and numbers in place of the published ones.
+
+    Raises:
+        UserError: an unknown recipe, part or number (names the nearest), a value out of its range, or a combination
+            that makes no sense, with the reason.
+    """
+    if spec.name not in RECIPES:
+        raise UserError(f"unknown recipe {spec.name!r}", did_you_mean(spec.name, RECIPES))
+    recipe = RECIPES[spec.name]
+    changes: dict[str, Any] = {
+        kind: _part(kind, value, recipe)
+        for kind in PARTS
+        if (value := getattr(spec, kind)) is not None
+    }
+    changes |= {key: value for key in ("payload", "exchange", "average") if (value := getattr(spec, key)) is not None}
+    if spec.compressor is not None:
+        changes |= _borrowed_compressor(spec, changes)
+    if spec.steps_per_round is not None:
+        changes["schedule"] = paced(changes.get("schedule", recipe.schedule), spec.steps_per_round, spec.name)
+    changes["outer"] = _with_outer_numbers(changes.get("outer", recipe.outer), spec, recipe.source)
+    return replace(recipe, **changes)  # all at once: what the parts contradict is judged in the end
+
+
+def swarm_recipe(spec: RecipeSpec) -> Recipe:
+    """The recipe of a manifest for a run of real peers.
+
+    Raises:
+        UserError: as `resolve`; and a recipe with a part that only the simulator has, naming it.
+    """
+    recipe = resolve(spec)
+    for part, needed in missing_on_a_swarm(recipe):
+        value = getattr(recipe, part)
+        able = [name for name, other in RECIPES.items() if not missing_on_a_swarm(other)]
+        word = value if isinstance(value, str) else word_of(part, value)
+        raise UserError(
+            f"recipe {spec.name!r} has {part} {word!r}, which peers over a network do not speak yet; "
+            f"they need {needed}",
+            f"try it with 'atoll simulate', or choose a recipe that runs on a swarm: {', '.join(able)}",
+        )
+    return recipe
+
+
+def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
+    """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
+    able = {
+        ("payload", "delta"): recipe.payload == "delta",
+        ("exchange", "reduce"): recipe.exchange == "reduce",
+        ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,
+        ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
+        ("topology", "all"): isinstance(recipe.topology, AllPeers),
+        ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
+        ("allocator", "even"): isinstance(recipe.allocator, EvenSplit),
+        ("local", "plain"): isinstance(recipe.local, Plain),
+    }
+    return [key for key, can in able.items() if not can]
+
+
+def _borrowed_compressor(spec: RecipeSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A codec's own expression, or a recipe's name for its whole way to compress: codec, feedback and exchange."""
+    assert spec.compressor is not None
+    lender = RECIPES.get(spec.compressor)
+    if lender is None:
+        return {"compressor": spec.compressor}
+    lent = {"compressor": lender.compressor, "feedback": lender.feedback, "exchange": lender.exchange}
+    return lent | {key: changes[key] for key in ("feedback", "exchange") if key in changes}
+
+
+def _part(kind: str, value: Any, recipe: Recipe) -> Any:
+    """One part from a manifest: a word, a recipe to borrow from, or a mapping of numbers."""
+    if isinstance(value, str):
+        if kind == "feedback" and value == "none":
+            return None
+        if value in RECIPES:
+            return getattr(RECIPES[value], kind)
+        return _build(kind, value, {})
+    numbers = dict(value)
+    name = numbers.pop("name", None)
+    if name is not None and name not in RECIPES:
+        return _build(kind, str(name), numbers)
+    present = getattr(RECIPES[name] if name is not None else recipe, kind)
+    if present is None:
+        return _build(kind, next(iter(PARTS[kind])), numbers)
+    _check_numbers(kind, type(present), numbers)
+    return replace(present, **numbers)
+
+
+def _build(kind: str, name: str, numbers: Mapping[str, Any]) -> Any:
+    words = PARTS[kind]
+    if name not in words:
+        raise UserError(f"recipe.{kind}: unknown {kind} {name!r}", did_you_mean(name, words))
+    _check_numbers(kind, words[name], numbers)
+    missing = [
+        f.name
+        for f in dataclasses.fields(words[name])
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in numbers
+    ]
+    if missing:
+        raise UserError(
+            f"recipe.{kind}: {name!r} needs {', '.join(missing)}",
+            f"write it as a mapping: {kind}: {{name: {name}, {missing[0]}: ...}}",
+        )
+    return words[name](**numbers)
+
+
+def _check_numbers(kind: str, part: type, numbers: Mapping[str, Any]) -> None:
+    """Unknown keys, and values of another type than the part's own, as pydantic cannot know them."""
+    fields = {f.name: str(f.type) for f in dataclasses.fields(part) if not f.metadata.get("bound", False)}
+    for key, value in numbers.items():
+        if key not in fields:
+            raise UserError(f"unknown key 'recipe.{kind}.{key}'", did_you_mean(key, fields))
+        if not _fits(value, fields[key]):
+            raise UserError(f"recipe.{kind}.{key}={value!r}: must be {fields[key]}")
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    if value is None:
+        return "None" in annotation
+    if isinstance(value, bool):
+        return "bool" in annotation
+    if isinstance(value, int):
+        return "int" in annotation or "float" in annotation
+    if isinstance(value, float):
+        return "float" in annotation
+    return ("tuple" in annotation) if isinstance(value, tuple) else ("str" in annotation or "Literal" in annotation)
+
+
+def _with_outer_numbers(outer: OuterOptimizer, spec: RecipeSpec, source: str) -> OuterOptimizer:
+    """The two numbers that everybody changes have keys of their own."""
+    changes: dict[str, float] = {}
+    fields = {f.name for f in dataclasses.fields(outer)}  # type: ignore[arg-type]
+    if spec.outer_learning_rate is not None:
+        changes["lr"] = spec.outer_learning_rate
+    if spec.outer_momentum is not None:
+        if "momentum" not in fields:
+            raise UserError(
+                f"recipe.outer_momentum={spec.outer_momentum}: recipe {spec.name!r} has no outer momentum",
+                f"its outer optimizer is {type(outer).__name__} ({source}).\n"
+                "Remove outer_momentum, or set outer: {name: nesterov, lr: ..., momentum: ...}.",
+            )
+        changes["momentum"] = spec.outer_momentum
+    return replace(outer, **changes) if changes else outer  # type: ignore[type-var]

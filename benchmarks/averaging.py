@@ -24,13 +24,14 @@ from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, _link
-from peer.outer.state import CHUNK, OuterState, Update, chunks
+from peer.outer.state import OuterState, Update, pieces
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.swarm.exchange import Exchange
 from peer.swarm.heap import return_large_blocks
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node, NodeConfig, start_node
 from peer.swarm.roster import Rosters
+from peer.swarm.tasks import use_few_threads
 
 RUN = "b" * 64
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
@@ -118,11 +119,12 @@ class AtollMember:
 
 
 def _decode(update: Update, vector: torch.Tensor) -> None:
-    for start, stop in chunks(update.numel, CHUNK):
+    for start, stop in pieces(0, update.numel):
         vector[start:stop] = update.decode_range(start, stop)
 
 
 async def _run() -> None:
+    use_few_threads()
     setup, answers = parse_setup()
     node = await start_node(
         NodeConfig(

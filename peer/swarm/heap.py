@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 
 LARGE_BYTES = 2 << 20
+KEPT_BYTES = 8 << 20
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
@@ -13,7 +15,10 @@ def return_large_blocks() -> None:
 
     By default the limit grows to 32 MiB once such blocks are freed; then they come from the heaps of the threads
     that work on rounds, which keep them: up to 100 MB. Other C libraries have no such habit and no such switch.
+    Smaller blocks are temporaries of the arithmetic; each thread's heap may keep 8 MiB of them, or every piece would
+    be mapped anew: a third of an exchange's processor time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)

@@ -43,10 +43,12 @@ class Pipe(asyncio.BufferedProtocol):
     def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
         """Take over the socket of a stream pair, with what its reader holds; the pair must not be used any more."""
         transport: Any = writer.transport
+        if transport.is_reading():  # uvloop fixes where bytes go when it starts to read
+            transport.pause_reading()
         pipe = cls(transport, bytes(reader._buffer), reader._eof)  # type: ignore[attr-defined]
         pipe._writer = writer  # some versions of Python close the socket of a writer that is forgotten
         transport.set_protocol(pipe)
-        if not pipe._ended and not transport.is_closing():
+        if not pipe._ended and pipe._last < len(pipe._staging):
             pipe._resume()
         return pipe
 

@@ -22,6 +22,7 @@ from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serv
 from peer.lifetime import children_die_with_us, die_with_parent
 from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, _link
 from peer.outer.state import OuterState, Update, pieces
@@ -53,7 +54,7 @@ class AtollMember:
     def __init__(self, setup: Setup, node: Node, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
         self._setup, self._node, self._exchange, self._loop = setup, node, exchange, loop
         anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
-        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), compressor(setup.codec))
+        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
         self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
         rounds = RoundSpec(max_group=setup.peers)

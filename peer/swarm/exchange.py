@@ -200,7 +200,9 @@ class Exchange:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
         order = tuple(member.peer_id for member in group.members)
-        session = Session(order, group.index, state.numel, _sliced(state), group)
+        codec = state.compressor
+        assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
+        session = Session(order, group.index, state.numel, codec, group)
         standing = Standing(session, group.id, self._rosters.open_join if self._rosters else None, self._on_join)
         async with self._arrived:
             self._standing, self._session = standing, session
@@ -331,11 +333,6 @@ class Exchange:
             f"{len(signatures)} of {len(session.order)} signed link {link.id[:12]}; "
             f"{quorum(len(session.order))} are needed; without {', '.join(missing)}"
         )
-
-
-def _sliced(state: OuterState) -> Sliced:
-    codec = state.compressor
-    return codec if isinstance(codec, Sliced) else Sliced(codec)
 
 
 def _late(session: Session) -> tuple[str, list[str]]:

@@ -33,6 +33,7 @@ from peer.link.messages import (
 )
 from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
@@ -148,7 +149,7 @@ class AgentSession:
         recipe = swarm_recipe(manifest.recipe)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         state = OuterState(
-            memory.anchor, memory.buffers, recipe.optimizer, compressor(recipe.compressor), 0, manifest.genesis
+            memory.anchor, memory.buffers, recipe.optimizer, Sliced(compressor(recipe.compressor)), 0, manifest.genesis
         )
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length

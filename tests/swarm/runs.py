@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import reduce_part
@@ -21,7 +22,7 @@ TOKENS = 64
 def make_state(numel=NUMEL, codec="int8"):
     """The genesis state of the tests' run."""
     anchor = torch.sin(torch.arange(numel, dtype=torch.float32))
-    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), compressor(codec))
+    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(codec)))
     state.lineage_id = state.digest()
     return state
 

@@ -243,3 +243,43 @@ async def test_a_rejection_is_a_message_of_its_own(network):
     reject = await asyncio.wait_for(stream.receive_message(Kind.REJECT, RejectMessage), 5.0)
     assert (reject.reason, reject.round, reject.lineage_id) == ("excluded", 5, PARENT)
     stream.close()
+
+
+async def test_a_standing_group_forms_anew_for_whoever_it_lacks(network):
+    first, second, third = await gather(network, 3)
+    everybody = frozenset(member.peer_id for member in (first, second, third))
+    assert first.matchmaker.newcomers(everybody) == []
+    assert first.matchmaker.newcomers(everybody - {third.peer_id}) == [third.peer_id]
+    third.training = False
+    network.cut(third.peer_id)
+    groups = await asyncio.gather(first.match(), second.match())
+    first.matchmaker.included(groups[0])
+    assert first.matchmaker.newcomers(everybody - {third.peer_id}) == []  # it did not come: not again so soon
+
+
+async def test_a_full_group_does_not_form_anew(network):
+    first, second, third = await gather(network, 3, high=2)
+    assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == []
+    assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
+
+
+async def test_whoever_knocks_from_behind_is_a_newcomer_before_the_directory_has_heard_of_it(network):
+    first, second, late = await gather(network, 3)
+    for member in (first, second):
+        member.move(NEXT)
+        member.directory.peers = {}
+    stream = await late.hand_in(first, late.matchmaker._rosters.join(late.position, 100)[1])
+    kind, _ = await stream.receive({Kind.REJECT: 10_000})
+    assert kind is Kind.REJECT
+    assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == [late.peer_id]
+    stream.close()
+
+
+async def test_a_member_of_a_standing_group_hurries_if_it_would_not_be_due_within_the_window(network):
+    first, second = await gather(network, 2, wait=0.05)
+    first.due_in_s, second.due_in_s = 1000.0, 0.04
+    first.matchmaker.gathering()
+    assert first.hurried.is_set()
+    second.matchmaker.gathering()
+    assert not second.hurried.is_set()
+    await asyncio.wait_for(second.hurried.wait(), 5.0)  # the window has passed and it is still not due

@@ -1,0 +1,113 @@
+"""A group that stays: members that run round after round on the same streams, each at its own position."""
+
+from __future__ import annotations
+
+import asyncio
+
+from peer.outer.compose import swarm_recipe
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
+from peer.outer.optimizer import Nesterov
+from peer.outer.round import Due
+from peer.outer.state import OuterState
+from peer.protocol.lineage import Link
+from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.swarm.exchange import Exchange
+from peer.swarm.keeper import Position
+from peer.swarm.roster import Rosters
+from tests.swarm.runs import RUN, contributions, make_state
+
+RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
+ROUNDS = RoundSpec(min_group=2, max_group=16)
+NOMINAL = 10_000
+PATIENCE_S = 5.0
+
+
+class Seat:
+    """One member; its weight is 100 (index + 1) tokens."""
+
+    def __init__(self, node, index, numel, codec, recipe, elements):
+        self.node, self.tokens = node, 100 * (index + 1)
+        plain = make_state(numel)
+        sliced = Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec))
+        self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), sliced)
+        self.state.lineage_id = plain.lineage_id
+        self.rosters = Rosters(node.identity, RUN, ROUNDS, NOMINAL)
+        self.calls = 0
+        self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called)
+        self.weight = 0
+        self.streams = 0
+        opening = node.open
+
+        async def counted(*arguments):
+            self.streams += 1
+            return await opening(*arguments)
+
+        node.open = counted
+
+    def called(self):
+        self.calls += 1
+
+    @property
+    def peer_id(self):
+        return self.node.peer_id
+
+    @property
+    def position(self):
+        return Position(self.state.round, self.state.lineage_id, self.weight)
+
+
+class Circle:
+    """`count` members at genesis."""
+
+    def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None):
+        self.seats = [Seat(network.node(), index, numel, codec, recipe, elements) for index in range(count)]
+
+    async def start(self):
+        for seat in self.seats:
+            await seat.exchange.start()
+        return self
+
+    def locals(self):
+        """What each member has trained by now."""
+        return contributions(self.seats[0].state, len(self.seats), self.seats[0].state.round)
+
+    def _first(self, seat):
+        joins = {}
+        for other in self.seats:
+            join, sealed = other.rosters.join(other.position, other.tokens)
+            joins[other.peer_id] = sealed, join
+        return seat.rosters.write(joins, seat.state.lineage_id)[1]
+
+    async def again(self, index, patience_s=PATIENCE_S):
+        """One member's wish for the next round of the standing group."""
+        seat = self.seats[index]
+        due = Due(1, seat.tokens, self.locals()[index])
+        return await seat.exchange.again(due, seat.state, seat.position, patience_s)
+
+    async def one_round(self, index, local, first):
+        """One member's round up to what it has applied."""
+        seat = self.seats[index]
+        due = Due(1, seat.tokens, local)
+        if first is not None:
+            group = first
+        else:
+            group = await seat.exchange.again(due, seat.state, seat.position, PATIENCE_S)
+        exchanged = await seat.exchange.exchange(group, due, seat.state)
+        update = exchanged.update
+        link = Link(
+            run_id=RUN, fragment=0, round=seat.state.round, parent=seat.state.lineage_id, roster=group.members,
+            update_digest=update.digest(), state_digest=seat.state.preview(update),
+        )  # fmt: skip
+        certificate = await seat.exchange.commit(group, link)
+        seat.state.apply(update, seat.state.round + 1, certificate.link.id)
+        await seat.exchange.release(group, None, seat.position)
+        return group, update
+
+    async def round(self):
+        """A round of everybody; -> (group, update) of each."""
+        locals_ = self.locals()
+        matched = self.seats[0].state.round == 0
+        firsts = [self._first(seat) if matched else None for seat in self.seats]
+        jobs = [self.one_round(index, local, firsts[index]) for index, local in enumerate(locals_)]
+        return locals_, await asyncio.wait_for(asyncio.gather(*jobs), 30.0)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+import pytest
+import torch
+
+from peer.outer.compose import swarm_recipe
+from peer.outer.fragments import partition
+from peer.outer.round import RoundAborted, bound, reduce_part
+from peer.outer.state import Update
+from peer.protocol.manifest import RecipeSpec
+from peer.protocol.wire import JoinMessage, Kind
+from tests.swarm.circle import RECIPE, Circle
+
+LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
+CLIPPED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator={"name": "clipped", "factor": 1.0}))
+
+
+def reference(circle, group, locals_, recipe):
+    """The update that this group must arrive at, computed part by part from whole payloads."""
+    state = circle.seats[0].state
+    by_id = {seat.peer_id: local for seat, local in zip(circle.seats, locals_, strict=True)}
+    bounds = partition(state.numel, len(group.members), state.compressor.block)
+    sent = [state.encode_contribution(by_id[member.peer_id], bounds) for member in group.members]
+    weights = [member.tokens for member in group.members]
+    aggregator = bound(recipe.aggregator, len(weights))
+    return Update(
+        tuple(
+            reduce_part([payloads[part] for payloads in sent], weights, stop - start, state.compressor, aggregator)[0]
+            for part, (start, stop) in enumerate(bounds)
+        ),
+        state.numel,
+        state.compressor,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "codec", "elements", "recipe"),
+    [(2, "int8", None, RECIPE), (3, "int8", 512, RECIPE), (4, "fp32", 100, RECIPE), (3, "int8", 512, CLIPPED)],
+    ids=["two", "slices", "many slices", "whole parts"],
+)
+async def test_rounds_on_the_same_streams_equal_the_reference(network, count, codec, elements, recipe):
+    circle = await Circle(network, count, numel=5000, codec=codec, recipe=recipe, elements=elements).start()
+    orders = set()
+    for number in range(4):
+        expected_of = circle.seats[0].state
+        before = (expected_of.anchor.clone(), expected_of.lineage_id)
+        locals_, outcomes = await circle.round()
+        group, update = outcomes[0]
+        orders.add(tuple(member.peer_id for member in group.members))
+        current = expected_of.anchor.clone()
+        expected_of.anchor.copy_(before[0])
+        assert reference(circle, group, locals_, recipe).payload == update.payload
+        expected_of.anchor.copy_(current)
+        assert {outcome[1].payload for outcome in outcomes} == {update.payload}
+        assert {outcome[0].id for outcome in outcomes} == {group.id}
+        assert {seat.state.digest() for seat in circle.seats} == {circle.seats[0].state.digest()}
+        assert [member.tokens for member in group.members if member.peer_id == circle.seats[1].peer_id] == [200]
+        assert {seat.state.round for seat in circle.seats} == {number + 1}
+    assert [seat.streams for seat in circle.seats] == [count - 1] * count  # opened once, in the first round
+    assert len(orders) > 1  # nobody always reduces the same part
+
+
+async def test_feedback_on_both_legs_is_carried_from_round_to_round(network):
+    circle = await Circle(network, 3, numel=3000, codec="int2", recipe=LAGOON, elements=512).start()
+    for _ in range(3):
+        await circle.round()
+    for seat in circle.seats:
+        assert float(seat.exchange._work._lost.vector.abs().max()) > 0.0
+        assert seat.exchange._work._lost._saved == []  # committed
+    assert len({seat.state.digest() for seat in circle.seats}) == 1
+
+
+async def test_a_member_that_leaves_ends_the_group_for_all_at_once(network):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    assert circle.seats[0].exchange.stands(circle.seats[0].position) == {seat.peer_id for seat in circle.seats}
+    waiting = [asyncio.ensure_future(circle.again(index, 30.0)) for index in (0, 1)]
+    began = time.monotonic()
+    await circle.seats[2].exchange.dissolve(RoundAborted("match", "this peer leaves"))
+    for task in waiting:
+        with pytest.raises(RoundAborted) as caught:
+            await asyncio.wait_for(task, 10.0)
+        assert (caught.value.phase, caught.value.culprit) == ("match", circle.seats[2].peer_id)
+    assert time.monotonic() - began < 5.0
+    for seat in circle.seats:
+        assert seat.exchange.stands(seat.position) == frozenset()
+        assert seat.state.round == 1
+
+
+async def test_whoever_does_not_come_is_named_and_nothing_is_lost(network):
+    circle = await Circle(network, 3, numel=3000, codec="int2", recipe=LAGOON, elements=512).start()
+    await circle.round()
+    before = [seat.exchange._work._lost.vector.clone() for seat in circle.seats]
+    with pytest.raises(RoundAborted, match="did not come within 0 s") as caught:
+        await circle.again(0, 0.2)
+    assert caught.value.culprit in {circle.seats[1].peer_id, circle.seats[2].peer_id}
+    await circle.seats[0].exchange.dissolve(caught.value)
+    for seat, residual in zip(circle.seats, before, strict=True):
+        assert torch.equal(seat.exchange._work._lost.vector, residual)
+    assert circle.seats[1].calls == circle.seats[2].calls == 1  # they were told that somebody waits
+
+
+async def test_a_group_stands_only_where_it_committed(network):
+    circle = await Circle(network, 2).start()
+    assert circle.seats[0].exchange.stands(circle.seats[0].position) == frozenset()
+    await circle.round()
+    seat = circle.seats[0]
+    assert seat.exchange.stands(seat.position)
+    seat.state.lineage_id = hashlib.sha256(b"caught up elsewhere").hexdigest()
+    assert seat.exchange.stands(seat.position) == frozenset()
+
+
+@pytest.mark.parametrize("lie", ["another round", "another parent", "of somebody else", "garbage"])
+async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    liar, honest = circle.seats[2], circle.seats[0]
+    position = liar.position
+    if lie == "another round":
+        position = type(position)(position.round + 1, position.lineage_id, position.weight)
+    elif lie == "another parent":
+        position = type(position)(position.round, hashlib.sha256(b"x").hexdigest(), position.weight)
+    signer = circle.seats[1] if lie == "of somebody else" else liar
+    sealed = b"\0" * 200 if lie == "garbage" else signer.rosters.join(position, 300)[1]
+    stream = liar.exchange._standing.outbound[honest.peer_id]
+    waiting = asyncio.ensure_future(circle.again(0))
+    await stream.send(Kind.JOIN, sealed)
+    with pytest.raises(RoundAborted) as caught:
+        await asyncio.wait_for(waiting, 10.0)
+    assert caught.value.culprit == liar.peer_id
+    assert honest.exchange.stands(honest.position) == frozenset()
+
+
+async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(network):
+    circle = await Circle(network, 2).start()
+    await circle.round()
+    circle.seats[1].tokens = 10**9
+    _, outcomes = await circle.round()
+    assert sorted(member.tokens for member in outcomes[0][0].members) == [100, 10_000]
+    assert isinstance(outcomes[0][0].join, JoinMessage)

@@ -101,8 +101,9 @@ def _in_words(
     page.show(told)
     if not options.follow:
         shown = [record for entry in told for record in entry.records]
+        counts = f"{len(shown)} of {len(records)} records: {summary(shown)}"
         page.line()
-        page.line(f"{len(shown)} of {len(records)} records: {summary(shown)}")
+        page.line(counts if shown else f"nothing was aborted in {len(records)} records")
     before = last_group(records)
     for some in later:
         names.learn(some)

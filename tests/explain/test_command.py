@@ -72,6 +72,12 @@ def test_only_the_failed_with_what_followed_them(capsys: Capture) -> None:
     assert out.splitlines()[-1] == "7 of 13 records: 0 committed, 7 aborted (2 for want of peers), 0 caught up"
 
 
+def test_where_nothing_failed_it_says_so(capsys: Capture) -> None:
+    keep("runs/peer", [committed(1, 1.0), committed(2, 2.0)])
+    assert atoll("--failed") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["", "nothing was aborted in 2 records"]
+
+
 def test_who_is_in_no_record_by_name_is_looked_up_in_the_status_file(capsys: Capture) -> None:
     folder = keep("runs/peer", STORY)
     write_status(folder / "status.json", [row(peer_id=DELTA, nickname="delta")], "quickstart")

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, quantile, run_benchmark
 from benchmarks.gloo import all_reduce_seconds
 from benchmarks.vectors import PACE_S, SHAPES, Shape, vector_swarm
-from peer.outer.round import RoundRecord
+from peer.outer.record import RoundRecord
 
 NAME = "rounds"
 ABOUT = "Seconds of a round among three peers on one machine, against gloo's fp32 all-reduce of the same vector"

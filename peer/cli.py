@@ -37,6 +37,7 @@ model over a real DHT; a fourth peer joins while it runs, one is killed, and the
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
     from peer.demo.run import add_demo_flags
+    from peer.explain.command import add_rounds_command
     from peer.sim.cli import add_sim_commands
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_demo_flags(demo)
     demo.set_defaults(run=_demo)
+    add_rounds_command(commands)
     add_sim_commands(commands)
     return parser
 

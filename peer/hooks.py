@@ -16,7 +16,7 @@ from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.link.messages import Anchor, Message, Round, Save, Saved, Swarm
 from peer.link.supervisor import AgentGoneError
-from peer.outer.round import RoundRecord
+from peer.outer.record import RoundRecord
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer.outer.round import RoundRecord
+from peer.outer.record import RoundRecord
 from peer.protocol.manifest import Digest, Spec
 from peer.protocol.records import PeerRecord
 

@@ -14,15 +14,14 @@ from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from peer.errors import AtollError
 from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, Read
+from peer.outer.record import Instead, RoundRecord
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
-from peer.protocol.manifest import Digest, Spec
 from peer.protocol.wire import JoinMessage
 
 COSINE_SAMPLE = 1 << 15  # values of every range: an eighth of a large part tells the cosine to a few thousandths
@@ -45,6 +44,11 @@ class RoundAborted(AtollError):
     ) -> None:
         super().__init__(f"{phase}: {reason}")
         self.phase, self.reason, self.culprit, self.alone, self.behind = phase, reason, culprit, alone, behind
+
+    @property
+    def instead(self) -> Instead:
+        """What a peer does after it."""
+        return "wait" if self.alone else "catch_up" if self.behind else "retry"
 
 
 @dataclass(frozen=True)
@@ -90,28 +94,6 @@ class SwarmPort(Protocol):
     async def commit(self, group: Group, link: Link) -> Certificate: ...
     async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None: ...
     async def release(self, group: Group, abort: RoundAborted | None) -> None: ...
-
-
-class RoundRecord(Spec):
-    """One structured record per round, committed or not; `round` counts from 1, the first after genesis."""
-
-    status: Literal["committed", "aborted", "caught_up"]
-    round: int
-    lineage_id: Digest
-    group_id: Digest | None = None
-    members: tuple[str, ...] = ()
-    weights: tuple[int, ...] = ()
-    phase: str | None = None
-    reason: str | None = None
-    culprit: str | None = None
-    alone: bool = False
-    behind: bool = False
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    seconds: dict[str, float] = Field(default_factory=dict)
-    cosine: float | None = None
-    update_digest: Digest | None = None
-    state_digest: Digest | None = None
 
 
 async def run_round(
@@ -182,6 +164,7 @@ def _record(
         culprit=abort.culprit if abort else None,
         alone=abort.alone if abort else False,
         behind=abort.behind if abort else False,
+        instead=abort.instead if abort else None,
         seconds=seconds,
     )
 

@@ -44,9 +44,9 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class CaughtUp:
-    """How a peer caught up."""
+    """How a peer caught up; `donor` is None when it left half-way."""
 
-    donor: str
+    donor: str | None
     replayed: int
     snapshot_round: int | None
 

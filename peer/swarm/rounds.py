@@ -11,7 +11,8 @@ from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.compose import swarm_recipe
-from peer.outer.round import Due, Exchanged, Group, RoundAborted, RoundRecord, run_round
+from peer.outer.record import RoundRecord
+from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
 from peer.protocol.manifest import RunManifest
@@ -87,6 +88,8 @@ class Rounds:
         self._distrusted: set[str] = set()
         self._nudged: dict[str, tuple[int, str]] = {}
         self._aborts_in_row = 0
+        self._stood = False
+        self._regrouped: str | None = None
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -217,7 +220,8 @@ class Rounds:
             if self._due is due:  # else the trainer has handed over the next one while this round was being closed
                 self._due = None
         now_sent, now_received = self._traffic()
-        record = record.model_copy(update={"bytes_sent": now_sent - sent, "bytes_received": now_received - received})
+        traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
+        record = record.model_copy(update={**traffic, "stood": self._stood, "regrouped": self._regrouped})
         self._tell(Round(record=record))
         if record.status == "committed":
             self._aborts_in_row = 0
@@ -228,9 +232,9 @@ class Rounds:
 
     async def _after_abort(self, record: RoundRecord) -> None:
         """Nothing changed and nothing is lost; find out when to try again, then ask for a fresh contribution."""
-        if record.alone:
+        if record.instead == "wait":
             await self._until_somebody_comes()
-        elif record.behind:
+        elif record.instead == "catch_up":
             if await self._until_caught_up():
                 return
             if record.culprit is not None:
@@ -294,7 +298,7 @@ class Rounds:
         if self.position() == before:
             return False
         replayed = self.keeper.state.round - before.round  # a donor left half-way
-        self._report_catch_up(CaughtUp(donor="a donor that left", replayed=replayed, snapshot_round=None), before)
+        self._report_catch_up(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
         return True
 
     def _distrust(self, donor: str, seconds: float) -> None:
@@ -304,14 +308,17 @@ class Rounds:
     def _report_catch_up(self, how: CaughtUp, before: Position) -> None:
         self._matchmaker.moved()
         reason = (
-            f"replayed {how.replayed} rounds from {how.donor}"
+            f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
             if how.snapshot_round is None
             else f"took the snapshot of round {how.snapshot_round} from {how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
         )
         log.info("caught up to round %d: %s", self.keeper.state.round, reason)
         now = self.position()
-        record = RoundRecord(status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason)
+        record = RoundRecord(
+            status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
+            replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,
+        )  # fmt: skip
         self._tell(Round(record=record))
 
     async def _replay(self, update: Update, certificate: Certificate) -> None:
@@ -328,14 +335,17 @@ class Rounds:
         """The standing group's next round; through the directory if there is none, or others want in."""
         position = self.position()
         members = self._exchange.stands(position)
-        if members and not self._matchmaker.newcomers(members):
+        self._stood = bool(members) and not self._matchmaker.newcomers(members)
+        self._regrouped = None
+        reason = RoundAborted("match", "others want to take part")
+        if self._stood:
             try:
                 return await self._exchange.again(due, self.keeper.state, position, self._matchmaker.patience_s)
             except RoundAborted as abort:
                 log.info("the group ends: %s", abort.reason)
-                reason = abort
-        else:
-            reason = RoundAborted("match", "others want to take part")
+                reason, self._stood = abort, False
+        if members:
+            self._regrouped = reason.reason
         await self._exchange.dissolve(reason)
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)

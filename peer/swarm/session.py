@@ -6,12 +6,14 @@ import asyncio
 import logging
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from peer.errors import UserError
+from peer.explain.journal import RoundJournal
 from peer.link.memory import Head, SharedState
 from peer.link.messages import (
     MAX_LINE_BYTES,
@@ -41,6 +43,7 @@ from peer.swarm.directory import Directory, find_manifest, publish_manifest_fore
 from peer.swarm.history import History, HistoryServer
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.recorder import Recorder
 from peer.swarm.rounds import Rounds
 
 log = logging.getLogger(__name__)
@@ -127,7 +130,11 @@ class AgentSession:
         )
         mapped: Mapped = await self._channel.expect(Mapped)
         directory = Directory(node, manifest.run_id)
-        rounds, resumed = self._build(node, directory, manifest, organiser, mapped, Path(start.directory))
+        folder = Path(start.directory)
+        recorder = Recorder(
+            RoundJournal(folder), node.peer_id, start.nickname, lambda: directory.peers, self._channel.tell
+        )
+        rounds, resumed = self._build(node, directory, manifest, organiser, mapped, folder, recorder.tell)
         await rounds.start()
         await HistoryServer(node, manifest.run_id, rounds.keeper.history, rounds.keeper.snapshot).start()
         directory.follow()
@@ -143,7 +150,8 @@ class AgentSession:
         return 0
 
     def _build(
-        self, node: Node, directory: Directory, manifest: RunManifest, organiser: str, mapped: Mapped, folder: Path
+        self, node: Node, directory: Directory, manifest: RunManifest, organiser: str, mapped: Mapped, folder: Path,
+        tell: Callable[[ToTrainer], None],
     ) -> tuple[Rounds, Head | None]:
         assert manifest.genesis is not None
         recipe = swarm_recipe(manifest.recipe)
@@ -157,7 +165,7 @@ class AgentSession:
         # this agent's own chain first: it may restart long after a resume
         resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
         nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
-        rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, self._channel.tell, self._rng)
+        rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, tell, self._rng)
         return rounds, resumed
 
     async def _work(self, node: Node, directory: Directory, rounds: Rounds, resumed: Head | None) -> None:

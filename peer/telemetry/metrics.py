@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger(__name__)
+from peer.telemetry.lines import LinesFile
 
 REDACTED = "[redacted]"
 # What must never reach a log: hub tokens, PEM private keys, and libp2p Ed25519 keys (base64 of their protobuf header).
@@ -38,25 +37,15 @@ class MetricsFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self._clock = clock
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._torn = _ends_torn(path)
-        self._warned = False
+        self._lines = LinesFile(path)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. Floats that are not finite become null, since JSON has no word for them."""
         document = {"event": event, "time": self._clock(), **fields}
-        line = json.dumps(_finite(document), separators=(",", ":")).encode() + b"\n"
-        if self._torn:
-            line = b"\n" + line
-        try:
-            self._torn = os.write(self._descriptor, line) < len(line)
-        except OSError as error:
-            if not self._warned:
-                log.warning("cannot write %s: %s; metrics may be incomplete from here on", self.path, error)
-            self._warned = True
+        self._lines.append(json.dumps(_finite(document), separators=(",", ":")).encode())
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._lines.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -105,14 +94,6 @@ class JsonLog(logging.Formatter):
 def redact(text: str) -> str:
     """The text without private keys and access tokens."""
     return _SECRETS.sub(REDACTED, text)
-
-
-def _ends_torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
 
 
 def _finite(value: Any) -> Any:

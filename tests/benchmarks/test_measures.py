@@ -8,7 +8,7 @@ from benchmarks import join, loop, memory, rounds
 from benchmarks.figures import Figure
 from benchmarks.vectors import SHAPES
 from peer.demo.report import Observed
-from peer.outer.round import RoundRecord
+from peer.outer.record import RoundRecord
 
 DIGEST = "0" * 64
 

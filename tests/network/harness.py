@@ -25,7 +25,7 @@ from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start,
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.outer.compose import swarm_recipe
-from peer.outer.round import RoundRecord
+from peer.outer.record import RoundRecord
 from peer.protocol.manifest import RunManifest
 
 MANIFEST = """

@@ -1,0 +1,50 @@
+"""What is kept of every round: one structured record, committed or not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from peer.protocol.manifest import Digest, Spec
+
+Instead = Literal["retry", "wait", "catch_up"]
+
+
+class RoundRecord(Spec):
+    """One structured record per round, committed or not; `round` counts from 1, the first after genesis.
+
+    Who was there: `members` in roster order with their `weights` in tokens, `stood` when the group of the round before
+    went on without matchmaking, `regrouped` with the reason when such a group could not. What went wrong: `phase`,
+    `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until somebody comes,
+    or catches up. How it caught up: from which `donor`, by `replayed` updates or by the state of `snapshot_round`.
+    `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
+    and `nicknames` (by their own account) are added by who keeps the record.
+    """
+
+    status: Literal["committed", "aborted", "caught_up"]
+    round: int
+    lineage_id: Digest
+    group_id: Digest | None = None
+    members: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+    stood: bool = False
+    regrouped: str | None = None
+    phase: str | None = None
+    reason: str | None = None
+    culprit: str | None = None
+    alone: bool = False
+    behind: bool = False
+    instead: Instead | None = None
+    donor: str | None = None
+    replayed: int | None = None
+    snapshot_round: int | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    cosine: float | None = None
+    update_digest: Digest | None = None
+    state_digest: Digest | None = None
+    ended_at: float | None = None
+    peer_id: str | None = None
+    nicknames: dict[str, str] = Field(default_factory=dict)

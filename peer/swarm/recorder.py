@@ -1,0 +1,55 @@
+"""Keeps every round record on disk, before the trainer hears of it: a record outlives both processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from peer.explain.journal import RoundJournal
+from peer.link.messages import Round, ToTrainer
+from peer.outer.record import RoundRecord
+from peer.protocol.records import PeerRecord
+
+
+class Recorder:
+    """Gives each record its time, its owner and everybody's nickname, writes it, and passes it on.
+
+    Args:
+        journal: on disk.
+        peer_id, nickname: this peer.
+        peers: the live peers by their own account.
+        tell: sends a message to the trainer.
+        clock: unix seconds.
+    """
+
+    def __init__(
+        self,
+        journal: RoundJournal,
+        peer_id: str,
+        nickname: str,
+        peers: Callable[[], Mapping[str, PeerRecord]],
+        tell: Callable[[ToTrainer], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._journal, self._peer_id, self._nickname = journal, peer_id, nickname
+        self._peers, self._tell, self._clock = peers, tell, clock
+        self._before: dict[str, str] = {}
+
+    def tell(self, message: ToTrainer) -> None:
+        """As the `tell` that was given, but records are completed and kept first."""
+        if isinstance(message, Round):
+            message = Round(record=self._complete(message.record))
+            self._journal.append(message.record)
+        self._tell(message)
+
+    def _complete(self, record: RoundRecord) -> RoundRecord:
+        live = {peer_id: peer.nickname for peer_id, peer in self._peers().items()}
+        # who has just died may be out of the directory already, and is the one to be named
+        known = {**self._before, **live, self._peer_id: self._nickname}
+        named = (self._peer_id, *record.members, record.culprit, record.donor)
+        nicknames = {peer_id: known[peer_id] for peer_id in named if peer_id in known}
+        if record.members:
+            self._before = nicknames
+        return record.model_copy(
+            update={"ended_at": self._clock(), "peer_id": self._peer_id, "nicknames": nicknames}
+        )

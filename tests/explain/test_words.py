@@ -1,0 +1,153 @@
+"""What every kind of record says to a person, word for word."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from peer.explain.names import Names
+from peer.explain.page import Page
+from peer.explain.words import entries, summary
+from peer.outer.record import RoundRecord
+from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, caught_up, committed
+
+
+def page(records: list[RoundRecord], width: int = 200) -> list[str]:
+    out = io.StringIO()
+    names = Names()
+    names.learn(records)
+    Page(Console(file=out, width=width), names, local=time.gmtime).show(entries(records))
+    return out.getvalue().splitlines()
+
+
+GOLDEN = """\
+2026-01-01
+00:00:01  round 1    nobody to average with: 2 tries
+                     reason: 1 of at least 2 peers
+                     instead: trained on, waited for others; contributed again in round 1, committed 19.5 s later
+00:00:40  round 1    committed with bravo in 0.51 s; matched through the DHT
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120; cosine 0.83
+                     match 0.41 s, exchange 0.071 s, commit 0.008 s, install 0.019 s; sent 1.2 MB, received 1.2 MB
+00:00:42  round 2    committed with bravo and charlie in 0.11 s; matched through the DHT: others want to take part
+                     new: charlie
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120, charlie 4,096; cosine 0.83
+                     match 0.012 s, exchange 0.071 s, commit 0.008 s, install 0.019 s; sent 1.2 MB, received 1.2 MB
+00:00:44  round 3    committed with bravo and charlie in 0.11 s; the group stood
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120, charlie 4,096; cosine 0.83
+                     match 0.012 s, exchange 0.071 s, commit 0.008 s, install 0.019 s; sent 1.2 MB, received 1.2 MB
+00:00:48  round 4    aborted in the exchange, with bravo and charlie, after 2.31 s
+                     reason: charlie closed the stream (culprit: charlie CHAR33)
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120, charlie 4,096
+                     match 0.010 s, exchange 2.30 s; sent 600.0 kB, received 450.1 kB
+                     instead: trained on; contributed again in round 4, committed 1.90 s later, regrouped without charlie
+00:00:49  round 4    committed with bravo in 0.11 s; matched through the DHT
+                     no longer there: charlie
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120; cosine 0.83
+                     match 0.012 s, exchange 0.071 s, commit 0.008 s, install 0.019 s; sent 1.2 MB, received 1.2 MB
+00:01:00  round 5    aborted in the commit, with bravo, after 10.4 s
+                     reason: 1 of 2 votes by the deadline
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120
+                     match 0.010 s, exchange 0.080 s, commit 10.3 s; sent 0 B, received 0 B
+                     instead: trained on; tried again in round 5, which aborted in matching 15.0 s later
+00:01:15  round 5    aborted in matching, after 3.20 s
+                     reason: bravo sends no roster (culprit: bravo BRAV22)
+                     before that the standing group ended: bravo did not come within 7 s
+                     match 3.20 s; sent 0 B, received 0 B
+                     instead: trained on; tried again in round 5, which aborted in matching 5.00 s later
+00:01:20  round 5    aborted in matching: this peer was behind, after 0.050 s
+                     reason: DELT44 is on a heavier lineage (culprit: DELT44)
+                     match 0.050 s; sent 0 B, received 0 B
+                     instead: caught up to round 8 0.40 s later: replayed 4 rounds from DELT44
+00:01:20  round 8    caught up: replayed 4 rounds from DELT44
+02:01:40  round 40   caught up: took the snapshot of round 40 from bravo; left a1a1a1a1a1a1 at round 8, unsent progress is kept
+02:01:41  round 41   aborted in the exchange, with bravo and charlie, after 2 min 5 s
+                     reason: deadline passed waiting for the mean of ?[31mEVE
+                     weights in tokens: alpha (this peer) 5,120, bravo 5,120, charlie 4,096
+                     match 0.010 s, exchange 2 min 5 s; sent 0 B, received 0 B
+                     instead: trains on, nothing is lost; contributes again after a pause of some seconds at most
+"""  # noqa: E501
+
+
+def test_a_day_of_one_peer() -> None:
+    assert page(STORY) == GOLDEN.splitlines()
+
+
+def test_counts_and_the_median_of_all_of_it() -> None:
+    assert summary(STORY) == (
+        "4 committed (1 by a group that stood), 7 aborted (2 for want of peers), 2 caught up; "
+        "a committed round: 0.11 s (median), 1.2 MB sent (mean)"
+    )
+    assert summary([alone(1, 0.0)]) == "0 committed, 1 aborted (1 for want of peers), 0 caught up"
+
+
+def test_a_narrow_terminal_folds_within_the_column() -> None:
+    lines = page(STORY, width=80)
+    assert max(map(len, lines)) <= 80
+    assert all(line[:2] == "20" or line[8:10] == "  " for line in lines)
+    assert not any(line.endswith(" ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("last", "plan"),
+    [
+        (alone(3, 1.0), "trains on, nothing is lost; contributes once somebody comes"),
+        (
+            aborted(3, 1.0, "match", "bravo is on a heavier lineage", behind=True, instead="catch_up"),
+            "trains on and looks for a donor of the heavier lineage",
+        ),
+        (
+            aborted(3, 1.0, "commit", "x"),
+            "trains on, nothing is lost; contributes again after a pause of some seconds at most",
+        ),
+        (aborted(3, 1.0, "commit", "x", instead=None), "trains on, nothing is lost"),
+    ],
+)
+def test_while_nothing_has_followed_yet_the_plan_is_told(last: RoundRecord, plan: str) -> None:
+    assert page([last])[-1].strip() == f"instead: {plan}"
+
+
+def test_the_next_attempt_is_told_by_what_became_of_it() -> None:
+    assert page([aborted(3, 1.0, "commit", "x"), alone(3, 9.0)])[-4].strip() == (
+        "instead: trained on; tried again in round 3, which found nobody to average with 8.00 s later"
+    )
+    assert page([alone(3, 1.0), caught_up(9, 4.0, "", replayed=1)])[-2].strip() == (
+        "instead: caught up to round 9 3.00 s later: replayed 1 round from a donor that left"
+    )
+
+
+def test_tries_for_different_rounds_stay_apart() -> None:
+    assert [len(entry.records) for entry in entries([alone(1, 0.0), alone(1, 1.0), alone(2, 2.0)])] == [2, 1]
+
+
+def test_who_has_gone_is_told_whatever_happened_since() -> None:
+    records = [committed(3, 0.0), alone(4, 5.0), caught_up(4, 6.0, "", replayed=1)]
+    assert page([*records, committed(5, 7.0, (ALPHA, BRAVO), stood=False)])[-3].strip() == "no longer there: charlie"
+
+
+def test_what_came_before_is_known_across_two_looks() -> None:
+    (entry,) = entries([committed(4, 1.0, (ALPHA, BRAVO), stood=False)], before=committed(3, 0.0))
+    assert entry.before is not None
+    assert CHARLIE in entry.before.members
+
+
+def test_two_peers_of_one_nickname_are_told_apart() -> None:
+    names = Names({ALPHA: "alpha", BRAVO: "gpu", CHARLIE: "gpu"})
+    assert names.among((ALPHA, BRAVO, CHARLIE, "12D3KooWxyzXYZ")) == "alpha, gpu BRAV22, gpu CHAR33 and xyzXYZ"
+    assert names.within(f"no answer from {BRAVO}: {ALPHA}") == "no answer from gpu BRAV22: alpha"
+
+
+def test_what_others_sent_is_no_command_to_the_terminal_and_no_flood() -> None:
+    assert Names().within("a\x1b]0;title\x07b\nc\u202e") == "a?]0;title?b?c?"
+    assert len(Names().within("x" * 5000)) < 500
+
+
+def test_a_record_without_its_keeper_is_still_told() -> None:
+    bare = RoundRecord(status="committed", round=3, lineage_id="a" * 64, members=(ALPHA, BRAVO), weights=(1, 2))
+    assert page([bare]) == [
+        "          round 3    committed with ALPHA1 and BRAV22; matched through the DHT",
+        "                     weights in tokens: ALPHA1 1, BRAV22 2",
+        "                     sent 0 B, received 0 B",
+    ]

@@ -1,0 +1,61 @@
+"""What `atoll rounds` says of a real swarm: records written by production agents, one of which is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from peer.cli import main
+from peer.explain.journal import JournalReader
+from peer.outer.record import RoundRecord
+from tests.network.harness import Member, TestSwarm
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def atoll(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["rounds", *argv])
+    assert caught.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def kept(member: Member) -> list[RoundRecord]:
+    found = JournalReader(member.folder).poll()
+    assert found.problems == []
+    return found.records
+
+
+def test_a_swarm_with_a_death_and_a_latecomer(
+    make_swarm: Callable[..., TestSwarm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    swarm = make_swarm(steps=5)
+    swarm.bootstrap()
+    alpha, bravo, charlie = swarm.add("alpha", "bravo", "charlie")
+    swarm.drive(lambda: all(any(one.stood and len(one.members) == 3 for one in m.committed) for m in swarm.members))
+    charlie.kill()
+    survivors = [alpha, bravo]
+    ends = {m.name: len(m.records) for m in survivors}
+    swarm.drive(lambda: all(any(len(one.members) == 2 for one in m.committed[-1:]) for m in survivors))
+    assert all(len(m.records) > ends[m.name] for m in survivors)
+    (delta,) = swarm.add("delta")
+    swarm.drive(lambda: any(one.status == "committed" for one in delta.records))
+    for member in swarm.members:
+        records = kept(member)
+        assert [one for one in records if one in member.records] == member.records
+        assert all(one.peer_id == member.peer_id and one.ended_at is not None for one in records)
+    assert kept(delta)[0].status == "caught_up"
+
+    told = atoll(capsys, str(alpha.folder), "--last", "0")
+    assert told.splitlines()[0] == f"{alpha.folder}: alpha {alpha.peer_id[-6:]}"
+    assert "; the group stood\n" in told
+    assert "no longer there: charlie\n" in told
+    assert "new: delta\n" in told
+    assert "weights in tokens: " in told
+    assert "caught up: " in atoll(capsys, str(delta.folder), "--last", "0")
+    documents = json.loads(atoll(capsys, str(alpha.folder), "--last", "0", "--json"))
+    assert [RoundRecord.model_validate(document) for document in documents] == kept(alpha)

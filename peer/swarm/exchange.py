@@ -152,13 +152,22 @@ class Exchange:
                 if not done:
                     raise RoundAborted("commit", f"{len(signatures)} of {len(group.members)} votes by the deadline")
                 signatures.update(task.result() for task in done if task.result() is not None)  # type: ignore[misc]
-            left = max(0.0, session.deadline - self._clock())
-            _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
-            await cancel_and_wait(unsent)  # the trainer may change the snapshot from now on
+            await self._all_sent(session)
         finally:
             for task in waiting:
                 task.cancel()
         return Certificate(link=link, signatures=signatures)
+
+    async def _all_sent(self, session: Session) -> None:
+        """After this the trainer may change the snapshot, and the anchor may change."""
+        left = max(0.0, session.deadline - self._clock())
+        _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
+        await cancel_and_wait(unsent)
+        await self._work.idle()
+        for peer_id, sender in session.senders.items():
+            if self._standing is not None and (sender.cancelled() or sender.exception() is not None):
+                # it may have ended in the middle of a frame: nothing more can be said on that stream
+                self._standing.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
         """End the round. After an abort, tell the others at once so that nobody waits for the deadline.
@@ -169,10 +178,10 @@ class Exchange:
         session, standing = self._session, self._standing
         if session is None or standing is None or session.group is not group:
             return
-        self._session = None
         if abort is not None:
             await cancel_and_wait(session.senders.values())
         await (self._work.commit() if abort is None else self._work.revert())
+        self._session = None
         if abort is None and position is not None and self._rosters is not None and standing.broken is None:
             self._advance(standing, session, position)
             return
@@ -190,6 +199,15 @@ class Exchange:
         await cancel_and_wait(standing.session.senders.values())
         if tell:
             await standing.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+        self._close(standing, abort)
+
+    def _on_break(self, standing: Standing) -> None:
+        """Between rounds nobody else would learn that the group has ended; a round's own end tells them."""
+        if self._standing is standing and self._session is None:
+            self._standing = None
+            self._close(standing, RoundAborted("match", "the group has ended"))
+
+    def _close(self, standing: Standing, abort: RoundAborted) -> None:
         standing.end(abort)
         for stream in standing.outbound.values():
             self._node.spawn(stream.finish())
@@ -203,7 +221,8 @@ class Exchange:
         codec = state.compressor
         assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
         session = Session(order, group.index, state.numel, codec, group)
-        standing = Standing(session, group.id, self._rosters.open_join if self._rosters else None, self._on_join)
+        open_join = self._rosters.open_join if self._rosters else None
+        standing = Standing(session, group.id, open_join, self._on_join, self._on_break)
         async with self._arrived:
             self._standing, self._session = standing, session
             self._arrived.notify_all()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,6 +38,7 @@ HELLO_TIMEOUT_S = 5.0
 MIN_BUDGET_S = 10.0
 FIRST_RATE = 1e6
 EARLY_STREAMS = 64
+EARLY_STREAMS_OF_ONE = 2
 
 
 class Exchange:
@@ -71,7 +73,7 @@ class Exchange:
         self._standing: Standing | None = None
         self._session: Session | None = None
         self._arrived = asyncio.Condition()
-        self._early = 0
+        self._early: Counter[str] = Counter()
         self._rate = FIRST_RATE
 
     async def start(self) -> None:
@@ -279,29 +281,32 @@ class Exchange:
 
     async def _on_stream(self, stream: Stream) -> None:
         hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
-        standing = await self._standing_of(hello.group_id)
+        standing = await self._standing_of(hello.group_id, stream.remote)
         if standing is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await standing.follow(stream)
 
-    async def _standing_of(self, identifier: str) -> Standing | None:
+    async def _standing_of(self, identifier: str, remote: str) -> Standing | None:
         """The group with this id; a stream may arrive a little before this member's own roster does."""
 
         def known() -> bool:
             return self._standing is not None and self._standing.identifier == identifier
 
         if not known():
-            if self._early >= EARLY_STREAMS:
-                raise ProtocolError(f"{self._early} streams wait for unknown groups; the limit is {EARLY_STREAMS}")
-            self._early += 1
+            for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):
+                if waiting >= limit:
+                    raise ProtocolError(f"{waiting} streams wait for unknown groups; the limit is {limit}")
+            self._early[remote] += 1
             try:
                 async with self._arrived:
                     await asyncio.wait_for(self._arrived.wait_for(known), HELLO_TIMEOUT_S)
             except asyncio.TimeoutError:
                 return None
             finally:
-                self._early -= 1
-        return self._standing
+                self._early[remote] -= 1
+                if not self._early[remote]:
+                    del self._early[remote]
+        return self._standing if known() else None
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -319,12 +319,18 @@ class Exchange:
         rate = 2.0 * session.wire_bytes / max(seconds, 1e-3)
         self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
 
+    def _allow_longer(self, session: Session) -> None:
+        """The deadline was too short for somebody: twice as long next time, or a slow member would end each round."""
+        seconds = 2.0 * self._budget_s(session) - MIN_BUDGET_S
+        self._rate = min(self._rate, 8.0 * session.wire_bytes / max(seconds, 1e-3))
+
     async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
         """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
         work = _completed(wanted, session.senders.values())
         try:
             await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
         except asyncio.TimeoutError:
+            self._allow_longer(session)
             stage, late = _late(session)
             whose = f"{stage} of {', '.join(late)}" if late else "own part"
             raise RoundAborted("exchange", f"deadline passed {doing} {whose}", late[0] if late else None) from None

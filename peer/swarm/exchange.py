@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,6 +38,7 @@ HELLO_TIMEOUT_S = 5.0
 MIN_BUDGET_S = 10.0
 FIRST_RATE = 1e6
 EARLY_STREAMS = 64
+EARLY_STREAMS_OF_ONE = 2
 
 
 class Exchange:
@@ -71,7 +73,7 @@ class Exchange:
         self._standing: Standing | None = None
         self._session: Session | None = None
         self._arrived = asyncio.Condition()
-        self._early = 0
+        self._early: Counter[str] = Counter()
         self._rate = FIRST_RATE
 
     async def start(self) -> None:
@@ -152,13 +154,22 @@ class Exchange:
                 if not done:
                     raise RoundAborted("commit", f"{len(signatures)} of {len(group.members)} votes by the deadline")
                 signatures.update(task.result() for task in done if task.result() is not None)  # type: ignore[misc]
-            left = max(0.0, session.deadline - self._clock())
-            _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
-            await cancel_and_wait(unsent)  # the trainer may change the snapshot from now on
+            await self._all_sent(session)
         finally:
             for task in waiting:
                 task.cancel()
         return Certificate(link=link, signatures=signatures)
+
+    async def _all_sent(self, session: Session) -> None:
+        """After this the trainer may change the snapshot, and the anchor may change."""
+        left = max(0.0, session.deadline - self._clock())
+        _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
+        await cancel_and_wait(unsent)
+        await self._work.idle()
+        for peer_id, sender in session.senders.items():
+            if self._standing is not None and (sender.cancelled() or sender.exception() is not None):
+                # it may have ended in the middle of a frame: nothing more can be said on that stream
+                self._standing.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
         """End the round. After an abort, tell the others at once so that nobody waits for the deadline.
@@ -169,10 +180,10 @@ class Exchange:
         session, standing = self._session, self._standing
         if session is None or standing is None or session.group is not group:
             return
-        self._session = None
         if abort is not None:
             await cancel_and_wait(session.senders.values())
         await (self._work.commit() if abort is None else self._work.revert())
+        self._session = None
         if abort is None and position is not None and self._rosters is not None and standing.broken is None:
             self._advance(standing, session, position)
             return
@@ -190,6 +201,15 @@ class Exchange:
         await cancel_and_wait(standing.session.senders.values())
         if tell:
             await standing.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+        self._close(standing, abort)
+
+    def _on_break(self, standing: Standing) -> None:
+        """Between rounds nobody else would learn that the group has ended; a round's own end tells them."""
+        if self._standing is standing and self._session is None:
+            self._standing = None
+            self._close(standing, RoundAborted("match", "the group has ended"))
+
+    def _close(self, standing: Standing, abort: RoundAborted) -> None:
         standing.end(abort)
         for stream in standing.outbound.values():
             self._node.spawn(stream.finish())
@@ -203,7 +223,8 @@ class Exchange:
         codec = state.compressor
         assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
         session = Session(order, group.index, state.numel, codec, group)
-        standing = Standing(session, group.id, self._rosters.open_join if self._rosters else None, self._on_join)
+        open_join = self._rosters.open_join if self._rosters else None
+        standing = Standing(session, group.id, open_join, self._on_join, self._on_break)
         async with self._arrived:
             self._standing, self._session = standing, session
             self._arrived.notify_all()
@@ -260,29 +281,32 @@ class Exchange:
 
     async def _on_stream(self, stream: Stream) -> None:
         hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
-        standing = await self._standing_of(hello.group_id)
+        standing = await self._standing_of(hello.group_id, stream.remote)
         if standing is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await standing.follow(stream)
 
-    async def _standing_of(self, identifier: str) -> Standing | None:
+    async def _standing_of(self, identifier: str, remote: str) -> Standing | None:
         """The group with this id; a stream may arrive a little before this member's own roster does."""
 
         def known() -> bool:
             return self._standing is not None and self._standing.identifier == identifier
 
         if not known():
-            if self._early >= EARLY_STREAMS:
-                raise ProtocolError(f"{self._early} streams wait for unknown groups; the limit is {EARLY_STREAMS}")
-            self._early += 1
+            for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):
+                if waiting >= limit:
+                    raise ProtocolError(f"{waiting} streams wait for unknown groups; the limit is {limit}")
+            self._early[remote] += 1
             try:
                 async with self._arrived:
                     await asyncio.wait_for(self._arrived.wait_for(known), HELLO_TIMEOUT_S)
             except asyncio.TimeoutError:
                 return None
             finally:
-                self._early -= 1
-        return self._standing
+                self._early[remote] -= 1
+                if not self._early[remote]:
+                    del self._early[remote]
+        return self._standing if known() else None
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -295,12 +319,18 @@ class Exchange:
         rate = 2.0 * session.wire_bytes / max(seconds, 1e-3)
         self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
 
+    def _allow_longer(self, session: Session) -> None:
+        """The deadline was too short for somebody: twice as long next time, or a slow member would end each round."""
+        seconds = 2.0 * self._budget_s(session) - MIN_BUDGET_S
+        self._rate = min(self._rate, 8.0 * session.wire_bytes / max(seconds, 1e-3))
+
     async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
         """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
         work = _completed(wanted, session.senders.values())
         try:
             await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
         except asyncio.TimeoutError:
+            self._allow_longer(session)
             stage, late = _late(session)
             whose = f"{stage} of {', '.join(late)}" if late else "own part"
             raise RoundAborted("exchange", f"deadline passed {doing} {whose}", late[0] if late else None) from None

@@ -82,11 +82,7 @@ class Inbox:
 
     def fail(self, abort: RoundAborted) -> None:
         """Nothing more comes."""
-        futures: tuple[asyncio.Future[Any], ...] = (self.join, *self.parts, self.reduced, self.vote)
-        for future in futures:
-            if not future.done():
-                future.set_exception(abort)
-                future.exception()  # retrieved: a future that nobody awaits any more is not a bug
+        _fail(abort, self.join, *self.parts, self.reduced, self.vote)
 
 
 class Session:
@@ -135,6 +131,10 @@ class Session:
         """Nothing more comes from this member."""
         self.inboxes[peer_id].fail(abort)
 
+    def fail_joins(self, abort: RoundAborted) -> None:
+        """Whoever has not joined will not."""
+        _fail(abort, *(inbox.join for inbox in self.inboxes.values()))
+
     def close(self, abort: RoundAborted) -> None:
         """The round is over."""
         for inbox in self.inboxes.values():
@@ -142,6 +142,13 @@ class Session:
         futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_vote)
         for future in futures:
             future.cancel()
+
+
+def _fail(abort: RoundAborted, *futures: asyncio.Future[Any]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(abort)
+            future.exception()  # retrieved: a future that nobody awaits any more is not a bug
 
 
 def _deliver(future: asyncio.Future[T], value: T) -> None:

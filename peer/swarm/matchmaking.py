@@ -119,14 +119,13 @@ class Matchmaker:
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
         position, window_s = self._me.position(), self._rounds.straggler_wait_s
-        due_in_s = self._me.due_in_s()
-        if due_in_s > window_s:
+        if self._me.due_in_s() > window_s:
             self._me.hurry()
-        elif due_in_s > 0.0:
-            asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
+        # and again: the trainer's last report may be older than the round, and it may not have merged it yet
+        asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
 
     def _hurry_at(self, position: Position) -> None:
-        if self._me.position() == position and self._me.due_in_s() > 0.0:
+        if self._me.position() == position:
             self._me.hurry()
 
     def committed(self, group: Group) -> None:

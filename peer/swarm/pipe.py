@@ -45,7 +45,9 @@ class Pipe(asyncio.BufferedProtocol):
         transport: Any = writer.transport
         if transport.is_reading():  # uvloop fixes where bytes go when it starts to read
             transport.pause_reading()
-        pipe = cls(transport, bytes(reader._buffer), reader._eof)  # type: ignore[attr-defined]
+        # of a connection that is lost already no transport tells a new protocol
+        ended = bool(reader._eof or reader.exception() or transport.is_closing())  # type: ignore[attr-defined]
+        pipe = cls(transport, bytes(reader._buffer), ended)  # type: ignore[attr-defined]
         pipe._writer = writer  # some versions of Python close the socket of a writer that is forgotten
         transport.set_protocol(pipe)
         if not pipe._ended and pipe._last < len(pipe._staging):

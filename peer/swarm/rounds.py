@@ -188,7 +188,13 @@ class Rounds:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Rounds until the run ends or the peer leaves."""
+        """Rounds until the run ends or the peer leaves; a group that stands then ends at once for the others too."""
+        try:
+            await self._go_round()
+        finally:
+            await self._exchange.dissolve(RoundAborted("match", "this peer leaves"), tell=True)
+
+    async def _go_round(self) -> None:
         while not self.leaving and not self.finished:
             await self._wait_for_work()
             if self._donors():

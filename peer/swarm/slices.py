@@ -46,9 +46,13 @@ class SliceWork:
         """The round was abandoned: nothing is lost of what was encoded for it."""
         await self._settle(Residual.revert)
 
-    async def _settle(self, end: Callable[[Residual], None]) -> None:
-        if self._running:  # a thread cannot be cancelled, and what it encodes late would be counted twice
+    async def idle(self) -> None:
+        """No thread works for the round any more: a thread cannot be cancelled."""
+        if self._running:
             await asyncio.wait(self._running)
+
+    async def _settle(self, end: Callable[[Residual], None]) -> None:
+        await self.idle()  # what is encoded late would be counted twice
         for residual in (self._lost, self._lost_in_reducing):
             if residual is not None:
                 await asyncio.to_thread(end, residual)

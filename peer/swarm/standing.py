@@ -16,7 +16,7 @@ from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
 from peer.protocol.records import MAX_RECORD_BYTES
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
-from peer.swarm.inbox import Session
+from peer.swarm.inbox import Inbox, Session
 from peer.swarm.keeper import Position
 from peer.swarm.streams import FINISH_TIMEOUT_S, Stream, StreamClosedError
 
@@ -33,6 +33,7 @@ class Standing:
         identifier: the id of its roster; streams name it when they are opened.
         open_join: opens and checks the join of a member for the round at a position.
         on_join: called when a member is ready for the next round, unless this peer was first.
+        on_break: called once, with this group, as soon as it cannot go on.
 
     Attributes:
         session: of the round that runs or is to come.
@@ -41,15 +42,21 @@ class Standing:
     """
 
     def __init__(
-        self, first: Session, identifier: str, open_join: OpenJoin | None, on_join: Callable[[], None]
+        self,
+        first: Session,
+        identifier: str,
+        open_join: OpenJoin | None,
+        on_join: Callable[[], None],
+        on_break: Callable[[Standing], None],
     ) -> None:
         self.session, self.identifier = first, identifier
         self.position: Position | None = None
         self.members = frozenset(first.order)
         self.broken: RoundAborted | None = None
         self.outbound: dict[str, Stream] = {}
-        self._open_join, self._on_join = open_join, on_join
+        self._open_join, self._on_join, self._on_break = open_join, on_join, on_break
         self._inbound: dict[str, Stream] = {}
+        self._advances = 0
         self._moved = asyncio.Event()
 
     async def follow(self, stream: Stream) -> None:
@@ -58,46 +65,57 @@ class Standing:
         if remote in self._inbound or remote not in self.session.inboxes:
             raise ProtocolError(f"{remote} speaks for group {self.identifier[:12]}, which it is not expected in")
         self._inbound[remote] = stream
-        session = self.session
+        inbox: Inbox | None = self.session.inboxes[remote]
+        advances = self._advances
         try:
             while True:
-                await session.inboxes[remote].fill(stream)
-                session = await self._next(stream, session)
+                assert inbox is not None
+                await inbox.fill(stream)
+                inbox = None  # all that a round has brought is free once it is applied
+                advances, inbox = await self._next(stream, advances)
         except (ProtocolError, StreamClosedError) as error:
-            self._fail(session, remote, RoundAborted("exchange", str(error), culprit=remote))
+            self._fail(inbox, remote, RoundAborted("exchange", str(error), culprit=remote))
         except RoundAborted as abort:
-            self._fail(session, remote, abort)
+            self._fail(inbox, remote, abort)
 
-    async def _next(self, stream: Stream, before: Session) -> Session:
-        """The session that a member's next join is for, once this peer has got there too."""
+    async def _next(self, stream: Stream, before: int) -> tuple[int, Inbox]:
+        """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""
         kind, sealed = await stream.receive({Kind.JOIN: MAX_RECORD_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
         if kind is not Kind.JOIN:
             raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
-        while self.session is before and self.broken is None:
+        while self._advances == before and self.broken is None:
             await self._moved.wait()
         if self.broken is not None or self._open_join is None or self.position is None:
             raise self.broken or RoundAborted("match", "the group does not stay")
         join = self._open_join(sealed, stream.remote, self.position)
         if (join.round, join.parent) != (self.position.round, self.position.lineage_id):
             raise ProtocolError(f"{stream.remote} joins round {join.round}; the group is at {self.position.round}")
-        future = self.session.inboxes[stream.remote].join
-        if not future.done():
-            future.set_result((sealed, join))
+        inbox = self.session.inboxes[stream.remote]
+        if not inbox.join.done():
+            inbox.join.set_result((sealed, join))
         self._on_join()
-        return self.session
+        return self._advances, inbox
 
     def advance(self, session: Session, position: Position) -> None:
         """This peer has applied the round: the next one may begin."""
         self.session, self.position = session, position
+        self._advances += 1
         self._wake()
 
-    def _fail(self, session: Session, remote: str, abort: RoundAborted) -> None:
-        if self.broken is None:
-            log.info("the group ends: %s", abort.reason)
-            self.broken = abort
-        session.fail(remote, abort)
-        if session is not self.session:
-            self.session.fail(remote, abort)
+    def give_up(self, abort: RoundAborted) -> None:
+        """The group cannot go on after this round: nobody joins another."""
+        if self.broken is not None:
+            return
+        log.info("the group ends: %s", abort.reason)
+        self.broken = abort
+        self.session.fail_joins(abort)
+        self._on_break(self)
+
+    def _fail(self, inbox: Inbox | None, remote: str, abort: RoundAborted) -> None:
+        if inbox is not None:
+            inbox.fail(abort)
+        self.session.fail(remote, abort)
+        self.give_up(abort)
         self._wake()
 
     def _wake(self) -> None:

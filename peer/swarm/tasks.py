@@ -18,11 +18,15 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
     Before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes at the moment its inner call completes, so
     one `cancel()` is not enough.
     """
+    tasks = list(tasks)
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, or asyncio would log it
 
 
 def use_few_threads() -> None:

@@ -205,6 +205,38 @@ def test_the_budget_follows_what_bytes_took_within_the_cap(network):
     assert exchange._budget_s(Session) == 100.0
 
 
+async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network, monkeypatch):
+    monkeypatch.setattr(exchange_module, "MIN_BUDGET_S", 0.1)
+    table = Table(network, 2, timeout_s=0.5)
+    await table.absorb(1)
+    exchange, budgets = table.exchanges[0], []
+    for _ in range(4):
+        with pytest.raises(RoundAborted, match="deadline passed") as caught:
+            await table.exchange(0)
+        budgets.append(exchange._budget_s(exchange._session))
+        await exchange.release(table.groups[0], caught.value)
+    assert budgets == sorted(budgets)
+    assert (budgets[0] > 0.15, budgets[-1]) == (True, 0.5)
+
+
+async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, monkeypatch, caplog):
+    monkeypatch.setattr(exchange_module, "HELLO_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(exchange_module, "EARLY_STREAMS", 4)
+    table = Table(network, 3)
+    for exchange in table.exchanges:
+        await exchange.start()
+    outsider = network.node()
+    for _ in range(6):
+        stream = await outsider.open(table.nodes[0].peer_id, NAME, "round")
+        await stream.send_message(Kind.HELLO, HelloMessage(group_id=other_digest("none")))
+    await asyncio.sleep(0.05)
+    late = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
+    await asyncio.sleep(0.05)
+    updates = [await table.exchange(0), *[await task for task in late]]
+    assert len({outcome.update.payload for outcome in updates}) == 1
+    assert "streams wait for unknown groups" in caplog.text
+
+
 class TestCommit:
     """Votes on what was exchanged."""
 

@@ -283,3 +283,12 @@ async def test_a_member_of_a_standing_group_hurries_if_it_would_not_be_due_withi
     second.matchmaker.gathering()
     assert not second.hurried.is_set()
     await asyncio.wait_for(second.hurried.wait(), 5.0)  # the window has passed and it is still not due
+
+
+@pytest.mark.parametrize("due_in_s", [0.0, 1000.0], ids=["by an old report", "but the trainer had not merged yet"])
+async def test_a_member_is_hurried_after_the_window_whatever_it_heard_before(network, due_in_s):
+    (member, _) = await gather(network, 2, wait=0.05)
+    member.due_in_s = due_in_s
+    member.matchmaker.gathering()
+    member.hurried.clear()  # as if nobody had listened
+    await asyncio.wait_for(member.hurried.wait(), 1.0)

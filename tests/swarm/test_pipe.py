@@ -96,9 +96,26 @@ async def writing_heeds_the_pace_of_the_reader():
         await flood()
 
 
+async def a_connection_that_broke_before_it_was_adopted_is_an_error():
+    for broken in (True, False):
+        ours, theirs = socket.socketpair()
+        reader, other = await asyncio.open_connection(sock=theirs)
+        other.write(b"never read")
+        ours.send(b"12")
+        ours.close()  # with something unread: the other end sees a reset
+        await reader.readexactly(2)
+        while broken and not other.transport.is_closing():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01 if broken else 0.0)
+        pipe = Pipe.adopt(reader, other)
+        with pytest.raises((ConnectionResetError, EOFError)):
+            await asyncio.wait_for(pipe.read_into(memoryview(bytearray(1))), 2.0)
+        pipe.close()
+
+
 CASES = [
     reads_of_every_size, what_the_reader_holds_already_is_not_lost, an_end_in_the_middle_is_an_error,
-    writing_heeds_the_pace_of_the_reader,
+    writing_heeds_the_pace_of_the_reader, a_connection_that_broke_before_it_was_adopted_is_an_error,
 ]  # fmt: skip
 
 

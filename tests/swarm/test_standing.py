@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import time
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from peer.outer.round import RoundAborted, bound, reduce_part
 from peer.outer.state import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
+from peer.swarm import exchange as exchange_module
 from tests.swarm.circle import RECIPE, Circle
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
@@ -142,3 +145,64 @@ async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(net
     _, outcomes = await circle.round()
     assert sorted(member.tokens for member in outcomes[0][0].members) == [100, 10_000]
     assert isinstance(outcomes[0][0].join, JoinMessage)
+
+
+async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(network, monkeypatch):
+    monkeypatch.setattr(exchange_module, "MIN_BUDGET_S", 0.6)
+    circle = await Circle(network, 4).start()
+    await circle.round()
+    slow = circle.seats[3]
+    stream = circle.seats[0].exchange._standing.outbound[slow.peer_id]
+    send, vote = stream.send, Kind.VOTE
+
+    async def stuck(kind, body=b""):
+        if kind is not vote:
+            return await send(kind, body)
+        stream.sending = True  # the other end reads no more
+        await asyncio.Event().wait()
+
+    stream.send = stuck
+    locals_ = circle.locals()
+    outcomes = await asyncio.gather(
+        *(circle.one_round(index, local, None) for index, local in enumerate(locals_)), return_exceptions=True
+    )
+    assert circle.seats[0].state.round == 2, outcomes  # committed, and applied
+    assert circle.seats[0].exchange.stands(circle.seats[0].position) == frozenset()
+
+
+async def test_a_stream_that_ends_between_rounds_ends_the_group_for_all(network):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    one, two, liar = circle.seats
+    liar.exchange._standing.outbound[one.peer_id].close()  # the other one is not told
+    began = time.monotonic()
+    with pytest.raises(RoundAborted) as caught:
+        await circle.again(1, 8.0)
+    assert caught.value.culprit == one.peer_id
+    assert time.monotonic() - began < 4.0
+    assert two.exchange.stands(two.position) == frozenset()
+
+
+async def test_nobody_waits_for_joins_to_a_group_that_has_ended(network):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    one, _, liar = circle.seats
+    waiting = asyncio.ensure_future(circle.again(0, 8.0))
+    stream = liar.exchange._standing.outbound[one.peer_id]
+    await stream.send(Kind.JOIN, liar.rosters.join(liar.position, 300)[1])
+    await stream.send(Kind.STATUS)
+    began = time.monotonic()
+    with pytest.raises(RoundAborted) as caught:
+        await waiting
+    assert caught.value.culprit == liar.peer_id
+    assert time.monotonic() - began < 4.0
+
+
+async def test_what_a_round_brought_is_free_once_it_is_applied(network):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    before = [weakref.ref(seat.exchange._standing.session) for seat in circle.seats]
+    await circle.round()
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert [reference() for reference in before] == [None] * 3

@@ -30,7 +30,7 @@ from peer.swarm import invitations
 from peer.swarm.directory import Directory
 from peer.swarm.invitations import Invitations, Self
 from peer.swarm.keeper import Position
-from peer.swarm.newcomers import Newcomers
+from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
@@ -81,6 +81,7 @@ class Matchmaker:
         self.view = View(node.peer_id, run_id, directory, me.position, clock)
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
+        self._formed = clock()
         self._changed = asyncio.Event()
         self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed)
         self._join_name = f"atoll/{run_id[:16]}/join"
@@ -101,13 +102,14 @@ class Matchmaker:
         return self._rounds.straggler_wait_s + SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
-        """Peers for whose sake a standing group forms anew; none while it is full."""
-        if len(members) >= self._rounds.max_group:
+        """For whose sake a standing group forms anew; if it is full, only now and then, so that all have turns."""
+        if len(members) >= self._rounds.max_group and self._clock() < self._formed + LONGEST_WAIT_S:
             return []
         return self._newcomers.among(self._wanted() - members)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
+        self._formed = self._clock()
         left_out = self._wanted().difference(group.others)
         self._newcomers.came(group.others)
         self._newcomers.missed(left_out)

@@ -8,6 +8,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm import invitations, matchmaking
+from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.roster import roster_key
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
@@ -257,8 +258,13 @@ async def test_a_standing_group_forms_anew_for_whoever_it_lacks(network):
     assert first.matchmaker.newcomers(everybody - {third.peer_id}) == []  # it did not come: not again so soon
 
 
-async def test_a_full_group_does_not_form_anew(network):
+async def test_a_full_group_forms_anew_only_now_and_then(network):
     first, second, third = await gather(network, 3, high=2)
+    now = first.matchmaker._formed
+    for later, expected in ((LONGEST_WAIT_S - 1.0, []), (LONGEST_WAIT_S + 1.0, [third.peer_id])):
+        first.matchmaker._clock = lambda later=later: now + later
+        assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == expected
+    first.matchmaker._formed = now + LONGEST_WAIT_S
     assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == []
     assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
 

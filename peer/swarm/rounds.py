@@ -124,9 +124,9 @@ class Rounds:
     def on_snapshot(self, message: Snapshot) -> None:
         """A contribution is ready, unless it was taken before the trainer saw the newest anchor."""
         self._last_sequence = max(self._last_sequence, message.sequence)
+        self._wanted = False
         if not self._merged.is_set():
             return
-        self._wanted = False
         self._due = Due(message.sequence, message.tokens, self.keeper.memory.snapshot)
         self._work.set()
 

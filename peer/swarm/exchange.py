@@ -16,27 +16,25 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from peer.errors import AtollError, ProtocolError
-from peer.outer.compress.base import PayloadError
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
-from peer.outer.state import OuterState, Update
-from peer.protocol.identity import verify
-from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, quorum
+from peer.outer.state import OuterState
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
+from peer.swarm.budget import Budget
+from peer.swarm.commit import collect_votes
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters, roster_key
-from peer.swarm.slices import SliceWork
+from peer.swarm.slices import SliceWork, checked_update
 from peer.swarm.standing import Standing
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
-MIN_BUDGET_S = 10.0
-FIRST_RATE = 1e6
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
 
@@ -67,14 +65,14 @@ class Exchange:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._work = SliceWork(recipe, numel)
-        self._node, self._timeout_s, self._clock = node, timeout_s, clock
+        self._node, self._clock = node, clock
+        self._budget = Budget(timeout_s)
         self._rosters, self._on_join = rosters, on_join
         self._name = f"atoll/{run_id[:16]}/round"
         self._standing: Standing | None = None
         self._session: Session | None = None
         self._arrived = asyncio.Condition()
         self._early: Counter[str] = Counter()
-        self._rate = FIRST_RATE
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
@@ -120,7 +118,7 @@ class Exchange:
         session = self._session
         if session is None or session.group is not group:
             session = await self._gather(group, due, state)
-        session.deadline = began + self._budget_s(session)
+        session.deadline = began + self._budget.seconds(session.wire_bytes)
         contribute = self._work.contribution(due, state)
         reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute))
         reduced = {peer_id: inbox.reduced for peer_id, inbox in session.inboxes.items()}
@@ -128,10 +126,10 @@ class Exchange:
             await self._bounded(session, [reducing, *reduced.values()], "waiting for the")
             own, cosine = reducing.result()
             parts = [own if peer == group.me else reduced[peer].result() for peer in session.order]
-            update = await asyncio.to_thread(_checked_update, session, tuple(parts), state.numel)
+            update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
         finally:
             await cancel_and_wait([reducing])
-        self._learn_rate(session, self._clock() - began)
+        self._budget.learn(session.wire_bytes, self._clock() - began)
         return Exchanged(update, cosine)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
@@ -141,23 +139,8 @@ class Exchange:
         assert session.group is group
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link.id)).hex()
         session.own_vote.set_result(VoteMessage(link_id=link.id, signature=signature))
-        signatures = {group.me: signature}
-        waiting = {asyncio.ensure_future(self._vote_of(session, peer_id, link)) for peer_id in group.others}
-        try:
-            while len(signatures) < quorum(len(group.members)):
-                if not waiting:
-                    raise RoundAborted("commit", self._disagreement(session, link, signatures))
-                left = session.deadline - self._clock()
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    raise RoundAborted("commit", f"{len(signatures)} of {len(group.members)} votes by the deadline")
-                signatures.update(task.result() for task in done if task.result() is not None)  # type: ignore[misc]
-            await self._all_sent(session)
-        finally:
-            for task in waiting:
-                task.cancel()
+        signatures = await collect_votes(session, link, {group.me: signature}, self._clock)
+        await self._all_sent(session)
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, session: Session) -> None:
@@ -310,28 +293,14 @@ class Exchange:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def _budget_s(self, session: Session) -> float:
-        """Time for exchange and commit: four times what such bytes took lately, within the manifest's cap."""
-        expected_s = 2.0 * session.wire_bytes / self._rate
-        return min(self._timeout_s, MIN_BUDGET_S + 4.0 * expected_s)
-
-    def _learn_rate(self, session: Session, seconds: float) -> None:
-        rate = 2.0 * session.wire_bytes / max(seconds, 1e-3)
-        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
-
-    def _allow_longer(self, session: Session) -> None:
-        """The deadline was too short for somebody: twice as long next time, or a slow member would end each round."""
-        seconds = 2.0 * self._budget_s(session) - MIN_BUDGET_S
-        self._rate = min(self._rate, 8.0 * session.wire_bytes / max(seconds, 1e-3))
-
     async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
         """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
         work = _completed(wanted, session.senders.values())
         try:
             await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
         except asyncio.TimeoutError:
-            self._allow_longer(session)
-            stage, late = _late(session)
+            self._budget.allow_longer(session.wire_bytes)
+            stage, late = session.late()
             whose = f"{stage} of {', '.join(late)}" if late else "own part"
             raise RoundAborted("exchange", f"deadline passed {doing} {whose}", late[0] if late else None) from None
         except StreamClosedError as error:
@@ -340,50 +309,6 @@ class Exchange:
             raise
         except AtollError as error:
             raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
-
-    async def _vote_of(self, session: Session, peer_id: str, link: Link) -> tuple[str, str] | None:
-        """(peer id, signature) if that member signed the same link, else None."""
-        try:
-            vote = await session.inboxes[peer_id].vote
-        except RoundAborted as abort:
-            log.info("no vote of %s: %s", peer_id, abort.reason)
-            return None
-        if vote.link_id != link.id:
-            log.warning("%s computed another link: %s, not %s", peer_id, vote.link_id[:12], link.id[:12])
-            return None
-        if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(link.id), bytes.fromhex(vote.signature)):
-            log.warning("%s signed its vote wrongly", peer_id)
-            return None
-        return peer_id, vote.signature
-
-    @staticmethod
-    def _disagreement(session: Session, link: Link, signatures: dict[str, str]) -> str:
-        missing = [peer_id for peer_id in session.inboxes if peer_id not in signatures]
-        return (
-            f"{len(signatures)} of {len(session.order)} signed link {link.id[:12]}; "
-            f"{quorum(len(session.order))} are needed; without {', '.join(missing)}"
-        )
-
-
-def _late(session: Session) -> tuple[str, list[str]]:
-    """What is missing, and whose."""
-    parts = [p for p, inbox in session.inboxes.items() if not all(future.done() for future in inbox.parts)]
-    if parts:
-        return "part", sorted(parts)
-    return "reduced", sorted(p for p, inbox in session.inboxes.items() if not inbox.reduced.done())
-
-
-def _checked_update(session: Session, parts: tuple[bytes | bytearray, ...], numel: int) -> Update:
-    try:
-        return Update(parts, numel, session.codec)
-    except PayloadError:
-        for peer_id, part, (start, stop) in zip(session.order, parts, session.bounds, strict=True):
-            try:
-                Update((part,), stop - start, session.codec)
-            except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=peer_id) from None
-        raise
-
 
 async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
     """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""

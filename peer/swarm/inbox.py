@@ -135,6 +135,13 @@ class Session:
         """Whoever has not joined will not."""
         _fail(abort, *(inbox.join for inbox in self.inboxes.values()))
 
+    def late(self) -> tuple[str, list[str]]:
+        """What is missing, and whose."""
+        parts = [p for p, inbox in self.inboxes.items() if not all(future.done() for future in inbox.parts)]
+        if parts:
+            return "part", sorted(parts)
+        return "reduced", sorted(p for p, inbox in self.inboxes.items() if not inbox.reduced.done())
+
     def close(self, abort: RoundAborted) -> None:
         """The round is over."""
         for inbox in self.inboxes.values():

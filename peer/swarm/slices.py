@@ -15,7 +15,7 @@ from peer.outer.compress.feedback import Residual
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Group, RoundAborted, bound, mean_cosine, reduce_range
-from peer.outer.state import OuterState
+from peer.outer.state import OuterState, Update
 from peer.swarm.inbox import Session
 
 Contribute = Callable[[int, int], Awaitable[bytes]]
@@ -150,3 +150,16 @@ def _spent() -> asyncio.Future[bytearray]:
     future: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
     future.set_result(bytearray())
     return future
+
+
+def checked_update(session: Session, parts: tuple[Payload, ...], numel: int) -> Update:
+    """The update of these parts; raises RoundAborted, with the reducer's name, where one is malformed."""
+    try:
+        return Update(parts, numel, session.codec)
+    except PayloadError:
+        for peer_id, part, (start, stop) in zip(session.order, parts, session.bounds, strict=True):
+            try:
+                Update((part,), stop - start, session.codec)
+            except PayloadError as error:
+                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=peer_id) from None
+        raise

@@ -11,10 +11,11 @@ from peer.outer.round import RoundAborted
 from peer.protocol.lineage import VOTE_DOMAIN, quorum
 from peer.protocol.records import dump_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
+from peer.swarm import budget as budget_module
 from peer.swarm import exchange as exchange_module
-from peer.swarm.exchange import MIN_BUDGET_S, Exchange
-from tests.swarm.runs import RUN, reduce_all
-from tests.swarm.table import NAME, RECIPE, Table, other_digest
+from peer.swarm.budget import MIN_BUDGET_S, Budget
+from tests.swarm.runs import reduce_all
+from tests.swarm.table import NAME, Table, other_digest
 
 NAN_SCALE = b"\x00\x00\xc0\x7f"
 
@@ -192,28 +193,23 @@ async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, capl
     assert caplog.text.count("the limit is 2") == 1
 
 
-def test_the_budget_follows_what_bytes_took_within_the_cap(network):
-    exchange = Exchange(network.node(), RUN, 100.0, RECIPE, 1000)
-
-    class Session:
-        wire_bytes = 10_000_000
-
-    assert exchange._budget_s(Session) == MIN_BUDGET_S + 80.0
-    exchange._learn_rate(Session, 2.0)
-    assert exchange._budget_s(Session) == MIN_BUDGET_S + 8.0
-    Session.wire_bytes = 10**12
-    assert exchange._budget_s(Session) == 100.0
+def test_the_budget_follows_what_bytes_took_within_the_cap():
+    budget = Budget(100.0)
+    assert budget.seconds(10_000_000) == MIN_BUDGET_S + 80.0
+    budget.learn(10_000_000, 2.0)
+    assert budget.seconds(10_000_000) == MIN_BUDGET_S + 8.0
+    assert budget.seconds(10**12) == 100.0
 
 
 async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network, monkeypatch):
-    monkeypatch.setattr(exchange_module, "MIN_BUDGET_S", 0.1)
+    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 0.1)
     table = Table(network, 2, timeout_s=0.5)
     await table.absorb(1)
     exchange, budgets = table.exchanges[0], []
     for _ in range(4):
         with pytest.raises(RoundAborted, match="deadline passed") as caught:
             await table.exchange(0)
-        budgets.append(exchange._budget_s(exchange._session))
+        budgets.append(exchange._budget.seconds(exchange._session.wire_bytes))
         await exchange.release(table.groups[0], caught.value)
     assert budgets == sorted(budgets)
     assert (budgets[0] > 0.15, budgets[-1]) == (True, 0.5)

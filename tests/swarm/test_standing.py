@@ -15,7 +15,7 @@ from peer.outer.round import RoundAborted, bound, reduce_part
 from peer.outer.state import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm import exchange as exchange_module
+from peer.swarm import budget as budget_module
 from peer.swarm.roster import roster_key
 from tests.swarm.circle import RECIPE, Circle
 
@@ -148,7 +148,7 @@ async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(net
 
 
 async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(network, monkeypatch):
-    monkeypatch.setattr(exchange_module, "MIN_BUDGET_S", 0.6)
+    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 0.6)
     circle = await Circle(network, 4).start()
     await circle.round()
     slow = circle.seats[3]

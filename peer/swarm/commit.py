@@ -1,0 +1,63 @@
+"""Certificates: the votes of one round, counted until two thirds of the roster have signed the same link."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from peer.outer.round import RoundAborted
+from peer.protocol.identity import verify
+from peer.protocol.lineage import VOTE_DOMAIN, Link, quorum
+from peer.swarm.inbox import Session
+
+log = logging.getLogger(__name__)
+
+
+async def collect_votes(
+    session: Session, link: Link, own: dict[str, str], clock: Callable[[], float]
+) -> dict[str, str]:
+    """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
+
+    Raises:
+        RoundAborted: too many disagree, or did not vote by the session's deadline.
+    """
+    signatures, members = dict(own), len(session.order)
+    waiting = {asyncio.ensure_future(_vote_of(session, peer_id, link)) for peer_id in session.inboxes}
+    try:
+        while len(signatures) < quorum(members):
+            if not waiting:
+                raise RoundAborted("commit", _disagreement(session, link, signatures))
+            left = max(0.0, session.deadline - clock())
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise RoundAborted("commit", f"{len(signatures)} of {members} votes by the deadline")
+            signatures.update(vote for task in done if (vote := task.result()) is not None)
+    finally:
+        for task in waiting:
+            task.cancel()
+    return signatures
+
+
+async def _vote_of(session: Session, peer_id: str, link: Link) -> tuple[str, str] | None:
+    """(peer id, signature) if that member signed the same link, else None."""
+    try:
+        vote = await session.inboxes[peer_id].vote
+    except RoundAborted as abort:
+        log.info("no vote of %s: %s", peer_id, abort.reason)
+        return None
+    if vote.link_id != link.id:
+        log.warning("%s computed another link: %s, not %s", peer_id, vote.link_id[:12], link.id[:12])
+        return None
+    if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(link.id), bytes.fromhex(vote.signature)):
+        log.warning("%s signed its vote wrongly", peer_id)
+        return None
+    return peer_id, vote.signature
+
+
+def _disagreement(session: Session, link: Link, signatures: dict[str, str]) -> str:
+    missing = [peer_id for peer_id in session.inboxes if peer_id not in signatures]
+    return (
+        f"{len(signatures)} of {len(session.order)} signed link {link.id[:12]}; "
+        f"{quorum(len(session.order))} are needed; without {', '.join(missing)}"
+    )

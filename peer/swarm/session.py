@@ -38,10 +38,11 @@ from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
-from peer.swarm.history import History, HistoryServer
+from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, NodeConfig, start_node
 from peer.swarm.rounds import Rounds
+from peer.swarm.serving import HistoryServer
 
 log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0
@@ -129,7 +130,7 @@ class AgentSession:
         directory = Directory(node, manifest.run_id)
         rounds, resumed = self._build(node, directory, manifest, organiser, mapped, Path(start.directory))
         await rounds.start()
-        await HistoryServer(node, manifest.run_id, rounds.keeper.history, rounds.keeper.snapshot).start()
+        await HistoryServer(node, manifest.run_id, rounds.keeper.history, rounds.keeper.shelf).start()
         directory.follow()
         self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))

@@ -36,7 +36,7 @@ test: lint ## lint, then all tests; the real swarms of tests/network run one at 
 	$(BIN)/pytest tests/network -x -q
 
 bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/
-	@set -e; for name in join memory rounds loop simulator; do echo "== $$name"; \
+	@set -e; for name in join memory rounds groups loop simulator; do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
 	$(BIN)/python -m benchmarks.bandwidth --report docs/results/bandwidth.json --plot docs/results/bandwidth.png
 	$(BIN)/python -m benchmarks.table

@@ -130,7 +130,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
     check_swarm_memory(layout.numel, jobs, at_once)
     windows = windows_for(swarm, jobs, options.train_files)
     report = Report(
-        command=options.command, task=task_summary(manifest, windows, layout.numel),
+        command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),
         settings=common_settings(swarm, windows), labels=[choice.label for choice in options.choices],
         seeds=options.seeds,
     )

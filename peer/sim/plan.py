@@ -193,14 +193,17 @@ def meta_layout(manifest: RunManifest) -> FlatLayout:
         return FlatLayout.of(build_model(manifest.model, vocab_size, manifest.seed))
 
 
-def task_summary(manifest: RunManifest, windows: Windows | None, parameters: int) -> dict[str, Any]:
-    """What was learned, for a report."""
+def task_summary(
+    manifest: RunManifest, windows: Windows | None, parameters: int, train_files: Sequence[str]
+) -> dict[str, Any]:
+    """What was learned, for a report; files by name, not by the folder they lie in."""
+    files = ", ".join(Path(file).name for file in train_files)
     return {
         "name": manifest.name,
         "parameters": parameters,
         "sequence_length": manifest.data.sequence_length,
         "batch_sequences": manifest.inner.batch_sequences,
-        "data": manifest.data.name or manifest.data.source,
+        "data": files or manifest.data.name or manifest.data.source,
         "train_tokens": None if windows is None else len(windows[0].tokens),
         "validation_tokens": None if windows is None else len(windows[1].tokens),
     }

@@ -70,7 +70,7 @@ def run_simulate(options: SimulateOptions) -> int:
         row = time_job(job, layout, watch.tell) if windows is None else run_job(job, windows, watch.tell)
     _raise_failure(row)
     report = Report(
-        command=options.command, task=task_summary(manifest, windows, layout.numel),
+        command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),
         settings=common_settings(job.swarm, windows), labels=[job.label], seeds=[job.seed],
     )
     report.add(row)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from importlib.resources import files
 
 import pytest
@@ -58,6 +57,7 @@ def test_simulating_the_manifests_own_recipe(tiny, capsys):
     document = json.loads((tiny / "r.json").read_text())
     assert document["command"].startswith("atoll simulate ./tiny.yaml --train-files text.txt --peers 3")
     assert (document["task"]["sequence_length"], document["peers"]) == (16, 3)
+    assert document["task"]["data"] == "text.txt"
     (row,) = document["rows"]
     assert (row["seed"], row["recipe"], row["tokens"]) == (3, "diloco", 12 * STEP_TOKENS)
     assert row["val_loss"] < row["curve"][0]["val_loss"]
@@ -65,11 +65,9 @@ def test_simulating_the_manifests_own_recipe(tiny, capsys):
 
 
 def test_timing_alone_simulates_a_thousand_peers(tiny, capsys):
-    began = time.monotonic()
     argv = ("simulate", "configs/runs/quickstart.yaml", "--peers", 1000, "--timing-only", "--network", "home")
     os.chdir(ROOT)
     assert atoll(*argv, "--tokens", "40960k", "--report", tiny / "r.json") == 0
-    assert time.monotonic() - began < 60
     (row,) = figures(tiny / "r.json")
     assert (row["val_loss"], row["peers"], row["tally"]["committed"]) == (None, 1000, 1)
     assert row["reduction_vs_ddp"] == pytest.approx(40 * 4, rel=0.02)      # H = 40, one byte in place of four

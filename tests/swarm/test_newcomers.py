@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from peer.swarm.newcomers import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
 
 
@@ -19,9 +21,9 @@ def test_whoever_does_not_come_is_tried_ever_more_rarely():
             tries.append(clock.now)
             newcomers.missed(["x"])
         clock.now += 0.25
-    waits = [after - before for before, after in zip(tries, tries[1:], strict=False)]
+    waits = [after - before for before, after in itertools.pairwise(tries)]
     assert waits[0] == FIRST_WAIT_S
-    assert all(after == min(LONGEST_WAIT_S, 2 * before) for before, after in zip(waits, waits[1:], strict=False))
+    assert all(after == min(LONGEST_WAIT_S, 2 * before) for before, after in itertools.pairwise(waits))
     assert waits[-1] == LONGEST_WAIT_S
 
 

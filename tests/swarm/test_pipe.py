@@ -85,11 +85,15 @@ async def writing_heeds_the_pace_of_the_reader():
     assert await read(right, 8 << 20) == bytes(8 << 20)
     assert await sending == "sent"
     right.close()
-    with pytest.raises((ConnectionError, OSError)):
+
+    async def flood():
         for _ in range(1000):
             left.write(bytes(65536))
             await left.drain()
             await asyncio.sleep(0)
+
+    with pytest.raises(OSError, match=r"closed|pipe|reset"):
+        await flood()
 
 
 CASES = [

@@ -1,0 +1,124 @@
+"""What a round costs while its group stands, what it costs to let a peer in, and to go on without one."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, quantile, run_benchmark
+from benchmarks.rounds import PHASES, together
+from benchmarks.vectors import NOISE, Shape, vector_swarm
+from tests.network.harness import Member, TestSwarm
+
+NAME = "groups"
+ABOUT = "A standing group of real agents: seconds of a round, to let a newcomer in, and to go on after a kill"
+SHAPE = Shape(hidden=128, intermediate=344, layers=5)
+PACE_S = 0.005
+WARM_UP = 5
+TIMEOUT_S = 300.0
+ROUND_LIMIT_S = 0.06
+KILL_LIMIT_S = 1.0
+NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = benchmark_parser(
+        NAME,
+        "Real agents average vectors of 1M parameters, int8, as fast as they can. A round counts from the moment the\n"
+        "last member is ready, phase by phase, the slowest member of each. Then a newcomer joins: from its first\n"
+        "anchor to the first round with everybody. Then the agent of one member is killed: to the survivors' next\n"
+        "round, which the end of its streams makes possible. All processes share this machine.",
+    )
+    parser.add_argument("--peers", type=int, default=4, metavar="N", help="members of the group (default: 4)")
+    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds before anything else (default: 50)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="newcomers and kills (default: 5)")
+    return parser
+
+
+def measure(arguments: argparse.Namespace, say: Say) -> Report:
+    """Measure rounds, then newcomers and kills in turn."""
+    check_count("--rounds", arguments.rounds, 2)
+    check_count("--repeats", arguments.repeats, 1)
+    check_count("--peers", arguments.peers, 2)
+    names = NAMES[: arguments.peers]
+    generator = torch.Generator().manual_seed(arguments.seed)
+    with vector_swarm(SHAPE, arguments.seed, names) as swarm:
+        rounds = standing_rounds(swarm, arguments.rounds)
+        say(f"{len(rounds)} rounds of {len(names)} peers, median {median([one['total'] for one in rounds]):.3f} s")
+        let_in, go_on = [], []
+        for number in range(arguments.repeats):
+            let_in.append(newcomer(swarm, f"newcomer-{number}", generator))
+            go_on.append(kill(swarm))
+            say(f"let a newcomer in after {let_in[-1]:.2f} s, went on {go_on[-1]:.2f} s after a kill")
+    samples: dict[str, Any] = {"rounds": rounds, "newcomers": let_in, "kills": go_on}
+    found = tuple(figures(len(names), rounds, let_in, go_on))
+    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=found, samples=samples)
+
+
+def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
+    """Seconds by phase of `rounds` rounds in a row that all members committed together, after a few to warm up."""
+
+    def found() -> list[dict[str, float]]:
+        return together([member.committed for member in swarm.members])
+
+    swarm.drive(lambda: len(found()) >= WARM_UP + rounds, TIMEOUT_S, PACE_S)
+    return found()[WARM_UP:]
+
+
+def newcomer(swarm: TestSwarm, name: str, generator: torch.Generator) -> float:
+    """Seconds from a newcomer's first anchor to the first round that has everybody in it."""
+    (joined,) = swarm.add(name)
+    joined.push = torch.randn(SHAPE.numel, generator=generator) * NOISE
+    alive = _alive(swarm)
+    return _seconds_until(swarm, lambda: bool(joined.committed) and len(joined.committed[-1].members) == len(alive))
+
+
+def kill(swarm: TestSwarm) -> float:
+    """Seconds from the kill of the newest member's agent to the next round of the survivors."""
+    _alive(swarm)[-1].kill()
+    survivors = _alive(swarm)
+    before = [member.round for member in survivors]
+    return _seconds_until(
+        swarm, lambda: all(member.round > round for member, round in zip(survivors, before, strict=True))
+    )
+
+
+def _alive(swarm: TestSwarm) -> list[Member]:
+    return [member for member in swarm.members if not member.frozen]
+
+
+def _seconds_until(swarm: TestSwarm, done: Callable[[], bool]) -> float:
+    began = time.monotonic()
+    swarm.drive(done, TIMEOUT_S, PACE_S)
+    return time.monotonic() - began
+
+
+def figures(
+    peers: int, rounds: Sequence[dict[str, float]], let_in: Sequence[float], go_on: Sequence[float]
+) -> list[Figure]:
+    """Medians and 90th percentiles."""
+    totals = [one["total"] for one in rounds]
+    limit = ROUND_LIMIT_S if peers == 4 else None
+    size = f"{peers} x {SHAPE.numel / 1e6:.1f}M"
+    phases = [
+        Figure(name=f"{size}: {phase}, median", value=median([one[phase] for one in rounds]), unit="s")
+        for phase in PHASES
+    ]
+    return [
+        Figure(name=f"{size}: round, median", value=median(totals), unit="s", limit=limit),
+        Figure(name=f"{size}: round, p90", value=quantile(totals, 0.9), unit="s"),
+        *phases,
+        Figure(name="newcomer in a round with everybody, median", value=median(let_in), unit="s"),
+        Figure(name="newcomer in a round with everybody, worst", value=max(let_in), unit="s"),
+        Figure(name="next round after a kill, median", value=median(go_on), unit="s", limit=KILL_LIMIT_S),
+        Figure(name="next round after a kill, worst", value=max(go_on), unit="s"),
+    ]
+
+
+if __name__ == "__main__":
+    run_benchmark(build_parser(), measure)

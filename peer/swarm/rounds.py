@@ -214,6 +214,7 @@ class Rounds:
             record = await run_round(due, self.keeper.state, self)
         finally:
             self._in_round = False
+            self.keeper.shelf.courtesy.round_ends()
             if self._due is due:  # else the trainer has handed over the next one while this round was being closed
                 self._due = None
         now_sent, now_received = self._traffic()
@@ -346,6 +347,7 @@ class Rounds:
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
+        self.keeper.shelf.courtesy.round_begins()
         return await self._exchange.exchange(group, due, state)
 
     async def commit(self, group: Group, link: Link) -> Certificate:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
 from peer.swarm.node import Node
 from peer.swarm.snapshots import SnapshotFile, Snapshots
@@ -50,9 +51,16 @@ class Quota:
 
 
 class HistoryServer:
-    """Serves a `History` and snapshots."""
+    """Serves a `History` and snapshots.
 
-    def __init__(self, node: Node, run_id: str, history: History, snapshots: Snapshots) -> None:
+    Args:
+        courtesy: asked for a turn before each chunk.
+    """
+
+    def __init__(
+        self, node: Node, run_id: str, history: History, snapshots: Snapshots, courtesy: Courtesy | None = None
+    ) -> None:
+        self._courtesy = courtesy or Courtesy()
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         # apart: whoever takes a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("chain", "update", "snapshot")}
@@ -110,16 +118,18 @@ class HistoryServer:
                 allowed -= len(request.indexes)
                 if request.what != "chunks" or request.digest != file.meta.lineage_id or allowed < 0:
                     raise ProtocolError(f"{stream.remote} asks for more than the chunks of one snapshot")
-                await _send_chunks(stream, file, descriptor, request.indexes)
+                await self._send_chunks(stream, file, descriptor, request.indexes)
                 request = await self._request(stream)
 
-
-async def _send_chunks(stream: Stream, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]) -> None:
-    for index in indexes:
-        if index >= len(file.places):
-            raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
-        first, length = file.places[index]
-        await _send(stream, Kind.DATA, await asyncio.to_thread(os.pread, descriptor, length, first))
+    async def _send_chunks(
+        self, stream: Stream, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]
+    ) -> None:
+        for index in indexes:
+            if index >= len(file.places):
+                raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
+            await self._courtesy.turn()
+            first, length = file.places[index]
+            await _send(stream, Kind.DATA, await asyncio.to_thread(os.pread, descriptor, length, first))
 
 
 async def _send(stream: Stream, kind: Kind, body: bytes = b"") -> None:

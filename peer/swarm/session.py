@@ -130,7 +130,8 @@ class AgentSession:
         directory = Directory(node, manifest.run_id)
         rounds, resumed = self._build(node, directory, manifest, organiser, mapped, Path(start.directory))
         await rounds.start()
-        await HistoryServer(node, manifest.run_id, rounds.keeper.history, rounds.keeper.shelf).start()
+        keeper = rounds.keeper
+        await HistoryServer(node, manifest.run_id, keeper.history, keeper.shelf, keeper.shelf.courtesy).start()
         directory.follow()
         self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))

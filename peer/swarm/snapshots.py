@@ -18,6 +18,7 @@ import torch
 
 from peer.outer.state import CHUNK, OuterState, chunks, state_digest
 from peer.protocol.wire import SnapshotMeta
+from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
 
 log = logging.getLogger(__name__)
@@ -159,6 +160,9 @@ class Shelf:
         history: of the state; its folder holds the files.
         still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
         valid: whether the state is whole; asked while it is held still.
+
+    Attributes:
+        courtesy: to be told of rounds, which go first.
     """
 
     def __init__(
@@ -168,6 +172,7 @@ class Shelf:
         still: Callable[[], AbstractAsyncContextManager[None]],
         valid: Callable[[], bool],
     ) -> None:
+        self.courtesy = Courtesy()
         self._history, self._state, self._still, self._valid = history, state, still, valid
         self._writing = asyncio.Lock()
         self.files: list[SnapshotFile] = []
@@ -213,11 +218,11 @@ class Shelf:
         return file
 
     async def _capture(self) -> SnapshotFile | None:
-        for _ in range(TRIES):
+        for attempt in range(TRIES):
             if not self._valid():
                 return None
             expected = self._history.state_digest(self._state.round)
-            file = await self._copy()
+            file = await self._copy(courteous=attempt == 0)
             if file is not None:
                 return _checked(file, expected)
         log.info("rounds come faster than a snapshot can be written: the next one waits for it")
@@ -227,10 +232,12 @@ class Shelf:
             expected = self._history.state_digest(self._state.round)
             return _checked(await asyncio.to_thread(SnapshotFile.write, self._path(), self._state), expected)
 
-    async def _copy(self) -> SnapshotFile | None:
+    async def _copy(self, courteous: bool) -> SnapshotFile | None:
         """Write the state chunk by chunk between its changes; None when it has changed meanwhile."""
         with SnapshotWriter(self._path(), self._state) as writer:
             for _ in writer.meta_chunks():
+                if courteous:
+                    await self.courtesy.turn()
                 async with self._still():
                     if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
                         return None

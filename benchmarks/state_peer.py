@@ -103,7 +103,8 @@ class StatePeer:
         """
         if self._setup.index < self._members:
             return self._wait(self._rounds(given["rounds"], given["pause_s"]))
-        until, fetched = time.monotonic() + given["fetch_s"], []
+        until = time.monotonic() + given["fetch_s"]
+        fetched: list[dict[str, Any]] = []
         while len(fetched) < given["fetches"] or time.monotonic() < until:
             fetched.append(self._wait(self._fetch(self._donors[: given["donors"]])))
         return fetched

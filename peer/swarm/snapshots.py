@@ -182,6 +182,7 @@ class Shelf:
     async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
         """See `Snapshots`."""
         async with self._writing:
+            self._forget_other_lineages()
             held = self._held(wanted)
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
@@ -198,20 +199,27 @@ class Shelf:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
 
     def _is_fresh(self, from_round: int) -> bool:
-        """Whether the newest file is on this lineage and new enough."""
-        if not self.files:
-            return False
-        meta, here = self.files[-1].meta, self._state.round
-        return max(min(from_round, here), here - MAX_AGE_ROUNDS) <= meta.round <= here and (
-            self._history.lineage_id(meta.round) == meta.lineage_id
-        )
+        """Whether the newest file is new enough."""
+        here = self._state.round
+        return bool(self.files) and self.files[-1].meta.round >= max(min(from_round, here), here - MAX_AGE_ROUNDS)
+
+    def _forget_other_lineages(self) -> None:
+        """This peer's chain does not lead to their files any more: whoever fetched one could not verify it."""
+        for file in tuple(self.files):
+            meta = file.meta
+            if meta.round > len(self._history.chain) or self._history.lineage_id(meta.round) != meta.lineage_id:
+                self._remove(file)
+
+    def _remove(self, file: SnapshotFile) -> None:
+        self.files.remove(file)
+        file.path.unlink(missing_ok=True)
 
     async def _renewed(self) -> SnapshotFile | None:
         """The newest file after writing one of the state as it is, if there is room for it and the state is whole."""
         while len(self.files) >= MAX_FILES:
             if self.files[0].in_use:
                 return self.files[-1]
-            self.files.pop(0).path.unlink(missing_ok=True)
+            self._remove(self.files[0])
         file = await self._capture()
         if file is not None:
             self.files.append(file)

@@ -100,17 +100,18 @@ async def test_nobody_can_keep_old_files_for_ever(run, shelf, monkeypatch):
         assert snapshots.os.pread(descriptor, len(before), 0) == before  # what is open stays readable
 
 
-async def test_a_snapshot_of_another_lineage_is_not_offered(run, shelf, tmp_path):
-    await shelf.offer(None, 0)
+async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it(run, shelf, tmp_path):
+    left = (await shelf.offer(None, 0)).meta.lineage_id
     other = Run(tmp_path / "other", numel=NUMEL).commit(1, seed=5)
     run.history.replace(other.history.chain)
     for mine, theirs in zip((run.state.anchor, *run.state.buffers),
                             (other.state.anchor, *other.state.buffers), strict=True):
         mine.copy_(theirs)
     run.state.lineage_id = other.state.lineage_id
-    file = await shelf.offer(None, 0)
+    file = await shelf.offer(left, 0)
     assert file.meta.lineage_id == other.state.lineage_id
     assert file.path.read_bytes() == content(other.state)
+    assert on_disk(run) == names(other.state.lineage_id)
 
 
 async def test_files_of_an_earlier_life_are_removed(run):

@@ -39,6 +39,8 @@ bench: env ## the headline numbers, one after another (about 15 minutes on two c
 	@set -e; for name in join memory rounds groups loop simulator; do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
 	$(BIN)/python -m benchmarks.bandwidth --report docs/results/bandwidth.json --plot docs/results/bandwidth.png
+	$(BIN)/python -m benchmarks.state_transfer --report docs/results/state_transfer.json \
+		--plot docs/results/state_transfer.png
 	$(BIN)/python -m benchmarks.table
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept

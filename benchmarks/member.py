@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -99,8 +99,13 @@ def serve(member: Member, answers: TextIO) -> None:
         "average": lambda _: vars(member.average()),
         "check": lambda _: member.check(),
     }
-    print(json.dumps(member.address), file=answers)
+    respond(member.address, work, answers)
+    member.close()
+
+
+def respond(address: str, work: Mapping[str, Callable[[Any], Any]], answers: TextIO) -> None:
+    """Say where this peer is, then do what the parent asks for by name, until it closes its end."""
+    print(json.dumps(address), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(work[request["do"]](request["given"])), file=answers)
-    member.close()

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -109,14 +109,14 @@ class Peers:
 
     def meet(self) -> None:
         """All that comes before an averaging."""
-        self._all("meet", self._all("prepare"))
+        self.ask("meet", self.ask("prepare"))
 
     def go(self) -> Averaged:
         """Average and check."""
-        timed = tuple(Timed(**answer) for answer in self._all("average"))
+        timed = tuple(Timed(**answer) for answer in self.ask("average"))
         used = [sum(cpu_seconds(leader, command) for leader in self.leaders) for command in (None, DAEMON)]
         before = [sum(one.cpu[which] for one in timed) for which in (0, 1)]
-        errors: list[float] = self._all("check")
+        errors: list[float] = self.ask("check")
         return Averaged(
             timed=timed, cpu_s=used[0] - before[0], daemon_cpu_s=used[1] - before[1],
             error=max(errors, key=lambda error: (error != error, error)),
@@ -161,7 +161,8 @@ class Peers:
         self._answers.append(queue.Queue())
         threading.Thread(target=_read, args=(process, self._answers[-1]), daemon=True).start()
 
-    def _all(self, what: str, given: Sequence[Any] | None = None) -> list[Any]:
+    def ask(self, what: str, given: Any = None) -> list[Any]:
+        """Let all peers do something at the same time; -> their answers."""
         for index, process in enumerate(self._processes):
             assert process.stdin is not None
             try:

@@ -16,8 +16,10 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.records import seal_manifest
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.directory import Directory, publish_manifest_forever
-from peer.swarm.history import History, HistoryServer, SnapshotFile
+from peer.swarm.history import History
 from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.serving import HistoryServer
+from peer.swarm.snapshots import OneSnapshot, SnapshotFile
 
 log = logging.getLogger(__name__)
 GENESIS_TIMEOUT_S = 600.0
@@ -101,11 +103,7 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     node.spawn(publish_manifest_forever(node, sealed, node.peer_id, rng))
     assert manifest.genesis is not None
     history = History(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
-
-    async def snapshot() -> SnapshotFile | None:
-        return genesis.snapshot
-
-    await HistoryServer(node, manifest.run_id, history, snapshot).start()
+    await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()
     directory = Directory(node, manifest.run_id)
     directory.follow()
     return Bootstrap(node, genesis, directory)

@@ -10,7 +10,7 @@ import struct
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.lineage import PeerIdText
@@ -22,6 +22,8 @@ HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_PAYLOAD_BYTES = 2**31
+MAX_CHUNKS = 2**24  # of a snapshot
+MAX_INDEXES = 64  # of one request
 
 
 class Kind(IntEnum):
@@ -41,6 +43,7 @@ class Kind(IntEnum):
     META = 12
     DATA = 13
     END = 14
+    BUSY = 15
 
 
 def pack_header(kind: Kind, length: int) -> bytes:
@@ -123,12 +126,27 @@ class AbortMessage(Spec):
 
 
 class HistoryRequest(Spec):
-    """Ask a donor for certificates from a round on, for one update, or for its newest snapshot."""
+    """Ask a donor for what it holds.
 
-    what: Literal["chain", "update", "snapshot"]
+    chain: certificates from `from_round` on. update: the one of that digest. snapshot: what a snapshot is, with the
+    digests of its chunks: the one of lineage id `digest` if the donor has it, else its newest, of `from_round` or
+    later if it has come that far. chunks: those of these indexes, in this order, of the snapshot of lineage id
+    `digest`; more such requests may follow on the stream.
+    """
+
+    what: Literal["chain", "update", "snapshot", "chunks"]
     run_id: Digest
     from_round: Count = 0
     digest: Digest | None = None
+    indexes: Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CHUNKS)], ...], Field(max_length=MAX_INDEXES)] = ()
+
+    @model_validator(mode="after")
+    def _chunks_have_indexes(self) -> HistoryRequest:
+        if (self.what == "chunks") != bool(self.indexes):
+            raise ValueError("a request for chunks names at least one, and no other request does")
+        if self.what == "chunks" and self.digest is None:
+            raise ValueError("a request for chunks names the lineage id of the snapshot")
+        return self
 
 
 class SnapshotMeta(Spec):
@@ -138,7 +156,7 @@ class SnapshotMeta(Spec):
     lineage_id: Digest
     numel: Annotated[int, Field(ge=1, lt=2**40)]
     num_buffers: Annotated[int, Field(ge=0, le=4)]
-    num_chunks: Annotated[int, Field(ge=1, lt=2**24)]
+    num_chunks: Annotated[int, Field(ge=1, lt=MAX_CHUNKS)]
 
 
 def group_id(joins: list[JoinMessage], peer_ids: list[str]) -> str:

@@ -1,12 +1,13 @@
-"""Catching up from a donor that is not trusted: replay missed updates, or take a verified snapshot."""
+"""Catching up from donors that are not trusted: replay missed updates, or take a verified snapshot."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.errors import ProtocolError
@@ -15,18 +16,20 @@ from peer.outer.state import OuterState, Update, state_digest
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.history import SLICE_BYTES, History, chunk_lengths, history_name
+from peer.swarm.chunks import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
+from peer.swarm.history import History
 from peer.swarm.node import Node
+from peer.swarm.partial import PartialFile
+from peer.swarm.serving import SLICE_BYTES, history_name
+from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-FRAME_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
+FRAME_TIMEOUT_S = 30.0
+LATEST = 2**53 - 1
 Apply = Callable[[Update, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
-
-
-class CatchUpError(ProtocolError):
-    """A donor could not or would not give what its record promised."""
 
 
 class NotHeavierError(CatchUpError):
@@ -44,11 +47,17 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class CaughtUp:
-    """How a peer caught up; `donor` is None when it left half-way."""
+    """How a peer caught up.
+
+    Attributes:
+        donor: whose lineage it followed; None when it left half-way.
+        chunks: of the snapshot, by the donor that sent them.
+    """
 
     donor: str | None
     replayed: int
     snapshot_round: int | None
+    chunks: Mapping[str, int] = field(default_factory=dict)
 
 
 def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]) -> list[str]:
@@ -65,19 +74,39 @@ def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]
     return sorted(better, key=lambda peer_id: (-peers[peer_id].lineage_weight, peers[peer_id].lineage_id, peer_id))
 
 
+def helpers(peers: dict[str, PeerRecord], donor: str, distrusted: set[str]) -> list[str]:
+    """Peers that may have the donor's snapshot too: by their own account they are where it is, or on the way."""
+    there = peers[donor].lineage_id if donor in peers else None
+    able = [
+        peer_id
+        for peer_id, record in peers.items()
+        if peer_id != donor and peer_id not in distrusted and record.state != "joining"
+    ]
+    return sorted(able, key=lambda peer_id: (peers[peer_id].lineage_id != there, -peers[peer_id].round, peer_id))
+
+
 class Fetcher:
-    """Fetches history from one donor. Nothing it returns is trusted before it is checked here.
+    """Fetches history. Nothing it returns is trusted before it is checked here.
 
     Args:
         folder: where an incoming snapshot is written until it is verified.
         limits: what the run allows in a roster.
+        distrust: called with a donor that lied while others served the same snapshot, and how.
     """
 
-    def __init__(self, node: Node, run_id: str, folder: Path, limits: RosterLimits) -> None:
+    def __init__(
+        self, node: Node, run_id: str, folder: Path, limits: RosterLimits, distrust: Distrust = lambda *_: None
+    ) -> None:
         self._node, self._run_id, self._folder, self._limits = node, run_id, folder, limits
+        self._distrust = distrust
 
-    async def catch_up(self, donor: str, standing: Standing, apply: Apply, adopt: Adopt) -> CaughtUp:
+    async def catch_up(
+        self, donor: str, standing: Standing, apply: Apply, adopt: Adopt, others: Sequence[str] = ()
+    ) -> CaughtUp:
         """Bring the state to the donor's tip.
+
+        Args:
+            others: peers that may serve the same snapshot, the best first.
 
         Raises:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
@@ -89,15 +118,14 @@ class Fetcher:
             replayed = await self._replay(donor, onward, state, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
-        return await self._snapshot(donor, standing, adopt)
+        return await self._snapshot(donor, standing, adopt, others)
 
     async def genesis(self, donor: str, standing: Standing, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
-        async with self._asking(donor, HistoryRequest(what="snapshot", run_id=self._run_id)) as stream:
-            meta = await _receive_meta(stream)
-            if meta.round != 0:
-                raise CatchUpError(f"{donor} holds round {meta.round}, not the genesis")
-            path = await self._receive_chunks(stream, meta, standing, standing.history.genesis)
+        meta, digests = await self._offer(donor, standing)
+        if meta.round != 0:
+            raise CatchUpError(f"{donor} holds round {meta.round}, not the genesis")
+        path, _ = await self._chunks([donor], meta, digests, standing.history.genesis)
         await adopt(path, [])
 
     async def _replay(self, donor: str, onward: list[Certificate], state: OuterState, apply: Apply) -> int:
@@ -117,21 +145,50 @@ class Fetcher:
             await apply(update, certificate)
         return len(onward)
 
-    async def _snapshot(self, donor: str, standing: Standing, adopt: Adopt) -> CaughtUp:
-        """Verify the donor's chain from genesis, then its state chunk by chunk."""
-        history = standing.history
-        async with self._asking(donor, HistoryRequest(what="snapshot", run_id=self._run_id)) as stream:
-            meta = await _receive_meta(stream)
-            chain = (await self._chain(donor, 0, history.genesis))[: meta.round]
+    async def _snapshot(self, donor: str, standing: Standing, adopt: Adopt, others: Sequence[str]) -> CaughtUp:
+        """Verify the donor's chain from genesis, then its state chunk by chunk, from whoever has it."""
+        others = others[: DONORS_AT_ONCE - 1]
+        # all write their files at the same time, that is of the same round
+        preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in others]
+        try:
+            meta, digests = await self._offer(donor, standing)
+            chain = (await self._chain(donor, 0, standing.history.genesis))[: meta.round]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             if standing.valid and not heavier(
-                chain_weight(chain), meta.lineage_id, history.weight, standing.state.lineage_id
+                chain_weight(chain), meta.lineage_id, standing.history.weight, standing.state.lineage_id
             ):
+                PartialFile.discard(self._folder)
                 raise NotHeavierError(f"the chain of {donor} is not heavier than ours")
-            path = await self._receive_chunks(stream, meta, standing, chain[-1].link.state_digest)
+            path, served = await self._chunks([donor, *others], meta, digests, chain[-1].link.state_digest)
+        finally:
+            await cancel_and_wait(preparing)
         await adopt(path, chain)
-        return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round)
+        return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
+
+    async def _prepare(self, donor: str, standing: Standing) -> None:
+        with contextlib.suppress(ProtocolError, StreamClosedError, asyncio.TimeoutError):
+            await self._offer(donor, standing)
+
+    async def _offer(self, donor: str, standing: Standing) -> tuple[SnapshotMeta, list[bytes]]:
+        """What the donor can serve, and the digests of its chunks, as it says: the rest of what an interrupted fetch
+        has begun, or its newest; for a peer that compares lineages it must be the donor's present one.
+        """
+        begun = await asyncio.to_thread(PartialFile.begun, self._folder)
+        request = HistoryRequest(
+            what="snapshot", run_id=self._run_id, digest=begun.lineage_id if begun is not None else None,
+            from_round=LATEST if standing.valid else 0,
+        )  # fmt: skip
+        state = standing.state
+        async with self._asking(donor, request) as stream:
+            meta = await _receive_meta(stream)
+            if (meta.numel, meta.num_buffers) != (state.numel, len(state.buffers)):
+                raise CatchUpError(f"{donor} has {meta.numel} parameters; this run has {state.numel}")
+            num_chunks = len(chunk_lengths(meta))
+            if meta.num_chunks != num_chunks:
+                raise CatchUpError(f"{donor} has {meta.num_chunks} chunks; this run has {num_chunks}")
+            joined = await _piece(stream, 32 * num_chunks) or b""
+        return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
     async def _chain(self, donor: str, from_round: int, parent: str) -> list[Certificate]:
         """The donor's certificates from a round on, each checked before the next is read; none if the first does not
@@ -165,24 +222,25 @@ class Fetcher:
             raise CatchUpError(f"{donor} sent an update with another digest than round {certificate.link.round}'s")
         return bytes(payload)
 
-    async def _receive_chunks(self, stream: Stream, meta: SnapshotMeta, standing: Standing, expected: str) -> Path:
-        """Write the snapshot to a file, each chunk checked on arrival; -> its path."""
-        state, donor = standing.state, stream.remote
-        if (meta.numel, meta.num_buffers) != (state.numel, len(state.buffers)):
-            raise CatchUpError(f"{donor} has {meta.numel} parameters; this run has {state.numel}")
-        lengths = chunk_lengths(meta)
-        joined = await _piece(stream, 32 * len(lengths))
-        digests = [(joined or b"")[start : start + 32] for start in range(0, len(joined or b""), 32)]
+    async def _chunks(
+        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], expected: str
+    ) -> tuple[Path, Mapping[str, int]]:
+        """The snapshot as a file, each chunk checked on arrival; -> its path, and who sent how many chunks."""
         if state_digest(digests, meta.numel, meta.num_buffers) != expected:
-            raise CatchUpError(f"{donor} serves another state than the certified {expected[:12]}")
-        path = self._folder / "incoming.bin"
-        with path.open("wb") as file:
-            for length, digest in zip(lengths, digests, strict=True):
-                piece = await _piece(stream, length)
-                if piece is None or len(piece) != length or hashlib.sha256(piece).digest() != digest:
-                    raise CatchUpError(f"{donor} sent a damaged chunk of its snapshot")
-                file.write(piece)
-        return path
+            raise CatchUpError(f"{donors[0]} serves another state than the certified {expected[:12]}")
+        part = PartialFile(self._folder, meta, digests)
+        await asyncio.to_thread(part.open)
+        try:
+            fetch = ChunkFetch(self._open, self._run_id, part, self._distrust)
+            if part.missing:
+                await fetch.run(donors)
+        finally:
+            part.close()
+        log.info("%d chunks of round %d were here, %s sent the rest", part.resumed, meta.round, dict(fetch.served))
+        return part.finish(), fetch.served
+
+    async def _open(self, donor: str) -> Stream:
+        return await self._node.open(donor, history_name(self._run_id), "history")
 
     def _asking(self, donor: str, request: HistoryRequest) -> _Asking:
         return _Asking(self._node, donor, history_name(self._run_id), request)

@@ -1,35 +1,17 @@
-"""The chain of certificates, the last updates and the newest snapshot of this peer, on disk; served to whoever asks."""
+"""The chain of certificates and the last updates of this peer, on disk."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import torch
-
 from peer.errors import ProtocolError
-from peer.outer.state import CHUNK, OuterState, chunks
 from peer.protocol.lineage import Certificate, chain_weight
 from peer.protocol.records import dump_json, parse_json
-from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
-REQUEST_TIMEOUT_S = 5.0
-SEND_TIMEOUT_S = 30.0  # one frame; whoever reads slower would hold a slot for ever
-SERVED_AT_ONCE = 4
-SLICE_BYTES = 1 << 20
-
-
-def history_name(run_id: str) -> str:
-    """Stream handler under which history is served."""
-    return f"atoll/{run_id[:16]}/history"
 
 
 class History:
@@ -86,6 +68,14 @@ class History:
         for path in set(self.folder.glob("update-*.bin")) - kept:
             path.unlink(missing_ok=True)
 
+    def lineage_id(self, round: int) -> str:
+        """Where the state of that round, at most the newest, stands on this lineage."""
+        return self.chain[round - 1].link.id if round else self.genesis
+
+    def state_digest(self, round: int) -> str:
+        """The certified digest of the state of that round, at most the newest."""
+        return self.chain[round - 1].link.state_digest if round else self.genesis
+
     def update(self, digest: str) -> Path | None:
         """The file of a kept update."""
         path = self._update_path(digest)
@@ -107,104 +97,6 @@ def read_chain(path: Path) -> list[Certificate]:
             log.warning("%s: ignoring what follows round %d: %s", path, len(chain), error)
             break
     return chain
-
-
-class SnapshotFile:
-    """The outer state of one round as a file, with its chunk digests: written once, served to many."""
-
-    def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:
-        self.path, self.meta, self.digests = path, meta, digests
-
-    @classmethod
-    def write(cls, path: Path, state: OuterState) -> SnapshotFile:
-        """Write `state`; the caller holds the state still."""
-        digests = state.chunk_digests()
-        meta = SnapshotMeta(
-            round=state.round,
-            lineage_id=state.lineage_id,
-            numel=state.numel,
-            num_buffers=len(state.buffers),
-            num_chunks=len(digests),
-        )
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            for tensor in (state.anchor, *state.buffers):
-                file.write(tensor.numpy().data)
-        temporary.replace(path)
-        return cls(path, meta, digests)
-
-
-class HistoryServer:
-    """Serves a `History` and, through `snapshot`, the current state.
-
-    Args:
-        snapshot: returns a snapshot file that may be read until the next call, or None.
-    """
-
-    def __init__(
-        self, node: Node, run_id: str, history: History, snapshot: Callable[[], Awaitable[SnapshotFile | None]]
-    ) -> None:
-        self._node, self._run_id, self._history, self._snapshot = node, run_id, history, snapshot
-        # apart: whoever takes a snapshot asks for the chain meanwhile
-        self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("chain", "update", "snapshot")}
-
-    async def start(self) -> None:
-        await self._node.serve(history_name(self._run_id), "history", self._on_stream)
-
-    async def _on_stream(self, stream: Stream) -> None:
-        request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, HistoryRequest), REQUEST_TIMEOUT_S)
-        if request.run_id != self._run_id:
-            raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
-        async with self._slots[request.what]:
-            if request.what == "chain":
-                for certificate in self._history.chain[request.from_round :]:
-                    await _send(stream, Kind.DATA, dump_json(certificate))
-            elif request.what == "update":
-                await self._send_update(stream, request)
-            else:
-                await self._send_snapshot(stream)
-            await _send(stream, Kind.END)
-
-    async def _send_update(self, stream: Stream, request: HistoryRequest) -> None:
-        path = self._history.update(request.digest) if request.digest else None
-        if path is None:
-            return
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
-                await _send(stream, Kind.DATA, piece)
-
-    async def _send_snapshot(self, stream: Stream) -> None:
-        snapshot = await self._snapshot()
-        if snapshot is None:
-            return
-        with snapshot.path.open("rb") as file:
-            await _send(stream, Kind.META, dump_json(snapshot.meta))
-            await _send(stream, Kind.DATA, b"".join(snapshot.digests))
-            for length in chunk_lengths(snapshot.meta):
-                piece = await asyncio.to_thread(file.read, length)
-                await _send(stream, Kind.DATA, piece)
-
-
-def chunk_lengths(meta: SnapshotMeta) -> list[int]:
-    """Bytes of each chunk of a snapshot, in order."""
-    one_tensor = [4 * (stop - start) for start, stop in chunks(meta.numel, CHUNK)]
-    return one_tensor * (1 + meta.num_buffers)
-
-
-def load_snapshot(path: Path, state: OuterState) -> None:
-    """Read a verified snapshot file into the state's tensors, in place."""
-    with path.open("rb") as file:
-        for tensor in (state.anchor, *state.buffers):
-            for start, stop in chunks(state.numel, CHUNK):
-                data = bytearray(file.read(4 * (stop - start)))
-                tensor[start:stop] = torch.frombuffer(data, dtype=torch.float32)
-
-
-async def _send(stream: Stream, kind: Kind, body: bytes = b"") -> None:
-    try:
-        await asyncio.wait_for(stream.send(kind, body), SEND_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None
 
 
 def _write(path: Path, content: bytes) -> None:

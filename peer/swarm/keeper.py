@@ -1,4 +1,4 @@
-"""The outer state of this peer, kept whole: shared memory, head, chain and snapshot file change together."""
+"""The outer state of this peer, kept whole: shared memory, head and chain change together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from peer.link.memory import Head, SharedState
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate
-from peer.swarm.history import History, SnapshotFile, load_snapshot
+from peer.swarm.history import History
+from peer.swarm.snapshots import Shelf, load_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Keeper:
     Attributes:
         valid: the state is whole. False before the first valid state, and for the moment of a change.
         position: where this peer stands; during a change, still where it stood.
+        shelf: the snapshots that joiners take.
     """
 
     def __init__(self, memory: SharedState, state: OuterState, history: History) -> None:
@@ -44,7 +46,7 @@ class Keeper:
         self.valid = False
         self.position = Position(0, history.genesis, 0)
         self._lock = asyncio.Lock()
-        self._snapshot_file: SnapshotFile | None = None
+        self.shelf = Shelf(history, state, self.still, lambda: self.valid)
 
     def restore(self, chains: list[Path]) -> Head | None:
         """Take up what the shared memory holds: a state with a head, whose chain is in one of the files, or genesis.
@@ -89,18 +91,6 @@ class Keeper:
             await asyncio.to_thread(self.history.replace, chain)
             self._write_head(await asyncio.to_thread(self.state.digest), None)
         path.unlink()
-
-    async def snapshot(self) -> SnapshotFile | None:
-        """The current state as a file, for joiners; None while there is no valid state."""
-        async with self._lock:
-            if not self.valid:
-                return None
-            current = self._snapshot_file
-            if current is None or current.meta.lineage_id != self.state.lineage_id:
-                path = self.history.folder / "snapshot.bin"
-                current = await asyncio.to_thread(SnapshotFile.write, path, self.state)
-                self._snapshot_file = current
-            return current
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
 from peer.protocol.manifest import RunManifest
-from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead
+from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
 from peer.swarm.invitations import Self
@@ -77,7 +77,7 @@ class Rounds:
             rosters, self._matchmaker.gathering,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
-        self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits)
+        self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits, self._accuse)
         self._merged = asyncio.Event()
         self._merged.set()
         self._work = asyncio.Event()
@@ -223,6 +223,7 @@ class Rounds:
             record = await run_round(due, self.keeper.state, self)
         finally:
             self._in_round = False
+            self.keeper.shelf.courtesy.round_ends()
             if self._due is due:  # else the trainer has handed over the next one while this round was being closed
                 self._due = None
         now_sent, now_received = self._traffic()
@@ -289,13 +290,13 @@ class Rounds:
         for donor in self._donors():
             self._nudged.pop(donor, None)
             try:
-                how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self.keeper.adopt)
+                others = helpers(self._directory.peers, donor, self._distrusted)
+                how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self.keeper.adopt, others)
             except NotHeavierError as error:
                 log.info("%s", error)
                 self._distrust(donor, NOT_HEAVIER_S)
             except ProtocolError as error:
-                log.warning("%s cannot be a donor: %s", donor, error)
-                self._distrust(donor, DISTRUST_S)
+                self._accuse(donor, str(error))
             except (StreamClosedError, asyncio.TimeoutError) as error:
                 log.info("donor %s went away: %s", donor, error)
             else:
@@ -307,6 +308,10 @@ class Rounds:
         self._report_catch_up(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
         return True
 
+    def _accuse(self, donor: str, why: str) -> None:
+        log.warning("%s cannot be a donor: %s", donor, why)
+        self._distrust(donor, DISTRUST_S)
+
     def _distrust(self, donor: str, seconds: float) -> None:
         self._distrusted.add(donor)
         asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
@@ -316,7 +321,7 @@ class Rounds:
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
             if how.snapshot_round is None
-            else f"took the snapshot of round {how.snapshot_round} from {how.donor}; "
+            else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
         )
         log.info("caught up to round %d: %s", self.keeper.state.round, reason)
@@ -358,6 +363,7 @@ class Rounds:
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
+        self.keeper.shelf.courtesy.round_begins()
         return await self._exchange.exchange(group, due, state)
 
     async def commit(self, group: Group, link: Link) -> Certificate:

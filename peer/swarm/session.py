@@ -40,11 +40,12 @@ from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
-from peer.swarm.history import History, HistoryServer
+from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, NodeConfig, start_node
 from peer.swarm.recorder import Recorder
 from peer.swarm.rounds import Rounds
+from peer.swarm.serving import HistoryServer
 
 log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0
@@ -136,7 +137,8 @@ class AgentSession:
         )
         rounds, resumed = self._build(node, directory, manifest, organiser, mapped, folder, recorder.tell)
         await rounds.start()
-        await HistoryServer(node, manifest.run_id, rounds.keeper.history, rounds.keeper.snapshot).start()
+        keeper = rounds.keeper
+        await HistoryServer(node, manifest.run_id, keeper.history, keeper.shelf, keeper.shelf.courtesy).start()
         directory.follow()
         self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))

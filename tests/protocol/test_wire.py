@@ -32,6 +32,7 @@ MESSAGES = [
     wire.VoteMessage(link_id=DIGEST, signature="0" * 128),
     wire.AbortMessage(reason="deadline passed", culprit=PEER),
     wire.HistoryRequest(what="update", run_id=DIGEST, digest=DIGEST),
+    wire.HistoryRequest(what="chunks", run_id=DIGEST, digest=DIGEST, indexes=(0, 7, 2**24 - 1)),
     wire.SnapshotMeta(round=3, lineage_id=DIGEST, numel=100, num_buffers=1, num_chunks=2),
 ]
 
@@ -72,8 +73,8 @@ def test_a_body_beyond_the_limit_is_refused_on_its_header():
 
 @pytest.mark.parametrize(
     "header",
-    [b"ATL2\x01" + bytes(7), b"HTTP/1.1 200", b"ATL1\x01\0\0\1" + bytes(4), b"ATL1" + bytes(8), b"ATL1\x0f" + bytes(7)],
-    ids=["magic", "http", "padding", "kind 0", "kind 15"],
+    [b"ATL2\x01" + bytes(7), b"HTTP/1.1 200", b"ATL1\x01\0\0\1" + bytes(4), b"ATL1" + bytes(8), b"ATL1\x10" + bytes(7)],
+    ids=["magic", "http", "padding", "kind 0", "kind 16"],
 )
 def test_other_headers_are_refused(header):
     with pytest.raises(ProtocolError):
@@ -118,6 +119,7 @@ def test_twenty_thousand_mutated_messages_raise_nothing_but_protocol_errors():
     assert 100 < accepted < 10_000
 
 
+CHUNKS = {"what": "chunks", "run_id": DIGEST, "digest": DIGEST, "indexes": [1]}
 OUT_OF_RANGE = {
     "no tokens": (JoinMessage, {**JOIN.model_dump(), "tokens": 0}),
     "too many tokens": (JoinMessage, {**JOIN.model_dump(), "tokens": 2**40}),
@@ -131,6 +133,13 @@ OUT_OF_RANGE = {
     "2^24 chunks": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "num_chunks": 2**24}),
     "five buffers": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "num_buffers": 5}),
     "what": (wire.HistoryRequest, {"what": "../key", "run_id": DIGEST}),
+    "chunk 2^24": (wire.HistoryRequest, {**CHUNKS, "indexes": [2**24]}),
+    "chunk -1": (wire.HistoryRequest, {**CHUNKS, "indexes": [-1]}),
+    "chunk 1.5": (wire.HistoryRequest, {**CHUNKS, "indexes": [1.5]}),
+    "65 chunks": (wire.HistoryRequest, {**CHUNKS, "indexes": list(range(65))}),
+    "no chunks": (wire.HistoryRequest, {**CHUNKS, "indexes": []}),
+    "chunks of nothing": (wire.HistoryRequest, {**CHUNKS, "digest": None}),
+    "an update by chunks": (wire.HistoryRequest, {**CHUNKS, "what": "update"}),
     "digest as a path": (wire.HistoryRequest, {"what": "update", "run_id": DIGEST, "digest": "../" + "a" * 61}),
 }
 

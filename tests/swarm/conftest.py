@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from peer.outer import state
+from peer.swarm import snapshots
 from tests.swarm.network import MemoryNetwork
 
 
@@ -11,3 +13,10 @@ async def network():
     network = MemoryNetwork()
     yield network
     await network.close()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 1024 elements: a state of a few kilobytes has many."""
+    for module in (state, snapshots):
+        monkeypatch.setattr(module, "CHUNK", 1024)

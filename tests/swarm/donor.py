@@ -7,12 +7,15 @@ import asyncio
 import pytest
 
 from peer.errors import ProtocolError
+from peer.outer import state as state_module
 from peer.outer.state import chunks
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.catchup import Fetcher, Standing
-from peer.swarm.history import History, history_name, load_snapshot
+from peer.swarm.history import History
+from peer.swarm.serving import history_name
+from peer.swarm.snapshots import load_snapshot
 from tests.swarm.runs import NUMEL, RUN, make_state
 
 
@@ -21,11 +24,12 @@ class ScriptedDonor:
 
     Attributes:
         asked: what was requested, in order.
+        chunks_asked: the chunks that were, in order.
     """
 
     def __init__(self, node, run):
         state, history = run.state, run.history
-        self.node, self.asked = node, []
+        self.node, self.asked, self.chunks_asked = node, [], []
         self.chain = list(history.chain)
         digests = [certificate.link.update_digest for certificate in history.chain]
         self.updates = {digest: history.update(digest).read_bytes() for digest in digests}
@@ -40,7 +44,7 @@ class ScriptedDonor:
         self.pieces = [
             tensor[start:stop].numpy().tobytes()
             for tensor in (state.anchor, *state.buffers)
-            for start, stop in chunks(state.numel, 1 << 20)
+            for start, stop in chunks(state.numel, state_module.CHUNK)
         ]
 
     @property
@@ -54,7 +58,9 @@ class ScriptedDonor:
     async def _answer(self, stream):
         request = await stream.receive_message(Kind.REQUEST, HistoryRequest)
         self.asked.append(request.what)
-        if request.what == "chain":
+        if request.what == "chunks":
+            await self._send_chunks(stream, request)
+        elif request.what == "chain":
             for certificate in self.chain[request.from_round :]:
                 await stream.send(Kind.DATA, dump_json(certificate))
         elif request.what == "update":
@@ -63,10 +69,22 @@ class ScriptedDonor:
                 await stream.send(Kind.DATA, payload[start : start + 400])
         elif self.meta is not None:
             await stream.send_message(Kind.META, self.meta)
-            for piece in (b"".join(self.digests), *self.pieces):
-                await stream.send(Kind.DATA, piece)
+            await stream.send(Kind.DATA, b"".join(self.digests))
         await stream.send(Kind.END)
         await stream.closed()
+
+    async def _send_chunks(self, stream, request):
+        """Until the other end has enough; a piece that is None is the end, one that is `Kind.BUSY` says so."""
+        while True:
+            for index in request.indexes:
+                self.chunks_asked.append(index)
+                piece = self.pieces[index]
+                if piece is None:
+                    return
+                if callable(piece):
+                    piece = await piece()
+                await (stream.send(piece) if isinstance(piece, Kind) else stream.send(Kind.DATA, piece))
+            request = await stream.receive_message(Kind.REQUEST, HistoryRequest)
 
 
 class Joiner:
@@ -75,7 +93,8 @@ class Joiner:
     def __init__(self, network, folder, numel=NUMEL):
         self.state = make_state(numel)
         self.history = History(folder, self.state.lineage_id)
-        self.fetcher = Fetcher(network.node(), RUN, folder, RosterLimits())
+        self.folder, self.liars = folder, {}
+        self.fetcher = Fetcher(network.node(), RUN, folder, RosterLimits(), self.liars.__setitem__)
         self.valid, self.applied, self.adopted = True, 0, 0
 
     async def apply(self, update, certificate):
@@ -93,8 +112,9 @@ class Joiner:
     def standing(self):
         return Standing(state=self.state, history=self.history, valid=self.valid)
 
-    async def catch_up(self, donor):
-        work = self.fetcher.catch_up(donor.peer_id, self.standing(), self.apply, self.adopt)
+    async def catch_up(self, donor, *others):
+        ids = [other.peer_id for other in others]
+        work = self.fetcher.catch_up(donor.peer_id, self.standing(), self.apply, self.adopt, ids)
         return await asyncio.wait_for(work, 20.0)
 
     async def refuses(self, donor, error=ProtocolError, match=None):

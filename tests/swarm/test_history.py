@@ -8,7 +8,8 @@ import torch
 from peer.outer.state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
 from peer.swarm import history as history_module
-from peer.swarm.history import History, SnapshotFile, chunk_lengths, load_snapshot, read_chain
+from peer.swarm.history import History, read_chain
+from peer.swarm.snapshots import SnapshotFile, chunk_lengths, load_snapshot
 from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
 
 

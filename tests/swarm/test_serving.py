@@ -8,26 +8,23 @@ from peer.outer.state import CHUNK
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm import history as history_module
-from peer.swarm.history import HistoryServer, SnapshotFile, history_name
+from peer.swarm import chunks, serving
+from peer.swarm.serving import HistoryServer, history_name
+from peer.swarm.snapshots import Shelf
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 
-LIMITS = {Kind.DATA: 1 << 23, Kind.META: 1 << 16, Kind.END: 0}
+LIMITS = {Kind.DATA: 1 << 23, Kind.META: 1 << 16, Kind.END: 0, Kind.BUSY: 0}
 
 
 @pytest.fixture
 def serve(network, tmp_path):
     async def start(numel=1000, rounds=3, snapshot=True):
         run = Run(tmp_path / "donor", numel=numel).commit(rounds)
-        file = SnapshotFile.write(run.history.folder / "snapshot.bin", run.state) if snapshot else None
         node = network.node()
-
-        async def current():
-            return file
-
-        await HistoryServer(node, RUN, run.history, current).start()
+        shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: snapshot)
+        await HistoryServer(node, RUN, run.history, shelf).start()
         return run, node
 
     return start
@@ -89,14 +86,16 @@ async def test_requests_for_other_runs_and_garbage_are_dropped(serve, network, c
 
 
 async def test_a_client_that_asks_nothing_is_dropped(serve, network, monkeypatch):
-    monkeypatch.setattr(history_module, "REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.05)
     _, server = await serve()
     stream = await network.node().open(server.peer_id, history_name(RUN), "history")
     await asyncio.wait_for(stream.closed(), 5.0)
 
 
 async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(history_module, "SERVED_AT_ONCE", 2)
+    monkeypatch.setattr(serving, "SERVED_AT_ONCE", 2)
+    monkeypatch.setattr(serving, "CHUNK_STREAMS", 2)
+    monkeypatch.setattr(chunks, "BUSY_RETRY_S", 0.01)
     run, server = await serve(numel=CHUNK, rounds=1)  # a chunk is more than the buffers of a stream hold
     joiners = [Joiner(network, tmp_path / str(number), numel=CHUNK) for number in range(3)]
     for joiner in joiners:
@@ -106,14 +105,86 @@ async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve
         assert_same(joiner, run)
 
 
-async def test_clients_that_do_not_read_lose_their_slot(serve, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(history_module, "SERVED_AT_ONCE", 1)
-    monkeypatch.setattr(history_module, "SEND_TIMEOUT_S", 0.2)
+async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
+    monkeypatch.setattr(serving, "CHUNK_STREAMS", 3)
+    run, server = await serve()
+    request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
+    one, two = network.node(), network.node()
+    held = [await ask(client, server, **request) for client in (one, one, two)]
+    for stream in held:
+        assert (await stream.receive(LIMITS))[0] is Kind.DATA
+    over_its_own, over_all = await ask(one, server, **request), await ask(two, server, **request)
+    assert (await over_its_own.receive(LIMITS))[0] is Kind.BUSY
+    assert (await over_all.receive(LIMITS))[0] is Kind.BUSY
+    held[0].close()
+    await until(lambda: server._open_streams[one.peer_id] == 1)
+    again = await ask(one, server, **request)
+    assert (await again.receive(LIMITS))[0] is Kind.DATA
+    third = await ask(one, server, **request)
+    assert (await third.receive(LIMITS))[0] is Kind.BUSY
+    for stream in (*held, over_its_own, over_all, again, third):
+        stream.close()
+
+
+async def test_chunks_come_in_the_order_in_which_they_are_asked_for(serve, network):
+    run, server = await serve(numel=2 * CHUNK + 5)
+    content = b"".join(tensor.numpy().tobytes() for tensor in (run.state.anchor, *run.state.buffers))
+    sizes = [4 * CHUNK, 4 * CHUNK, 20] * 2
+    stream = await ask(network.node(), server, what="chunks", digest=run.state.lineage_id, indexes=(5, 0, 2))
+    more = HistoryRequest(what="chunks", run_id=RUN, digest=run.state.lineage_id, indexes=(3, 3))
+    await stream.send_message(Kind.REQUEST, more)
+    for index in (5, 0, 2, 3, 3):
+        kind, body = await asyncio.wait_for(stream.receive(LIMITS), 10.0)
+        first = sum(sizes[:index])
+        assert (kind, body) == (Kind.DATA, content[first : first + sizes[index]])
+    stream.close()
+
+
+TOO_MUCH = {
+    "no such chunk": ({"indexes": (2,)}, "asks for chunk 2 of 2"),
+    "too many": ({"indexes": (0,) * 5}, "more than the chunks of one snapshot"),
+    "another snapshot": ({"indexes": (0,), "digest": "f" * 64}, "more than the chunks of one snapshot"),
+    "something else": ({"what": "chain"}, "more than the chunks of one snapshot"),
+    "another run": ({"indexes": (0,), "run_id": "f" * 64}, "asks for run ffffffffffff"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MUCH)
+async def test_requests_for_what_is_not_there_end_the_stream(serve, network, caplog, case):
+    changes, complaint = TOO_MUCH[case]
+    run, server = await serve()
+    request = {"what": "chunks", "run_id": RUN, "digest": run.state.lineage_id}
+    stream = await ask(network.node(), server, **request, indexes=(0,))
+    assert (await stream.receive(LIMITS))[0] is Kind.DATA
+    await stream.send_message(Kind.REQUEST, HistoryRequest(**{**request, **changes}))
+    with pytest.raises(StreamClosedError):
+        await answer(stream)
+    assert complaint in caplog.text
+
+
+async def test_the_snapshot_of_another_state_is_not_here(serve, network):
+    _, server = await serve()
+    assert await answer(await ask(network.node(), server, what="chunks", digest="f" * 64, indexes=(0,))) == []
+
+
+async def test_clients_that_do_not_read_lose_their_place(serve, network, tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "CHUNK_STREAMS", 1)
+    monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(chunks, "BUSY_RETRY_S", 0.01)
     run, server = await serve(numel=CHUNK, rounds=1)
-    lazy = await ask(network.node(), server, what="snapshot")
-    assert (await lazy.receive(LIMITS))[0] is Kind.META
+    lazy = await ask(network.node(), server, what="chunks", digest=run.state.lineage_id, indexes=(0, 1))
+    assert (await lazy.receive_header(LIMITS))[0] is Kind.DATA
     joiner = Joiner(network, tmp_path / "joiner", numel=CHUNK)
     joiner.valid = False
     await joiner.catch_up(server)
     assert_same(joiner, run)
     lazy.close()
+
+
+async def until(condition):
+    """Let the other tasks work until it is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to be so")

@@ -1,0 +1,215 @@
+"""The process of one peer of `benchmarks.state_transfer`: a donor that averages with the others, or the newcomer.
+
+All that the benchmark knows of `peer.swarm` is in this file. Rounds are whole: exchange, preview, votes, the update
+applied and recorded on disk; there are no trainer and no directory. The newcomer's chain and state are verified as
+always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import uvloop
+
+from benchmarks.averaging import CLOSE_TIMEOUT_S, RECIPE, RUN, TOKENS
+from benchmarks.contributions import fill
+from benchmarks.member import Setup, parse_setup, respond
+from peer.lifetime import children_die_with_us, die_with_parent
+from peer.link.memory import SharedState, create_descriptor
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
+from peer.outer.optimizer import Nesterov
+from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
+from peer.outer.state import OuterState, Update
+from peer.protocol.lineage import Certificate, Link, RosterLimits
+from peer.protocol.manifest import RoundSpec
+from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.exchange import Exchange
+from peer.swarm.heap import return_large_blocks
+from peer.swarm.history import History
+from peer.swarm.keeper import Keeper
+from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.roster import Rosters
+from peer.swarm.serving import HistoryServer
+from peer.swarm.tasks import use_few_threads
+
+SCALE = 1e-3
+T = TypeVar("T")
+
+
+class StatePeer:
+    """A donor, or the newcomer, which comes last. Its methods run in a thread beside the main thread's loop.
+
+    Args:
+        setup: the run; `peers` counts the newcomer.
+        node: the network.
+        loop: its loop.
+    """
+
+    def __init__(self, setup: Setup, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        self._setup, self._node, self._loop = setup, node, loop
+        self._members = setup.peers - 1
+        self._memory = SharedState(create_descriptor(), setup.numel, 1)
+        for vector in (self._memory.anchor, self._memory.snapshot, *self._memory.buffers):
+            vector.fill_(0.0)  # written, so that all of its memory is there
+        self.state = OuterState(
+            self._memory.anchor, self._memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec))
+        )
+        self.state.lineage_id = self._genesis = self.state.digest()
+        self.keeper = self._new_keeper("0")
+        self.rosters = Rosters(node.identity, RUN, RoundSpec(max_group=max(2, self._members)), nominal_tokens=TOKENS)
+        self.exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters)
+        self.group: Group | None = None
+        self._sequence = self._fetches = 0
+        self._donors: list[str] = []
+
+    async def start(self) -> None:
+        """Serve."""
+        self.keeper.restore([])
+        await self.exchange.start()
+        shelf = self.keeper.shelf
+        await HistoryServer(self._node, RUN, self.keeper.history, shelf, shelf.courtesy).start()
+
+    def prepare(self) -> dict[str, str]:
+        """Local parameters to average, and a signed join of the first round."""
+        fill(self._memory.snapshot, self._setup.index, self._setup.seed)
+        self._memory.snapshot.mul_(-SCALE)
+        _, sealed = self.rosters.join(self.keeper.position, TOKENS)
+        return {"peer_id": self._node.peer_id, "sealed": sealed.hex()}
+
+    def meet(self, gathered: Sequence[dict[str, str]]) -> None:
+        """Form the first group; it stays for all rounds."""
+        members = gathered[: self._members]
+        self._donors = [one["peer_id"] for one in members]
+        if self._setup.index == self._members:
+            return
+        sealed = {one["peer_id"]: bytes.fromhex(one["sealed"]) for one in members}
+        joins = {id: (blob, self.rosters.open_join(blob, id, self.keeper.position)) for id, blob in sealed.items()}
+        _, self.group = self.rosters.write(joins, self.state.lineage_id)
+
+    def work(self, given: dict[str, Any]) -> Any:
+        """One part of the measurement.
+
+        Args:
+            given: a donor makes `rounds`, with `pause_s` before each; -> (began, ended) of each. The newcomer takes
+                `fetches` snapshots from the first `donors`, and more until `fetch_s` have passed; -> what `_fetch` says
+                of each.
+        """
+        if self._setup.index < self._members:
+            return self._wait(self._rounds(given["rounds"], given["pause_s"]))
+        until = time.monotonic() + given["fetch_s"]
+        fetched: list[dict[str, Any]] = []
+        while len(fetched) < given["fetches"] or time.monotonic() < until:
+            fetched.append(self._wait(self._fetch(self._donors[: given["donors"]])))
+        return fetched
+
+    async def _rounds(self, count: int, pause_s: float) -> list[tuple[float, float]]:
+        times = []
+        for _ in range(count):
+            await asyncio.sleep(pause_s)
+            self._sequence += 1
+            began = time.monotonic()
+            record = await run_round(Due(self._sequence, TOKENS, self._memory.snapshot), self.state, _Port(self))
+            self.keeper.shelf.courtesy.round_ends()
+            if record.status != "committed":
+                raise RuntimeError(f"a round ended in {record.phase}: {record.reason}")
+            times.append((began, time.monotonic()))
+        return times
+
+    async def _fetch(self, donors: list[str]) -> dict[str, Any]:
+        self._fetches += 1
+        keeper = self._new_keeper(str(self._fetches))
+        limits = RosterLimits(1, max(2, self._members), TOKENS)
+        fetcher = Fetcher(self._node, RUN, keeper.history.folder, limits)
+        verified_at = 0.0
+
+        async def adopt(path: Path, chain: list[Certificate]) -> None:
+            nonlocal verified_at
+            verified_at = time.monotonic()
+            await keeper.adopt(path, chain)
+
+        async def apply(*_: object) -> None:
+            raise AssertionError("nothing to replay")
+
+        began = time.monotonic()
+        standing = Standing(state=self.state, history=keeper.history, valid=False)
+        how = await fetcher.catch_up(donors[0], standing, apply, adopt, donors[1:])
+        head = self._memory.head
+        return {
+            "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,
+            "chunks": [how.chunks.get(donor, 0) for donor in donors],
+            "right": head is not None and head.state_digest == keeper.history.chain[-1].link.state_digest,
+        }  # fmt: skip
+
+    def _new_keeper(self, name: str) -> Keeper:
+        folder = Path(self._setup.folder) / f"{self._setup.index}-{name}"
+        return Keeper(self._memory, self.state, History(folder, self._genesis))
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class _Port:
+    """Implements `SwarmPort` for a group that stays."""
+
+    def __init__(self, peer: StatePeer) -> None:
+        self._peer = peer
+
+    async def match(self, due: Due) -> Group:
+        peer = self._peer
+        first, peer.group = peer.group, None
+        return first or await peer.exchange.again(due, peer.state, peer.keeper.position, 60.0)
+
+    async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
+        self._peer.keeper.shelf.courtesy.round_begins()
+        return await self._peer.exchange.exchange(group, due, state)
+
+    async def commit(self, group: Group, link: Link) -> Certificate:
+        return await self._peer.exchange.commit(group, link)
+
+    async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None:  # noqa: ARG002
+        await self._peer.keeper.apply(update, certificate, due.sequence)
+
+    async def release(self, group: Group, abort: RoundAborted | None) -> None:
+        await self._peer.exchange.release(group, abort, self._peer.keeper.position)
+
+
+async def _run() -> None:
+    use_few_threads()
+    setup, answers = parse_setup()
+    node = await start_node(
+        NodeConfig(
+            identity_path=Path(setup.folder) / f"{setup.index}.key",
+            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            initial_peers=(setup.first,) if setup.first else (),
+            nat_port_map=False,
+        )
+    )
+    peer = StatePeer(setup, node, asyncio.get_running_loop())
+    await peer.start()
+    work: dict[str, Callable[[Any], Any]] = {"prepare": lambda _: peer.prepare(), "meet": peer.meet, "work": peer.work}
+    try:
+        await asyncio.to_thread(respond, node.maddrs[0], work, answers)
+    finally:
+        await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
+
+
+def main() -> None:
+    """Set the process up as `peer.swarm.agent` does."""
+    die_with_parent(os.getppid())
+    children_die_with_us()
+    return_large_blocks()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(False)
+    uvloop.install()
+    asyncio.run(_run())
+
+
+if __name__ == "__main__":
+    main()

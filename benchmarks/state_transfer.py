@@ -1,0 +1,220 @@
+"""How fast a newcomer gets the state from several donors, and what that costs the donors' rounds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Picture
+
+from benchmarks.exchange_report import size
+from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.member import DAEMON
+from benchmarks.peers import PeerFailedError, Peers
+from benchmarks.processes import available_bytes, cpu_seconds
+from peer.errors import UserError
+from peer.sim.plan import check_writable
+
+NAME = "state_transfer"
+ABOUT = "A newcomer takes the outer state (anchor and momentum, fp32) from several donors of one machine"
+NOTES = """\
+Real nodes and libp2p daemons, one process with one torch thread for each peer. MB/s counts from the newcomer's first
+request to the last verified chunk in its file: the donor's chain is checked, every chunk is hashed and written. `first`
+is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
+`p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, preview, votes, applied, recorded), among the
+donors, or two peers where there is one donor, each after a pause as long as a round, one transfer after another;
+`delay` is the median of those that a transfer overlaps over the median of those without, the donors' writing of their
+files included. Newcomer and donors share the cores, so what the newcomer does slows the rounds here, too."""
+PARAMS = (10_000_000, 125_000_000)
+DONORS = (1, 2, 4)
+REPEATS = 5
+WARM_UP = 2
+QUIET_ROUNDS = 6
+BUSY_ROUNDS = 6
+PAUSE_IN_ROUNDS = 1.0
+MB_PER_SECOND = 250.0
+DELAY = 1.05
+GOAL_PARAMS, GOAL_DONORS = 125_000_000, 2
+PEER_BYTES, PARAMETER_BYTES = 3.5e8, 30.0  # of each: its vectors, its snapshot file, an exchange's temporaries
+TIMEOUT_S = 300.0
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000")  # Okabe and Ito (2008)
+HEADER: tuple[str, ...] = (
+    "params", "donors", "MB/s", "seconds", "first s", "adopt s", "CPU s", "p2pd s", "round s", "during s", "delay",
+)
+Row = dict[str, Any]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = benchmark_parser(
+        NAME,
+        "Starts donors that average among themselves, and a newcomer that takes their state again and again: while\n"
+        "they rest, for the speed, and while they make rounds, for the delay. Every state is checked.",
+    )
+    lists: dict[str, Any] = {"nargs": "+", "metavar": "N", "type": int}
+    parser.add_argument("--params", default=list(PARAMS), help=f"default: {' '.join(map(str, PARAMS))}", **lists)
+    parser.add_argument("--donors", default=list(DONORS), help=f"default: {' '.join(map(str, DONORS))}", **lists)
+    parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=f"transfers (default: {REPEATS})")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw MB/s over the number of donors to this PNG")
+    return parser
+
+
+def measure(arguments: argparse.Namespace, say: Say) -> Report:
+    """Every number of donors at every size."""
+    check_count("--repeats", arguments.repeats, 1)
+    for flag, counts, least in (("--params", arguments.params, 1000), ("--donors", arguments.donors, 1)):
+        for count in counts:
+            check_count(flag, count, least)
+    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
+        if path is not None:
+            check_writable(path, flag)
+    rows: list[Row] = []
+    missing: list[Row] = []
+    for params in dict.fromkeys(arguments.params):
+        for donors in dict.fromkeys(arguments.donors):
+            try:
+                rows.append(measure_transfer(params, donors, arguments.repeats, arguments.seed))
+                say(" | ".join(f"{name} {value}" for name, value in zip(HEADER, line(rows[-1]), strict=True)))
+            except (PeerFailedError, UserError) as error:
+                say(f"{size(params)} from {donors}: {error}")
+                missing.append({"params": params, "donors": donors, "reason": str(error).splitlines()[0]})
+    if not rows:
+        raise UserError("nothing could be measured", "see above")
+    if arguments.plot is not None:
+        draw(arguments.plot, rows)
+    options = [str(word) for flag in ("params", "donors") for word in (f"--{flag}", *getattr(arguments, flag))]
+    return Report(
+        name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=NOTES,
+        table=(HEADER, *map(line, rows)), options=(*options, "--repeats", str(arguments.repeats)),
+        more={"rows": rows, "not_measured": missing},
+    )  # fmt: skip
+
+
+def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
+    """One cell of the grid.
+
+    Raises:
+        PeerFailedError: a peer died, or said nothing in time.
+        UserError: it would not fit into memory, or a state was wrong.
+    """
+    members = max(2, donors)
+    needed, free = (members + 1) * (PEER_BYTES + PARAMETER_BYTES * params), available_bytes()
+    if needed > free:
+        raise UserError(f"needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are available")
+    with Peers(
+        "benchmarks.state_peer", codec="int8", numel=params, peers=members + 1, seed=seed, timeout_s=TIMEOUT_S
+    ) as peers:
+        peers.meet()
+        work(peers, donors, rounds=WARM_UP)
+        _, first = work(peers, donors, fetches=1)
+        before = processor_seconds(peers)
+        _, fetched = work(peers, donors, fetches=repeats)
+        cpu = [(after - earlier) / repeats for after, earlier in zip(processor_seconds(peers), before, strict=True)]
+        pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP)[0]))
+        quiet, _ = work(peers, donors, rounds=QUIET_ROUNDS, pause_s=pause_s)
+        fetch_s = BUSY_ROUNDS * (median(durations(quiet)) + pause_s)
+        mixed, during = work(peers, donors, rounds=BUSY_ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
+    if not all(one["right"] for one in (*first, *fetched, *during)):
+        raise UserError("a newcomer's state is not the certified one", "this is a bug")
+    return row(params, donors, first[0], fetched, cpu, quiet, mixed, during)
+
+
+Interval = tuple[float, float]
+
+
+def work(
+    peers: Peers, donors: int, rounds: int = 0, fetches: int = 0, pause_s: float = 0.0, fetch_s: float = 0.0
+) -> tuple[list[Interval], list[Row]]:
+    """Rounds of the donors and transfers to the newcomer at the same time; -> each round from the last member that
+    begins to the last that ends, and each transfer.
+    """
+    given = {"rounds": rounds, "fetches": fetches, "donors": donors, "pause_s": pause_s, "fetch_s": fetch_s}
+    *members, fetched = peers.ask("work", given)
+    together = [tuple(max(ends) for ends in zip(*one, strict=True)) for one in zip(*members, strict=True)]
+    return [(began, ended) for began, ended in together], fetched
+
+
+def processor_seconds(peers: Peers) -> tuple[float, float]:
+    """Of all peers so far, and of their libp2p daemons."""
+    leaders = list(peers.leaders)
+    return sum(map(cpu_seconds, leaders)), sum(cpu_seconds(leader, DAEMON) for leader in leaders)
+
+
+def durations(intervals: Sequence[Interval]) -> list[float]:
+    """Seconds of each."""
+    return [ended - began for began, ended in intervals]
+
+
+def row(
+    params: int, donors: int, first: Row, fetched: Sequence[Row], cpu: Sequence[float], quiet: Sequence[Interval],
+    mixed: Sequence[Interval], during: Sequence[Row],
+) -> Row:  # fmt: skip
+    """What is reported of one cell; rounds among `mixed` that no transfer overlaps count as quiet ones."""
+    seconds = [one["ended"] - one["began"] for one in fetched]
+    overlapped = [any(b < one["ended"] and e > one["began"] for one in during) for b, e in mixed]
+    slowed = [e - b for (b, e), over in zip(mixed, overlapped, strict=True) if over]
+    alone = durations(quiet) + [e - b for (b, e), over in zip(mixed, overlapped, strict=True) if not over]
+    return {
+        "params": params, "donors": donors, "bytes": 8 * params,
+        "mb_per_second": 8e-6 * params / median(seconds), "seconds_median": median(seconds), "seconds": seconds,
+        "seconds_first": first["ended"] - first["began"],
+        "seconds_adopt": median([one["adopt_seconds"] for one in fetched]),
+        "seconds_during_rounds": [one["ended"] - one["began"] for one in during],
+        "chunks": [one["chunks"] for one in fetched], "cpu_seconds": cpu[0], "cpu_seconds_p2pd": cpu[1],
+        "round_seconds": alone, "round_seconds_during": slowed,
+        "round_seconds_median": median(alone), "round_seconds_during_median": median(slowed) if slowed else None,
+        "delay": median(slowed) / median(alone) if slowed else None,
+    }  # fmt: skip
+
+
+def line(row: Row) -> tuple[str, ...]:
+    """A row as text."""
+    seconds = ("seconds_median", "seconds_first", "seconds_adopt", "cpu_seconds", "cpu_seconds_p2pd",
+               "round_seconds_median", "round_seconds_during_median", "delay")  # fmt: skip
+    rest = [f"{row[name]:.2f}" if row[name] is not None else "-" for name in seconds]
+    return size(row["params"]), str(row["donors"]), f"{row['mb_per_second']:.0f}", *rest
+
+
+def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
+    """Speed and delay of each row; the speed has a goal for several donors of the large state."""
+    found = []
+    for one in rows:
+        name = f"{size(one['params'])} from {one['donors']}"
+        goal = MB_PER_SECOND if one["params"] >= GOAL_PARAMS and one["donors"] >= GOAL_DONORS else None
+        found.append(
+            Figure(name=f"{name}: speed", value=one["mb_per_second"], unit="MB/s", limit=goal, at_most=False)
+        )
+        if one["delay"] is not None:
+            found.append(Figure(name=f"{name}: delay of rounds", value=one["delay"], unit="x", limit=DELAY))
+    return tuple(found)
+
+
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    """Write a PNG: MB/s over the number of donors, a curve for each size."""
+    picture = Picture(figsize=(6.4, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.subplots()
+    for params, colour in zip(dict.fromkeys(one["params"] for one in rows), cycle(COLOURS), strict=False):
+        own = sorted((one for one in rows if one["params"] == params), key=lambda one: int(one["donors"]))
+        axes.plot([one["donors"] for one in own], [one["mb_per_second"] for one in own], "o-", color=colour,
+                  label=f"{size(params)} parameters")  # fmt: skip
+        for one in own:
+            speeds = [one["bytes"] / seconds / 1e6 for seconds in one["seconds"]]
+            axes.plot([one["donors"]] * len(speeds), speeds, "_", color=colour, alpha=0.6)
+    axes.axhline(MB_PER_SECOND, color="#888888", linewidth=0.8, linestyle="--", label="goal")
+    axes.set_xlabel("donors")
+    axes.set_ylabel("MB/s, median and each")
+    axes.set_ylim(bottom=0.0)
+    axes.set_xticks(sorted({one["donors"] for one in rows}))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    axes.set_title("State transfer to a newcomer", fontsize=12, fontweight="bold", loc="left")
+    picture.savefig(path, format="png")
+
+
+if __name__ == "__main__":
+    run_benchmark(build_parser(), measure)

@@ -1,0 +1,249 @@
+"""The chunks of one snapshot from several donors at once, none of which is trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+
+from peer.errors import AtollError, ProtocolError
+from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.partial import PartialFile
+from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
+
+log = logging.getLogger(__name__)
+CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
+DONORS_AT_ONCE = 8
+WINDOW = 2  # chunks asked for on one stream: the donor reads the next while one is on its way
+CHECKING_THREADS = 2
+WATCH_PERIOD_S = 0.25
+SLOW_FACTOR = 4.0
+SLOW_FLOOR_S = 2.0
+BUSY_RETRY_S = 1.0
+BUSY_PATIENCE_S = 60.0
+Open = Callable[[str], Awaitable[Stream]]
+Distrust = Callable[[str, str], None]
+
+
+class CatchUpError(ProtocolError):
+    """A donor could not or would not give what its record promised."""
+
+
+@dataclass(eq=False)
+class Lane:
+    """What one donor is asked for.
+
+    Attributes:
+        asked: numbers of the chunks that it has been asked for and not sent, in order.
+        since: when it could begin to send the first of them.
+        took_s: how long it took for each of the last few.
+        given_up: it is much slower than the others.
+    """
+
+    donor: str
+    asked: deque[int] = field(default_factory=deque)
+    since: float = 0.0
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    given_up: bool = False
+    stream: Stream | None = None
+
+
+def much_slower(lane: Lane, lanes: Collection[Lane], now: float, idle: bool) -> bool:
+    """Whether a lane has kept a chunk waiting for much longer than chunks take elsewhere.
+
+    Args:
+        idle: nothing is left to ask for: others could do what this lane has been asked for. Before that, a donor that
+            has sent nothing yet may take its time: it may have to write its snapshot file first.
+    """
+    elsewhere = [took for other in lanes if other is not lane for took in other.took_s]
+    if not elsewhere or not lane.asked or not (lane.took_s or idle):
+        return False
+    return now - lane.since > max(SLOW_FLOOR_S, SLOW_FACTOR * median(elsewhere))
+
+
+class ChunkFetch:
+    """Fills a partial file from donors of its snapshot.
+
+    A donor that sends anything wrong is distrusted; one that dies, does not have the snapshot any more, or is much
+    slower than the others is left. What they owe is asked of the others.
+
+    Args:
+        open_stream: opens a history stream to a donor.
+        part: open.
+        distrust: called with a donor that lied, and how.
+
+    Attributes:
+        served: chunks that were right, by donor.
+    """
+
+    def __init__(self, open_stream: Open, run_id: str, part: PartialFile, distrust: Distrust) -> None:
+        self._open, self._run_id, self._part, self._distrust = open_stream, run_id, part, distrust
+        self._loop = asyncio.get_running_loop()
+        self._todo = deque(part.missing)
+        self._left = len(self._todo)
+        self._work = asyncio.Event()  # there is something to ask for, or nothing is missing any more
+        self._work.set()
+        self._done = asyncio.Event()
+        self._donors: deque[str] = deque()
+        self._lanes: set[Lane] = set()
+        self._losses: dict[str, AtollError] = {}
+        self._progress_at = self._loop.time()
+        self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="chunks")
+        self.served: Counter[str] = Counter()
+
+    async def run(self, donors: Sequence[str]) -> None:
+        """Fetch all that is missing.
+
+        Args:
+            donors: whom to ask, the best first; those beyond DONORS_AT_ONCE when others are left.
+
+        Raises:
+            ProtocolError, StreamClosedError: what was wrong with the first donor, when all are left.
+        """
+        self._donors.extend(donors)
+        watching = asyncio.ensure_future(self._watch())
+        workers = [asyncio.ensure_future(self._work_on()) for _ in range(min(DONORS_AT_ONCE, len(donors)))]
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in workers:
+                if worker.done():
+                    worker.result()
+        finally:
+            await cancel_and_wait([watching, *workers])
+            self._threads.shutdown(cancel_futures=True)  # at most the chunks that are being checked
+        if self._left:
+            raise self._losses[donors[0]]
+
+    async def _work_on(self) -> None:
+        while self._left and self._donors:
+            await self._follow(Lane(self._donors.popleft()))
+
+    async def _follow(self, lane: Lane) -> None:
+        """Ask one donor for chunks until none is missing; or until it is lost."""
+        self._lanes.add(lane)
+        try:
+            while self._left:
+                await self._work.wait()
+                if self._left and await self._ask(lane):
+                    await self._until_free(lane)
+        except ProtocolError as error:
+            self._lose(lane, error)
+            self._distrust(lane.donor, str(error))
+        except (StreamClosedError, asyncio.TimeoutError) as error:
+            reason = "is much slower than the other donors" if lane.given_up else str(error) or "too slow"
+            self._lose(lane, StreamClosedError(lane.donor, reason.removeprefix(f"{lane.donor}: ")))
+        finally:
+            self._lanes.discard(lane)
+
+    async def _ask(self, lane: Lane) -> bool:
+        """Fetch chunks over one stream until there is nothing to ask for; True if the donor is busy."""
+        lane.stream = await self._open(lane.donor)
+        buffers = [bytearray(max(length for _, length in self._part.places)) for _ in range(2)]
+        checking: asyncio.Future[None] | None = None
+        try:
+            while await self._keep_asking(lane):
+                body = await self._receive(lane, buffers[0])
+                if body is None:
+                    return True
+                if checking is not None:
+                    await checking
+                checking = asyncio.ensure_future(self._check(lane, self._arrived(lane), body))
+                buffers.reverse()
+        finally:
+            lane.stream.close()
+            self._give_back(lane.asked)
+            if checking is not None:
+                await checking  # a donor that lies and leaves has lied
+        return False
+
+    async def _keep_asking(self, lane: Lane) -> bool:
+        """Ask for what there is, up to WINDOW chunks; False when nothing is asked for."""
+        while self._todo and len(lane.asked) < WINDOW:
+            index = self._todo.popleft()
+            if not lane.asked:
+                lane.since = self._loop.time()
+            lane.asked.append(index)
+            request = HistoryRequest(
+                what="chunks", run_id=self._run_id, digest=self._part.meta.lineage_id, indexes=(index,)
+            )
+            assert lane.stream is not None
+            await asyncio.wait_for(lane.stream.send_message(Kind.REQUEST, request), CHUNK_TIMEOUT_S)
+        if not self._todo and self._left:
+            self._work.clear()
+        return bool(lane.asked)
+
+    async def _receive(self, lane: Lane, buffer: bytearray) -> memoryview | None:
+        """The chunk that was asked for first, into `buffer`; None if the donor is busy."""
+        assert lane.stream is not None
+        length = self._part.places[lane.asked[0]][1]
+        try:
+            return await asyncio.wait_for(_receive(lane.stream, memoryview(buffer)[:length]), CHUNK_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise StreamClosedError(lane.donor, f"sent nothing for {CHUNK_TIMEOUT_S:g} s") from None
+
+    def _arrived(self, lane: Lane) -> int:
+        """Note that the first of the chunks has come; -> its number."""
+        now = self._loop.time()
+        lane.took_s.append(now - lane.since)
+        lane.since = self._progress_at = now
+        return lane.asked.popleft()
+
+    async def _check(self, lane: Lane, index: int, body: memoryview) -> None:
+        """Keep a chunk that has come, or find the donor out."""
+        if not await self._loop.run_in_executor(self._threads, self._part.put, index, body):
+            self._give_back(deque([index]))
+            raise CatchUpError(f"{lane.donor} sent a damaged chunk of its snapshot")
+        self.served[lane.donor] += 1
+        self._left -= 1
+        if not self._left:
+            self._done.set()
+            self._work.set()
+
+    def _give_back(self, indexes: deque[int]) -> None:
+        """What one donor did not send is asked of others first of all."""
+        if indexes:
+            self._todo.extendleft(reversed(indexes))
+            indexes.clear()
+            self._work.set()
+
+    def _lose(self, lane: Lane, error: AtollError) -> None:
+        log.info("no more chunks from %s: %s", lane.donor, error)
+        self._losses.setdefault(lane.donor, error)
+
+    async def _until_free(self, lane: Lane) -> None:
+        """Wait a while, or until nothing is missing; raises StreamClosedError when nobody sends anything for long."""
+        if self._loop.time() - self._progress_at > BUSY_PATIENCE_S:
+            raise StreamClosedError(lane.donor, f"has been busy for {BUSY_PATIENCE_S:g} s")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._done.wait(), BUSY_RETRY_S)
+
+    async def _watch(self) -> None:
+        """Leave donors that are much slower than the others."""
+        while True:
+            began = self._loop.time()
+            await asyncio.sleep(WATCH_PERIOD_S)
+            now = self._loop.time()
+            if now - began > 2 * WATCH_PERIOD_S:
+                continue  # it is this process that is slow: what has come meanwhile waits to be read
+            for lane in tuple(self._lanes):
+                if lane.stream is not None and much_slower(lane, self._lanes, now, not self._todo):
+                    lane.given_up = True
+                    lane.stream.close()
+
+
+async def _receive(stream: Stream, out: memoryview) -> memoryview | None:
+    kind, length = await stream.receive_header({Kind.DATA: len(out), Kind.BUSY: 0, Kind.END: 0})
+    if kind is Kind.END:
+        raise StreamClosedError(stream.remote, "does not have the snapshot any more")
+    if kind is Kind.BUSY:
+        return None
+    if length != len(out):
+        raise CatchUpError(f"{stream.remote} sent a damaged chunk of its snapshot")
+    await stream.receive_body(out)
+    return out

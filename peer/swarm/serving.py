@@ -1,0 +1,139 @@
+"""A donor: serves the chain, updates and chunks of snapshots to whoever asks, within quotas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from peer.errors import ProtocolError
+from peer.protocol.records import dump_json
+from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.courtesy import Courtesy
+from peer.swarm.history import History
+from peer.swarm.node import Node
+from peer.swarm.snapshots import SnapshotFile, Snapshots
+from peer.swarm.streams import Stream, StreamClosedError
+
+REQUEST_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 30.0  # one frame; whoever reads slower would hold a slot for ever
+SERVED_AT_ONCE = 4
+CHUNK_STREAMS = 4
+CHUNK_STREAMS_PER_PEER = 2
+SLICE_BYTES = 1 << 20
+
+
+def history_name(run_id: str) -> str:
+    """Stream handler under which history is served."""
+    return f"atoll/{run_id[:16]}/history"
+
+
+class Quota:
+    """Bounds the streams that are served at once, in all and for one peer: who is over it is told so at once."""
+
+    def __init__(self) -> None:
+        self._streams: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def admitted(self, remote: str) -> Iterator[bool]:
+        """Whether there is a place for one more stream of this peer; if so, it is taken inside."""
+        if self._streams.total() >= CHUNK_STREAMS or self._streams[remote] >= CHUNK_STREAMS_PER_PEER:
+            yield False
+            return
+        self._streams[remote] += 1
+        try:
+            yield True
+        finally:
+            self._streams[remote] -= 1
+            self._streams += Counter()  # forgets those at zero
+
+
+class HistoryServer:
+    """Serves a `History` and snapshots.
+
+    Args:
+        courtesy: asked for a turn before each chunk.
+    """
+
+    def __init__(
+        self, node: Node, run_id: str, history: History, snapshots: Snapshots, courtesy: Courtesy | None = None
+    ) -> None:
+        self._courtesy = courtesy or Courtesy()
+        self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
+        # apart: whoever takes a snapshot asks for the chain meanwhile
+        self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("chain", "update", "snapshot")}
+        self._quota = Quota()
+
+    async def start(self) -> None:
+        await self._node.serve(history_name(self._run_id), "history", self._on_stream)
+
+    async def _on_stream(self, stream: Stream) -> None:
+        request = await self._request(stream)
+        if request.what == "chunks":
+            with self._quota.admitted(stream.remote) as admitted:
+                await (self._serve_chunks(stream, request) if admitted else _send(stream, Kind.BUSY))
+            return
+        async with self._slots[request.what]:
+            if request.what == "chain":
+                for certificate in self._history.chain[request.from_round :]:
+                    await _send(stream, Kind.DATA, dump_json(certificate))
+            elif request.what == "update":
+                await self._send_update(stream, request)
+            else:
+                await self._offer_snapshot(stream, request)
+            await _send(stream, Kind.END)
+
+    async def _request(self, stream: Stream) -> HistoryRequest:
+        request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, HistoryRequest), REQUEST_TIMEOUT_S)
+        if request.run_id != self._run_id:
+            raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
+        return request
+
+    async def _send_update(self, stream: Stream, request: HistoryRequest) -> None:
+        path = self._history.update(request.digest) if request.digest else None
+        if path is None:
+            return
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
+                await _send(stream, Kind.DATA, piece)
+
+    async def _offer_snapshot(self, stream: Stream, request: HistoryRequest) -> None:
+        file = await self._snapshots.offer(request.digest, request.from_round)
+        if file is not None:
+            await _send(stream, Kind.META, dump_json(file.meta))
+            await _send(stream, Kind.DATA, b"".join(file.digests))
+
+    async def _serve_chunks(self, stream: Stream, request: HistoryRequest) -> None:
+        """Chunks of one snapshot, whatever this peer's rounds do meanwhile, until the other end has enough of them."""
+        assert request.digest is not None
+        file = await self._snapshots.get(request.digest)
+        if file is None:
+            await _send(stream, Kind.END)
+            return
+        allowed = 2 * len(file.places)  # whoever asks for more holds a place without fetching anything
+        with file.reading() as descriptor:
+            while True:
+                allowed -= len(request.indexes)
+                if request.what != "chunks" or request.digest != file.meta.lineage_id or allowed < 0:
+                    raise ProtocolError(f"{stream.remote} asks for more than the chunks of one snapshot")
+                await self._send_chunks(stream, file, descriptor, request.indexes)
+                request = await self._request(stream)
+
+    async def _send_chunks(
+        self, stream: Stream, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]
+    ) -> None:
+        for index in indexes:
+            if index >= len(file.places):
+                raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
+            await self._courtesy.turn()
+            first, length = file.places[index]
+            await _send(stream, Kind.DATA, await asyncio.to_thread(os.pread, descriptor, length, first))
+
+
+async def _send(stream: Stream, kind: Kind, body: bytes = b"") -> None:
+    try:
+        await asyncio.wait_for(stream.send(kind, body), SEND_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

@@ -1,0 +1,286 @@
+"""Snapshot files: the outer state of one round, written while rounds go on, and kept while joiners read them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from peer.outer.state import CHUNK, OuterState, chunks, state_digest
+from peer.protocol.wire import SnapshotMeta
+from peer.swarm.courtesy import Courtesy
+from peer.swarm.history import History
+
+log = logging.getLogger(__name__)
+MAX_FILES = 2
+MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a preview
+HELD_S = 10.0  # after its last reader: who lost a stream comes back for the rest
+MAX_HELD_S = 600.0  # even while somebody reads
+TRIES = 3
+
+
+class SnapshotFile:
+    """The outer state of one round as a file, with its chunk digests: written once, served to many.
+
+    Attributes:
+        readers: how many have it open.
+        used_at: monotonic, when the last of them was seen.
+    """
+
+    def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:
+        self.path, self.meta, self.digests = path, meta, digests
+        self.places = chunk_places(meta)
+        self.readers = 0
+        self.written_at = self.used_at = time.monotonic()
+
+    @classmethod
+    def write(cls, path: Path, state: OuterState) -> SnapshotFile:
+        """Write `state`; the caller holds the state still."""
+        with SnapshotWriter(path, state) as writer:
+            for _ in writer.meta_chunks():
+                writer.copy()
+                writer.put()
+            return writer.finish()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        """The descriptor of the file, which stays readable even when the file is given up meanwhile."""
+        self.readers, self.used_at = self.readers + 1, time.monotonic()
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        finally:
+            self.readers, self.used_at = self.readers - 1, time.monotonic()
+
+    @property
+    def in_use(self) -> bool:
+        """Somebody reads it, or did a moment ago; and it is not too old for that to count."""
+        now = time.monotonic()
+        return now - self.written_at < MAX_HELD_S and (self.readers > 0 or now - self.used_at < HELD_S)
+
+
+class SnapshotWriter:
+    """Writes a snapshot chunk by chunk; `finish` makes the file appear, leaving the context without it does not.
+
+    Args:
+        state: must be at the same round whenever `copy` is called.
+    """
+
+    def __init__(self, path: Path, state: OuterState) -> None:
+        self._path, self._temporary = path, path.with_suffix(".tmp")
+        tensors = (state.anchor, *state.buffers)
+        self._chunks = [(tensor, *bounds) for tensor in tensors for bounds in chunks(state.numel, CHUNK)]
+        self._copied = torch.empty(min(CHUNK, state.numel))
+        self._length = 0
+        self._digests: list[bytes] = []
+        self.meta = SnapshotMeta(
+            round=state.round,
+            lineage_id=state.lineage_id,
+            numel=state.numel,
+            num_buffers=len(state.buffers),
+            num_chunks=len(self._chunks),
+        )
+
+    def __enter__(self) -> SnapshotWriter:
+        self._file = self._temporary.open("wb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def meta_chunks(self) -> range:
+        """The numbers of the chunks, in the order in which they are copied."""
+        return range(self.meta.num_chunks)
+
+    def copy(self) -> None:
+        """Take the next chunk; the caller holds the state still."""
+        tensor, start, stop = self._chunks[len(self._digests)]
+        self._length = stop - start
+        self._copied[: self._length].copy_(tensor[start:stop])
+
+    def put(self) -> None:
+        """Hash and write what was copied last."""
+        view = self._copied[: self._length].numpy().data.cast("B")
+        self._digests.append(hashlib.sha256(view).digest())
+        self._file.write(view)
+
+    def finish(self) -> SnapshotFile:
+        """All chunks are written."""
+        self._file.close()
+        self._temporary.replace(self._path)
+        return SnapshotFile(self._path, self.meta, self._digests)
+
+
+class Snapshots(Protocol):
+    """What a peer has to serve."""
+
+    async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
+        """The snapshot of lineage id `wanted` if it is here, else the newest that there is, or that is worth writing
+        for somebody who wants one of `from_round` or later.
+        """
+
+    async def get(self, lineage_id: str) -> SnapshotFile | None:
+        """That snapshot, if it is here or the state still stands there."""
+
+
+class OneSnapshot:
+    """A snapshot that never changes: the genesis state of a bootstrap."""
+
+    def __init__(self, file: SnapshotFile) -> None:
+        self._file = file
+
+    async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:  # noqa: ARG002
+        return self._file
+
+    async def get(self, lineage_id: str) -> SnapshotFile | None:
+        return self._file if self._file.meta.lineage_id == lineage_id else None
+
+
+class Shelf:
+    """The snapshots of a state that goes on: the newest, and the one before it while somebody reads that.
+
+    A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
+    donors hold the same one. Joiners replay the few updates that have come since.
+
+    Args:
+        history: of the state; its folder holds the files.
+        still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
+        valid: whether the state is whole; asked while it is held still.
+
+    Attributes:
+        courtesy: to be told of rounds, which go first.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        state: OuterState,
+        still: Callable[[], AbstractAsyncContextManager[None]],
+        valid: Callable[[], bool],
+    ) -> None:
+        self.courtesy = Courtesy()
+        self._history, self._state, self._still, self._valid = history, state, still, valid
+        self._writing = asyncio.Lock()
+        self.files: list[SnapshotFile] = []
+        for path in history.folder.glob("snapshot*"):  # of an earlier life
+            path.unlink(missing_ok=True)
+
+    async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
+        """See `Snapshots`."""
+        async with self._writing:
+            self._forget_other_lineages()
+            held = self._held(wanted)
+            if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
+                held = self.files[-1]
+            return held or await self._renewed()
+
+    async def get(self, lineage_id: str) -> SnapshotFile | None:
+        """See `Snapshots`."""
+        async with self._writing:
+            if self._held(lineage_id) is None and self._state.lineage_id == lineage_id:
+                await self._renewed()
+            return self._held(lineage_id)
+
+    def _held(self, lineage_id: str | None) -> SnapshotFile | None:
+        return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
+
+    def _is_fresh(self, from_round: int) -> bool:
+        """Whether the newest file is new enough."""
+        here = self._state.round
+        return bool(self.files) and self.files[-1].meta.round >= max(min(from_round, here), here - MAX_AGE_ROUNDS)
+
+    def _forget_other_lineages(self) -> None:
+        """This peer's chain does not lead to their files any more: whoever fetched one could not verify it."""
+        for file in tuple(self.files):
+            meta = file.meta
+            if meta.round > len(self._history.chain) or self._history.lineage_id(meta.round) != meta.lineage_id:
+                self._remove(file)
+
+    def _remove(self, file: SnapshotFile) -> None:
+        self.files.remove(file)
+        file.path.unlink(missing_ok=True)
+
+    async def _renewed(self) -> SnapshotFile | None:
+        """The newest file after writing one of the state as it is, if there is room for it and the state is whole."""
+        while len(self.files) >= MAX_FILES:
+            if self.files[0].in_use:
+                return self.files[-1]
+            self._remove(self.files[0])
+        file = await self._capture()
+        if file is not None:
+            self.files.append(file)
+        return file
+
+    async def _capture(self) -> SnapshotFile | None:
+        for attempt in range(TRIES):
+            if not self._valid():
+                return None
+            expected = self._history.state_digest(self._state.round)
+            file = await self._copy(courteous=attempt == 0)
+            if file is not None:
+                return _checked(file, expected)
+        log.info("rounds come faster than a snapshot can be written: the next one waits for it")
+        async with self._still():
+            if not self._valid():
+                return None
+            expected = self._history.state_digest(self._state.round)
+            return _checked(await asyncio.to_thread(SnapshotFile.write, self._path(), self._state), expected)
+
+    async def _copy(self, courteous: bool) -> SnapshotFile | None:
+        """Write the state chunk by chunk between its changes; None when it has changed meanwhile."""
+        with SnapshotWriter(self._path(), self._state) as writer:
+            for _ in writer.meta_chunks():
+                if courteous:
+                    await self.courtesy.turn()
+                async with self._still():
+                    if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
+                        return None
+                    await asyncio.to_thread(writer.copy)
+                await asyncio.to_thread(writer.put)
+            return writer.finish()
+
+    def _path(self) -> Path:
+        return self._history.folder / f"snapshot-{self._state.lineage_id[:16]}.bin"
+
+
+def _checked(file: SnapshotFile, expected: str) -> SnapshotFile | None:
+    """Nothing that the swarm has not agreed on is served, not even after a fault of this machine's memory."""
+    if state_digest(file.digests, file.meta.numel, file.meta.num_buffers) == expected:
+        return file
+    log.error("the state of round %d is not the certified one; it is not served", file.meta.round)
+    file.path.unlink(missing_ok=True)
+    return None
+
+
+def chunk_lengths(meta: SnapshotMeta) -> list[int]:
+    """Bytes of each chunk of a snapshot, in order."""
+    one_tensor = [4 * (stop - start) for start, stop in chunks(meta.numel, CHUNK)]
+    return one_tensor * (1 + meta.num_buffers)
+
+
+def chunk_places(meta: SnapshotMeta) -> list[tuple[int, int]]:
+    """(first byte, bytes) of each chunk in the file, in order."""
+    lengths = chunk_lengths(meta)
+    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+
+
+def load_snapshot(path: Path, state: OuterState) -> None:
+    """Read a verified snapshot file into the state's tensors, in place."""
+    with path.open("rb") as file:
+        for tensor in (state.anchor, *state.buffers):
+            for start, stop in chunks(state.numel, CHUNK):
+                file.readinto(tensor[start:stop].numpy().data.cast("B"))

@@ -1,0 +1,283 @@
+"""A snapshot from several donors at once: who serves what when one lies, dies, dawdles or is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+
+import pytest
+
+from peer.protocol.wire import Kind
+from peer.swarm import chunks
+from peer.swarm.chunks import Lane, much_slower
+from peer.swarm.partial import PartialFile
+from peer.swarm.streams import StreamClosedError
+from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
+from tests.swarm.runs import Run
+
+NUMEL = 8 * 1024
+CHUNKS = 16
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "donor", numel=NUMEL).commit(2)
+
+
+@pytest.fixture
+async def donors(network, run):
+    return [await ScriptedDonor(network.node(), run).start() for _ in range(3)]
+
+
+@pytest.fixture
+def joiner(network, tmp_path):
+    return new_joiner(network, tmp_path)
+
+
+def new_joiner(network, tmp_path):
+    joiner = Joiner(network, tmp_path / "joiner", numel=NUMEL)
+    joiner.valid = False
+    return joiner
+
+
+def asked(donors):
+    return sorted(index for donor in donors for index in donor.chunks_asked)
+
+
+def flip(piece):
+    return bytes([piece[0] ^ 1]) + piece[1:]
+
+
+async def break_off(donor):
+    raise StreamClosedError(donor.peer_id, "died")
+
+
+async def test_every_chunk_is_asked_of_one_donor_and_all_donors_serve(run, donors, joiner):
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert asked(donors) == list(range(CHUNKS))
+    assert how.chunks == {donor.peer_id: len(donor.chunks_asked) for donor in donors}
+    assert min(how.chunks.values()) >= 2
+    assert how.snapshot_round == 2
+    assert joiner.liars == {}
+    assert {path.name for path in joiner.folder.iterdir()} == {"chain.jsonl", "incoming.bin"}
+
+
+LIES = {
+    "a flipped bit": flip,
+    "too short": lambda piece: piece[:-4],
+    "too long": lambda piece: piece + bytes(4),
+    "empty": lambda piece: b"",  # noqa: ARG005
+    "another chunk": lambda piece: piece[::-1],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("liar", [0, 1])
+async def test_a_liar_is_found_out_and_its_chunks_come_from_elsewhere(run, donors, joiner, lie, liar):
+    donors[liar].pieces = [LIES[lie](piece) for piece in donors[liar].pieces]
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert list(joiner.liars) == [donors[liar].peer_id]
+    assert donors[liar].peer_id not in how.chunks
+    assert sum(how.chunks.values()) == CHUNKS
+    assert len(donors[liar].chunks_asked) <= chunks.WINDOW + 2
+    honest = [donor for donor in donors if donor is not donors[liar]]
+    assert asked(honest) == list(range(CHUNKS))  # each of the liar's once more, and none twice
+
+
+async def test_a_donor_that_lies_once_serves_no_more(run, donors, joiner):
+    for index in range(CHUNKS):
+        donors[1].pieces[index] = one_bad_answer(donors[1], donors[1].pieces[index])
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert joiner.liars == {donors[1].peer_id: f"{donors[1].peer_id} sent a damaged chunk of its snapshot"}
+    assert how.chunks[donors[1].peer_id] <= 3
+    assert sum(how.chunks.values()) == CHUNKS
+
+
+def one_bad_answer(donor, piece):
+    async def answer():
+        return flip(piece) if len(donor.chunks_asked) == 2 else piece
+
+    return answer
+
+
+async def test_who_lies_and_leaves_at_once_has_lied(run, donors, joiner):
+    liar = donors[2]
+
+    def first_a_lie(piece):
+        async def answer():
+            return flip(piece) if len(liar.chunks_asked) == 1 else await break_off(liar)
+
+        return answer
+
+    liar.pieces = [first_a_lie(piece) for piece in liar.pieces]
+    await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert list(joiner.liars) == [liar.peer_id]
+
+
+async def test_a_donor_that_dies_is_replaced_and_not_blamed(network, run, donors, joiner):
+    dying = donors[0]
+
+    def while_alive(piece):
+        async def answer():
+            if len(dying.chunks_asked) < 4:
+                return piece
+            network.hosts.pop(dying.peer_id, None)
+            return await break_off(dying)
+
+        return answer
+
+    dying.pieces = [while_alive(piece) for piece in dying.pieces]
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert how.chunks[dying.peer_id] == 3
+    assert sum(how.chunks.values()) == CHUNKS
+    assert joiner.liars == {}
+
+
+async def test_a_donor_without_the_snapshot_is_passed_over(run, donors, joiner):
+    donors[1].pieces = [None] * CHUNKS
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert set(how.chunks) == {donors[0].peer_id, donors[2].peer_id}
+    assert joiner.liars == {}
+
+
+async def test_a_donor_that_hangs_gives_its_chunks_away(run, donors, joiner, monkeypatch):
+    monkeypatch.setattr(chunks, "WATCH_PERIOD_S", 0.01)
+    monkeypatch.setattr(chunks, "SLOW_FLOOR_S", 0.05)
+    donors[1].pieces = [asyncio.Event().wait] * CHUNKS
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert len(donors[1].chunks_asked) == 1  # the second waits in its stream
+    assert set(how.chunks) == {donors[0].peer_id, donors[2].peer_id}
+    assert joiner.liars == {}
+
+
+async def test_busy_donors_are_left_to_others_and_asked_again(run, donors, joiner, monkeypatch):
+    monkeypatch.setattr(chunks, "BUSY_RETRY_S", 0.001)
+    alone = donors[0]
+    free = asyncio.Event()
+
+    def when_free(piece):
+        async def answer():
+            if free.is_set():
+                return piece
+            if len(alone.chunks_asked) == 5:
+                free.set()
+            return Kind.BUSY
+
+        return answer
+
+    alone.pieces = [when_free(piece) for piece in alone.pieces]
+    how = await joiner.catch_up(alone)
+    assert_same(joiner, run)
+    assert how.chunks == {alone.peer_id: CHUNKS}
+    assert len(alone.chunks_asked) >= CHUNKS + 5
+
+
+async def test_one_busy_donor_leaves_all_to_the_other(run, donors, joiner):
+    donors[0].pieces = [Kind.BUSY] * CHUNKS
+    how = await joiner.catch_up(*donors[:2])
+    assert_same(joiner, run)
+    assert how.chunks == {donors[1].peer_id: CHUNKS}
+
+
+async def test_nobody_waits_for_busy_donors_for_ever(donors, joiner, monkeypatch):
+    monkeypatch.setattr(chunks, "BUSY_PATIENCE_S", 0.0)
+    donors[0].pieces = [Kind.BUSY] * CHUNKS
+    await joiner.refuses(donors[0], StreamClosedError, "has been busy for 0 s")
+
+
+async def test_an_interrupted_fetch_goes_on_with_what_it_has(network, run, donors, joiner, tmp_path):
+    pieces, donor = list(donors[0].pieces), donors[0]
+    donor.pieces = [*pieces[:10], *[partial(break_off, donor)] * 6]
+    await joiner.refuses(donor, StreamClosedError, "stream ended")
+    assert PartialFile.begun(joiner.folder) == donor.meta
+
+    donor.pieces, donor.chunks_asked = pieces, []
+    damage(joiner.folder / "incoming.bin", 3 * 4096 + 17)
+    again = new_joiner(network, tmp_path)
+    how = await again.catch_up(donor, donors[1])
+    assert_same(again, run)
+    assert asked(donors[:2]) == [3, *range(10, CHUNKS)]
+    assert sum(how.chunks.values()) == 7
+    assert PartialFile.begun(again.folder) is None
+
+
+async def test_a_cancelled_fetch_goes_on_later(run, donors, joiner):
+    pieces, donor = list(donors[0].pieces), donors[0]
+    reached = asyncio.Event()
+
+    async def hang():
+        reached.set()
+        await asyncio.Event().wait()
+
+    donor.pieces = [*pieces[:6], hang, *pieces[7:]]
+    fetching = asyncio.ensure_future(joiner.catch_up(donor))
+    await asyncio.wait_for(reached.wait(), 5.0)
+    fetching.cancel()
+    await asyncio.wait([fetching])
+    assert fetching.cancelled()
+    donor.pieces, donor.chunks_asked = pieces, []
+    await joiner.catch_up(donor)
+    assert_same(joiner, run)
+    assert set(range(6, CHUNKS)) <= set(donor.chunks_asked)
+    assert len(donor.chunks_asked) <= CHUNKS - 4  # the last one that came may not have been written
+
+
+async def test_what_is_left_of_another_snapshot_is_not_mixed_in(run, donors, joiner):
+    other = donors[0].meta.model_copy(update={"round": 1})
+    part = PartialFile(joiner.folder, other, donors[0].digests)
+    part.open()
+    assert part.put(0, memoryview(donors[0].pieces[0]))
+    part.close()
+    await joiner.catch_up(donors[0])
+    assert_same(joiner, run)
+    assert donors[0].chunks_asked == list(range(CHUNKS))
+
+
+@pytest.mark.parametrize("index", [b"", b"\n", b"garbage\n1\n", b"\xff" * 100, b'{"round":1}\n0\n'])
+async def test_a_damaged_index_counts_for_nothing(run, donors, joiner, index):
+    (joiner.folder / "incoming.index").write_bytes(index)
+    (joiner.folder / "incoming.bin").write_bytes(bytes(100_000))
+    await joiner.catch_up(donors[0])
+    assert_same(joiner, run)
+    assert len(donors[0].chunks_asked) == CHUNKS
+
+
+def damage(path, position):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def lane(took, asked=(1,), since=0.0):
+    return Lane("donor", deque(asked), since, deque(took))
+
+
+SLOW = {  # the lane that is judged, the others, now, idle, is it much slower
+    "as fast": (lane([0.1]), [lane([0.1])], 0.3, False, False),
+    "within the floor": (lane([0.1]), [lane([0.1])], 2.0, False, False),
+    "beyond the floor": (lane([0.1]), [lane([0.1])], 2.1, False, True),
+    "all are slow": (lane([3.0]), [lane([3.0])], 12.0, False, False),
+    "slower than slow ones": (lane([3.0]), [lane([3.0, 9.0]), lane([3.0])], 12.1, False, True),
+    "asked for nothing": (lane([0.1], ()), [lane([0.1])], 99.0, True, False),
+    "the others have done nothing": (lane([0.1]), [lane([])], 99.0, True, False),
+    "alone": (lane([0.1]), [], 99.0, True, False),
+    "still beginning": (lane([]), [lane([0.1])], 20.0, False, False),
+    "still beginning when all else is done": (lane([]), [lane([0.1])], 2.1, True, True),
+    "counted from its turn": (lane([0.1], since=50.0), [lane([0.1])], 51.0, False, False),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_who_is_much_slower(case):
+    judged, others, now, idle, expected = SLOW[case]
+    assert much_slower(judged, [judged, *others], now, idle) is expected

@@ -1,0 +1,184 @@
+"""Snapshot files while rounds go on: which are kept, which are written, and that each is of one round."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+
+import pytest
+
+from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm import snapshots
+from peer.swarm.serving import HistoryServer, history_name
+from peer.swarm.snapshots import Shelf
+from tests.swarm.donor import Joiner, assert_same
+from tests.swarm.runs import RUN, Run
+
+NUMEL = 4 * 1024
+LATEST = 2**53 - 1
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "donor", numel=NUMEL).commit(1)
+
+
+@pytest.fixture
+def shelf(run):
+    return Shelf(run.history, run.state, asyncio.Lock, lambda: True)
+
+
+def content(state):
+    return b"".join(tensor.numpy().tobytes() for tensor in (state.anchor, *state.buffers))
+
+
+def on_disk(run):
+    return {path.name for path in run.history.folder.glob("snapshot*")}
+
+
+def names(*lineage_ids):
+    return {f"snapshot-{lineage_id[:16]}.bin" for lineage_id in lineage_ids}
+
+
+def lineage(run, round):
+    return run.history.lineage_id(round)
+
+
+async def test_one_file_serves_the_rounds_that_follow(run, shelf):
+    first = await shelf.offer(None, 0)
+    assert first.path.read_bytes() == content(run.state)
+    assert (first.meta.round, first.meta.lineage_id) == (1, run.state.lineage_id)
+    for _ in range(snapshots.MAX_AGE_ROUNDS):
+        run.commit()
+        assert await shelf.offer(None, 0) is first
+        assert await shelf.offer("f" * 64, 0) is first
+    run.commit()
+    second = await shelf.offer(None, 0)
+    assert second.meta.round == 2 + snapshots.MAX_AGE_ROUNDS
+    assert second.path.read_bytes() == content(run.state)
+
+
+async def test_who_compares_lineages_gets_the_newest(run, shelf, monkeypatch):
+    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    await shelf.offer(None, 0)
+    run.commit()
+    assert (await shelf.offer(None, 2)).meta.round == 2
+    run.commit()
+    assert (await shelf.offer(None, LATEST)).meta.round == 3
+
+
+async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(run, shelf, monkeypatch):
+    before, old = content(run.state), await shelf.offer(None, LATEST)
+    run.commit()
+    with old.reading() as descriptor:
+        new = await shelf.offer(None, LATEST)
+        run.commit()
+        assert await shelf.offer(None, LATEST) is new  # no room: the newest there is
+        assert await shelf.offer(old.meta.lineage_id, LATEST) is old
+        assert await shelf.get(run.state.lineage_id) is None
+        assert on_disk(run) == names(lineage(run, 1), lineage(run, 2))
+        assert snapshots.os.pread(descriptor, len(before), 0) == before
+    assert await shelf.offer(None, LATEST) is new  # a reader may have lost its stream only
+    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    assert (await shelf.offer(None, LATEST)).meta.round == 3
+    assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
+    assert await shelf.get(old.meta.lineage_id) is None
+
+
+async def test_nobody_can_keep_old_files_for_ever(run, shelf, monkeypatch):
+    before, old = content(run.state), await shelf.offer(None, LATEST)
+    run.commit()
+    with old.reading() as descriptor:
+        await shelf.offer(None, LATEST)
+        run.commit()
+        monkeypatch.setattr(snapshots, "MAX_HELD_S", 0.0)
+        assert (await shelf.offer(None, LATEST)).meta.round == 3
+        assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
+        assert snapshots.os.pread(descriptor, len(before), 0) == before  # what is open stays readable
+
+
+async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it(run, shelf, tmp_path):
+    left = (await shelf.offer(None, 0)).meta.lineage_id
+    other = Run(tmp_path / "other", numel=NUMEL).commit(1, seed=5)
+    run.history.replace(other.history.chain)
+    for mine, theirs in zip((run.state.anchor, *run.state.buffers),
+                            (other.state.anchor, *other.state.buffers), strict=True):
+        mine.copy_(theirs)
+    run.state.lineage_id = other.state.lineage_id
+    file = await shelf.offer(left, 0)
+    assert file.meta.lineage_id == other.state.lineage_id
+    assert file.path.read_bytes() == content(other.state)
+    assert on_disk(run) == names(other.state.lineage_id)
+
+
+async def test_files_of_an_earlier_life_are_removed(run):
+    (run.history.folder / "snapshot-0123.bin").write_bytes(b"x")
+    (run.history.folder / "snapshot-0123.tmp").write_bytes(b"x")
+    Shelf(run.history, run.state, asyncio.Lock, lambda: True)
+    assert on_disk(run) == set()
+
+
+@pytest.mark.parametrize("interruptions", [1, 2, 3])
+async def test_rounds_that_commit_while_a_file_is_written_are_not_mixed(run, interruptions):
+    entered = itertools.count()
+    whole = []
+
+    @contextlib.asynccontextmanager
+    async def still():
+        if next(entered) in range(3, 3 + 4 * interruptions, 4):  # in the middle of each attempt
+            run.commit()
+        whole.append(run.state.round)
+        yield
+
+    file = await Shelf(run.history, run.state, still, lambda: True).offer(None, 0)
+    assert file.meta.round == 1 + interruptions == run.state.round
+    assert file.path.read_bytes() == content(run.state)
+    chunks = len(file.places)
+    assert whole.count(run.state.round) == (1 + chunks if interruptions < 3 else 2)  # at last held for all of it
+    assert on_disk(run) == names(run.state.lineage_id)
+
+
+async def test_an_invalid_state_is_not_served(run):
+    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: False)
+    assert await shelf.offer(None, 0) is None
+    assert await shelf.get(run.state.lineage_id) is None
+    assert on_disk(run) == set()
+
+
+async def test_a_state_that_is_not_the_certified_one_is_not_served(run, shelf, caplog):
+    run.state.anchor[5] += 1.0
+    assert await shelf.offer(None, 0) is None
+    assert "not the certified one" in caplog.text
+    assert on_disk(run) == set()
+
+
+async def test_a_donor_that_moves_on_serves_what_a_joiner_has_begun(network, run, shelf, tmp_path):
+    server, client = network.node(), network.node()
+    await HistoryServer(server, RUN, run.history, shelf).start()
+    before, begun = content(run.state), run.state.lineage_id
+    stream = await client.open(server.peer_id, history_name(RUN), "history")
+
+    async def chunk(index):
+        request = HistoryRequest(what="chunks", run_id=RUN, digest=begun, indexes=(index,))
+        await stream.send_message(Kind.REQUEST, request)
+        return (await asyncio.wait_for(stream.receive({Kind.DATA: 4096}), 5.0))[1]
+
+    pieces = [await chunk(0)]
+    for index in range(1, 8):
+        run.commit()
+        later = Joiner(network, tmp_path / f"joiner{index}", numel=NUMEL)
+        later.valid = False
+        how = await later.catch_up(server)
+        assert how.snapshot_round >= run.state.round - snapshots.MAX_AGE_ROUNDS
+        later.valid = True
+        if how.snapshot_round < run.state.round:
+            assert (await later.catch_up(server)).replayed == run.state.round - how.snapshot_round
+        assert_same(later, run)
+        pieces.append(await chunk(index))
+        assert len(on_disk(run)) <= 2
+    assert b"".join(pieces) == before
+    assert {file.meta.round for file in shelf.files} == {1, 6}
+    stream.close()

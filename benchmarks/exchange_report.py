@@ -118,8 +118,9 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     for count, axes in zip(counts, panels, strict=True):  # once all lines have had their say about the shared axis
         _labels(axes, [row for row in rows if row["peers"] == count])
     panels[0].set_ylabel("seconds, slowest peer (log)")
-    picture.suptitle("Averaging one fp32 vector among processes of one machine", fontsize=12, fontweight="bold",
-                     x=0.01, ha="left")
+    words = ("Averaging one fp32 vector", "among processes of one machine")
+    title = ("\n" if len(counts) == 1 else " ").join(words)  # one panel is not wide enough for a line
+    picture.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
     picture.savefig(path, format="png")
 
 

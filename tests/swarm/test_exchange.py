@@ -14,6 +14,7 @@ from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
 from peer.swarm import budget as budget_module
 from peer.swarm import exchange as exchange_module
 from peer.swarm.budget import MIN_BUDGET_S, Budget
+from tests.swarm.gathering import until
 from tests.swarm.runs import reduce_all
 from tests.swarm.table import NAME, Table, other_digest
 
@@ -225,9 +226,10 @@ async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, mon
     for _ in range(6):
         stream = await outsider.open(table.nodes[0].peer_id, NAME, "round")
         await stream.send_message(Kind.HELLO, HelloMessage(group_id=other_digest("none")))
-    await asyncio.sleep(0.05)
+    await until(lambda: "streams wait for unknown groups" in caplog.text)  # the outsider's share is full
     late = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
-    await asyncio.sleep(0.05)
+    await until(lambda: all(table.nodes[0].peer_id in e._standing.outbound for e in table.exchanges[1:] if e._standing)
+                and all(e._standing for e in table.exchanges[1:]))  # theirs come before the first has its roster
     updates = [await table.exchange(0), *[await task for task in late]]
     assert len({outcome.update.payload for outcome in updates}) == 1
     assert "streams wait for unknown groups" in caplog.text

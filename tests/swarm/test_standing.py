@@ -18,6 +18,7 @@ from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm import budget as budget_module
 from peer.swarm.roster import roster_key
 from tests.swarm.circle import RECIPE, Circle
+from tests.swarm.gathering import until
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
 CLIPPED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator={"name": "clipped", "factor": 1.0}))
@@ -203,6 +204,4 @@ async def test_what_a_round_brought_is_free_once_it_is_applied(network):
     await circle.round()
     before = [weakref.ref(seat.exchange._standing.session) for seat in circle.seats]
     await circle.round()
-    await asyncio.sleep(0.1)
-    gc.collect()
-    assert [reference() for reference in before] == [None] * 3
+    await until(lambda: gc.collect() >= 0 and [reference() for reference in before] == [None] * 3)

@@ -27,6 +27,7 @@ from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, _link
 from peer.outer.state import OuterState, Update, pieces
 from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
 from peer.swarm.heap import return_large_blocks
 from peer.swarm.keeper import Position
@@ -58,7 +59,7 @@ class AtollMember:
         self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
         rounds = RoundSpec(max_group=setup.peers)
-        self._rosters = Rosters(node.identity, RUN, rounds, nominal_tokens=TOKENS)
+        self._rosters = Rosters(node.identity, RUN, rounds, WeightRule(nominal_tokens=TOKENS))
         self._group: Group | None = None
         self._sequence = 0
         self.address = node.maddrs[0]

@@ -29,6 +29,7 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.swarm.catchup import Fetcher, Standing
 from peer.swarm.exchange import Exchange
 from peer.swarm.heap import return_large_blocks
@@ -63,7 +64,8 @@ class StatePeer:
         )
         self.state.lineage_id = self._genesis = self.state.digest()
         self.keeper = self._new_keeper("0")
-        self.rosters = Rosters(node.identity, RUN, RoundSpec(max_group=max(2, self._members)), nominal_tokens=TOKENS)
+        rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
+        self.rosters = Rosters(node.identity, RUN, rounds, rule)
         self.exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters)
         self.group: Group | None = None
         self._sequence = self._fetches = 0
@@ -125,7 +127,7 @@ class StatePeer:
     async def _fetch(self, donors: list[str]) -> dict[str, Any]:
         self._fetches += 1
         keeper = self._new_keeper(str(self._fetches))
-        limits = RosterLimits(1, max(2, self._members), TOKENS)
+        limits = RosterLimits(1, max(2, self._members), WeightRule(nominal_tokens=TOKENS))
         fetcher = Fetcher(self._node, RUN, keeper.history.folder, limits)
         verified_at = 0.0
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from peer.protocol.manifest import Digest, Spec
 
+MAX_DROPS = 16
+MAX_REASON_CHARS = 120
 Instead = Literal["retry", "wait", "catch_up"]
+
+
+class Drop(Spec):
+    """A member whose contribution was left out of what a peer reduced: in `slices` of its `of` slices, and why in the
+    first of them.
+    """
+
+    peer_id: str
+    slices: int
+    of: int
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 
 
 class RoundRecord(Spec):
@@ -18,6 +31,7 @@ class RoundRecord(Spec):
     went on without matchmaking, `regrouped` with the reason when such a group could not. What went wrong: `phase`,
     `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until somebody comes,
     or catches up. How it caught up: from which `donor`, by `replayed` updates or by the state of `snapshot_round`.
+    `dropped`: members that this peer's aggregator left out, the most often dropped first.
     `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
     and `nicknames` (by their own account) are added by who keeps the record.
     """
@@ -43,6 +57,7 @@ class RoundRecord(Spec):
     bytes_received: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
     cosine: float | None = None
+    dropped: Annotated[tuple[Drop, ...], Field(max_length=MAX_DROPS)] = ()
     update_digest: Digest | None = None
     state_digest: Digest | None = None
     ended_at: float | None = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ class Fetcher:
         """
         state, history = standing.state, standing.history
         if standing.valid:
-            onward = await self._chain(donor, len(history.chain), state.lineage_id)
+            onward = await self._chain(donor, len(history.chain), state.lineage_id, history.seen.copy())
             replayed = await self._replay(donor, onward, state, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
@@ -152,7 +153,7 @@ class Fetcher:
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in others]
         try:
             meta, digests = await self._offer(donor, standing)
-            chain = (await self._chain(donor, 0, standing.history.genesis))[: meta.round]
+            chain = (await self._chain(donor, 0, standing.history.genesis, Counter()))[: meta.round]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             if standing.valid and not heavier(
@@ -190,9 +191,9 @@ class Fetcher:
             joined = await _piece(stream, 32 * num_chunks) or b""
         return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
-    async def _chain(self, donor: str, from_round: int, parent: str) -> list[Certificate]:
+    async def _chain(self, donor: str, from_round: int, parent: str, seen: Counter[str]) -> list[Certificate]:
         """The donor's certificates from a round on, each checked before the next is read; none if the first does not
-        follow `parent`: the donor is on another lineage, or no further than this peer.
+        follow `parent`: the donor is on another lineage, or no further than this peer. `seen`: up to `parent`.
         """
         chain: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
@@ -201,7 +202,7 @@ class Fetcher:
                 certificate = parse_json(Certificate, piece)
                 if not chain and certificate.link.parent != parent:
                     return []
-                check_chain([certificate], self._run_id, parent, from_round + len(chain), self._limits)
+                check_chain([certificate], self._run_id, parent, from_round + len(chain), self._limits, seen)
                 parent = certificate.link.id
                 chain.append(certificate)
         return chain

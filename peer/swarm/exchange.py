@@ -124,13 +124,13 @@ class Exchange:
         reduced = {peer_id: inbox.reduced for peer_id, inbox in session.inboxes.items()}
         try:
             await self._bounded(session, [reducing, *reduced.values()], "waiting for the")
-            own, cosine = reducing.result()
+            own, cosine, dropped = reducing.result()
             parts = [own if peer == group.me else reduced[peer].result() for peer in session.order]
             update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
         finally:
             await cancel_and_wait([reducing])
         self._budget.learn(session.wire_bytes, self._clock() - began)
-        return Exchanged(update, cosine)
+        return Exchanged(update, cosine, dropped)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""

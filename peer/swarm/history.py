@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 
 from peer.errors import ProtocolError
@@ -24,12 +25,14 @@ class History:
     Attributes:
         chain: certificates from genesis on.
         weight: committed tokens of the whole chain.
+        seen: in how many of its rounds each peer was.
     """
 
     def __init__(self, folder: Path, genesis: str) -> None:
         self.folder, self.genesis = folder, genesis
         self.chain: list[Certificate] = []
         self.weight = 0
+        self.seen: Counter[str] = Counter()
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -54,6 +57,7 @@ class History:
             os.fsync(file.fileno())
         self.chain.append(certificate)
         self.weight += certificate.link.weight
+        self.seen.update(member.peer_id for member in certificate.link.roster)
         self._prune()
 
     def replace(self, chain: list[Certificate]) -> None:
@@ -61,6 +65,7 @@ class History:
         _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
         self.chain = list(chain)
         self.weight = chain_weight(chain)
+        self.seen = Counter(member.peer_id for one in chain for member in one.link.roster)
         self._prune()
 
     def _prune(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -13,6 +14,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Member
 from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
 from peer.swarm.keeper import Position
 
@@ -37,12 +39,20 @@ class Rosters:
     Args:
         identity: this peer.
         run_id, rounds: the run and its group limits.
-        nominal_tokens: tokens of one regular contribution: the cap of every weight.
+        rule: what members weigh.
+        seen: in how many rounds of the lineage that this peer is on each peer was.
     """
 
-    def __init__(self, identity: Identity, run_id: str, rounds: RoundSpec, nominal_tokens: int) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        rounds: RoundSpec,
+        rule: WeightRule,
+        seen: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._identity, self._run_id, self._rounds = identity, run_id, rounds
-        self._nominal_tokens = nominal_tokens
+        self._rule, self._seen = rule, seen
 
     def join(self, position: Position, tokens: int) -> tuple[JoinMessage, bytes]:
         """This peer's join for the next round at `position`, and the same sealed."""
@@ -92,8 +102,9 @@ class Rosters:
 
     def _group(self, joins: Joins) -> Group:
         peer_ids = [peer_id for peer_id, _ in joins]
+        weights = self._rule.weigh([(peer_id, join.tokens) for peer_id, join in joins], self._seen())
         members = tuple(
-            Member(peer_id=peer_id, tokens=min(join.tokens, self._nominal_tokens)) for peer_id, join in joins
+            Member(peer_id=peer_id, tokens=tokens) for peer_id, tokens in zip(peer_ids, weights, strict=True)
         )
         index = peer_ids.index(self._identity.peer_id)
         identifier = group_id([join for _, join in joins], peer_ids)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
 from peer.protocol.manifest import RunManifest
+from peer.protocol.weights import WeightRule
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
@@ -70,13 +71,14 @@ class Rounds:
             training=self._taking_part,
             nudge=self._nudge,
         )
-        rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
+        rule = WeightRule.of(manifest.trust, nominal_tokens)
+        rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, rule, lambda: keeper.history.seen)
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, rosters, me)
         self._exchange = Exchange(
-            node, manifest.run_id, manifest.rounds.timeout_s, swarm_recipe(manifest.recipe), keeper.state.numel,
+            node, manifest.run_id, manifest.rounds.timeout_s, run_recipe(manifest), keeper.state.numel,
             rosters, self._matchmaker.gathering,
         )  # fmt: skip
-        limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
+        limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits, self._accuse)
         self._merged = asyncio.Event()
         self._merged.set()

@@ -33,7 +33,7 @@ from peer.link.messages import (
     decode,
     encode,
 )
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.state import OuterState
@@ -156,7 +156,7 @@ class AgentSession:
         tell: Callable[[ToTrainer], None],
     ) -> tuple[Rounds, Head | None]:
         assert manifest.genesis is not None
-        recipe = swarm_recipe(manifest.recipe)
+        recipe = run_recipe(manifest)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         state = OuterState(
             memory.anchor, memory.buffers, recipe.optimizer, Sliced(compressor(recipe.compressor)), 0, manifest.genesis

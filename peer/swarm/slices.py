@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from torch import Tensor
 from peer.outer.aggregate import Aggregator
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.feedback import Residual
-from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
+from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
 from peer.outer.round import Due, Group, RoundAborted, bound, mean_cosine, reduce_range
 from peer.outer.state import OuterState, Update
 from peer.swarm.inbox import Session
@@ -21,6 +22,14 @@ from peer.swarm.inbox import Session
 Contribute = Callable[[int, int], Awaitable[bytes]]
 Encode = Callable[[int, Read], bytes]
 T = TypeVar("T")
+
+
+class Reduced(NamedTuple):
+    """One reduced part: its payload, the mean cosine of the contributions to it, and who was left out of it."""
+
+    payload: bytes
+    cosine: float | None
+    dropped: tuple[Drop, ...]
 
 
 class SliceWork:
@@ -78,35 +87,24 @@ class SliceWork:
 
         return encode
 
-    async def reduce(self, session: Session, group: Group, contribute: Contribute) -> tuple[bytes, float | None]:
-        """Reduce this peer's part as its slices arrive; -> its payload, and the mean cosine of the contributions.
+    async def reduce(self, session: Session, group: Group, contribute: Contribute) -> Reduced:
+        """Reduce this peer's part, slice by slice as they arrive.
 
         Raises:
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
         """
         members = len(group.members)
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
-        slices = session.slices(session.me)
-        arrived: list[list[Payload]] = []
         reduced: list[bytes] = []
-        for index, (start, stop) in enumerate(slices):
+        for index, (start, stop) in enumerate(session.slices(session.me)):
             own = await contribute(start, stop)
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
             for inbox in session.inboxes.values():  # a slice is freed as soon as it is reduced
                 inbox.parts[index] = _spent()
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
-            if job.aggregator.separable:
-                reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
-                session.own_reduced[index].set_result(reduced[-1])
-            else:
-                arrived.append(payloads)
-        if not job.aggregator.separable and slices:
-            reduced = [await self._in_thread(job.whole, arrived, session.codec, slices[0][0], slices[-1][1])]
-            position = 0
-            for future, size in zip(session.own_reduced, session.sizes(session.me), strict=True):
-                future.set_result(reduced[0][position : position + size])
-                position += size
-        return b"".join(reduced), mean_cosine(job.gram)
+            reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
+            session.own_reduced[index].set_result(reduced[-1])
+        return Reduced(b"".join(reduced), mean_cosine(job.gram), job.drops(len(reduced)))
 
 
 class _Reduction:
@@ -117,22 +115,33 @@ class _Reduction:
         self.gram: Tensor = torch.zeros(len(group.members), len(group.members), dtype=torch.float64)
         self._order, self._lost = session.order, lost
         self._weights = [member.tokens for member in group.members]
-
-    def whole(self, slices: list[list[Payload]], codec: Sliced, start: int, stop: int) -> bytes:
-        """A part that must be aggregated as a whole."""
-        return self.one([b"".join(pieces) for pieces in zip(*slices, strict=True)], codec, start, stop)
+        self._dropped: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
 
     def one(self, payloads: list[Payload], codec: Compressor, start: int, stop: int) -> bytes:
-        """Aggregate [start, stop) and encode the result once."""
+        """Aggregate the slice [start, stop) and encode the result once."""
+        dropped: dict[int, str] = {}
         try:
-            return reduce_range(
-                payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start)
-            )
+            reduced = reduce_range(
+                payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start),
+                dropped,
+            )  # fmt: skip
         except PayloadError:
             self._blame(payloads, codec, stop - start)
             raise
         except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
+        for place, reason in dropped.items():
+            self._dropped[self._order[place]] += 1
+            self._reasons.setdefault(self._order[place], reason[:MAX_REASON_CHARS])
+        return reduced
+
+    def drops(self, slices: int) -> tuple[Drop, ...]:
+        """Whom the aggregator left out, of so many slices."""
+        return tuple(
+            Drop(peer_id=peer_id, slices=count, of=slices, reason=self._reasons[peer_id])
+            for peer_id, count in self._dropped.most_common(MAX_DROPS)
+        )
 
     def _encode(self, codec: Compressor, start: int) -> Encode | None:
         lost = self._lost

@@ -24,7 +24,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.protocol.manifest import RunManifest
 
@@ -241,7 +241,7 @@ class TestSwarm:
         assert isinstance(published, Published)
         manifest = RunManifest.model_validate(published.manifest)
         member.peer_id, member.maddrs = published.peer_id, published.maddrs
-        recipe = swarm_recipe(manifest.recipe)
+        recipe = run_recipe(manifest)
         buffers = recipe.optimizer.num_buffers
         numel = genesis.numel() // (1 + buffers)
         memory = SharedState(member.agent.memory_descriptor, numel, buffers)

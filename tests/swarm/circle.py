@@ -12,6 +12,7 @@ from peer.outer.round import Due
 from peer.outer.state import OuterState
 from peer.protocol.lineage import Link
 from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
 from peer.swarm.keeper import Position
 from peer.swarm.roster import Rosters
@@ -32,7 +33,7 @@ class Seat:
         sliced = Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec))
         self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), sliced)
         self.state.lineage_id = plain.lineage_id
-        self.rosters = Rosters(node.identity, RUN, ROUNDS, NOMINAL)
+        self.rosters = Rosters(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
         self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called)
         self.weight = 0

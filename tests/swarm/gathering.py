@@ -12,6 +12,7 @@ from peer.outer.round import Due
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Position
@@ -61,9 +62,8 @@ class Member:
             training=lambda: self.training,
             nudge=lambda *claim: self.nudges.append(claim),
         )
-        self.matchmaker = Matchmaker(
-            node, self.directory, RUN, rounds, Rosters(node.identity, RUN, rounds, NOMINAL), me
-        )
+        rosters = Rosters(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
+        self.matchmaker = Matchmaker(node, self.directory, RUN, rounds, rosters, me)
 
     @property
     def peer_id(self):

@@ -150,9 +150,12 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
         print(json.dumps({"event": "started", **start}), flush=True)
         return
+    from peer.outer.compose import trust_in_words  # imported by now, see _start
+
     others = [f"  or       atoll join {address}" for address in addresses[1:]]
     lines = [
         f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
+        f"trust    {trust_in_words(manifest)}",
         f"join     atoll join {addresses[0]}",
         *others,
         "Ctrl-C ends this node; members train on.",

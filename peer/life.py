@@ -20,6 +20,7 @@ from peer.errors import UserError
 from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
+from peer.outer.compose import trust_in_words
 from peer.protocol.address import PeerAddress
 from peer.settings import PeerSettings, detect_announce_maddrs
 from peer.telemetry.console import LiveSwarm, setup_logging
@@ -127,6 +128,7 @@ def _arrive(
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
     manifest = parse_published(published)
     log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
+    log.info("%s", trust_in_words(manifest))
     log.info("others can join through %s as well", ", ".join(published.maddrs))
     peer = assemble(settings, start, published, agent, receive)
     agent.send(peer.mapped)

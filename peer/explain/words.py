@@ -120,7 +120,7 @@ def _committed(entry: Entry, names: Names) -> Told:
     group = "the group stood" if record.stood else "matched through the DHT"
     if record.regrouped is not None:
         group = f"{group}: {names.within(record.regrouped)}"
-    details = [_changes(entry, names), _weights(record, names), _costs(record)]
+    details = [_changes(entry, names), *_dropped(record, names), _weights(record, names), _costs(record)]
     return Told(
         round=record.round,
         tone="good",
@@ -190,6 +190,15 @@ def _changes(entry: Entry, names: Names) -> str:
     parts = [f"new: {names.among(came)}"] if came else []
     parts += [f"no longer there: {names.among(left)}"] if left else []
     return "; ".join(parts)
+
+
+def _dropped(record: RoundRecord, names: Names) -> list[str]:
+    """Whom the peer that keeps the record left out of its part."""
+    return [
+        f"left out: {names.full(drop.peer_id)}, in {drop.slices} of {drop.of} slices that this peer averaged: "
+        f"{names.within(drop.reason)}"
+        for drop in record.dropped
+    ]
 
 
 def _weights(record: RoundRecord, names: Names) -> str:

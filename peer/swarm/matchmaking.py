@@ -83,7 +83,9 @@ class Matchmaker:
         self._newcomers = Newcomers(clock)
         self._formed = clock()
         self._changed = asyncio.Event()
-        self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed)
+        self._invitations = Invitations(
+            node, run_id, directory, self.view, me, self._changed, rounds.straggler_wait_s, clock
+        )
         self._join_name = f"atoll/{run_id[:16]}/join"
 
     async def start(self) -> None:
@@ -121,10 +123,14 @@ class Matchmaker:
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
         position, window_s = self._me.position(), self._rounds.straggler_wait_s
-        if self._me.due_in_s() > window_s:
-            self._me.hurry()
+        self._hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
         asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
+
+    def _hurry_if_halfway(self) -> None:
+        """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
+        if self._me.due_in_s() > self._rounds.straggler_wait_s and self._me.halfway():
+            self._me.hurry()
 
     def _hurry_at(self, position: Position) -> None:
         if self._me.position() == position:
@@ -252,8 +258,8 @@ class Matchmaker:
             self.view.learn(stream.remote)
         self._changed.set()
         at_our_round = join.parent == self._me.position().lineage_id
-        if at_our_round and self._me.due_in_s() > self._rounds.straggler_wait_s:
-            self._me.hurry()
+        if at_our_round:
+            self._hurry_if_halfway()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         window_s = self._rounds.straggler_wait_s

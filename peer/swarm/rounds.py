@@ -67,6 +67,7 @@ class Rounds:
         me = Self(
             position=self.position,
             due_in_s=self._due_in_s,
+            halfway=self._halfway,
             hurry=self._hurry,
             training=self._taking_part,
             nudge=self._nudge,
@@ -117,6 +118,14 @@ class Rounds:
         if self.progress is None:
             return float("inf")
         return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
+
+    def _halfway(self) -> bool:
+        """Whether no more is left to train for the next contribution than has been trained for it."""
+        progress, due_in_s = self.progress, self._due_in_s()
+        if progress is None or due_in_s == 0.0:
+            return due_in_s == 0.0
+        trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s
+        return due_in_s * progress.tokens_per_s <= trained
 
     # -- from the trainer --------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from peer.link.messages import (
     decode,
     encode,
 )
-from peer.outer.compose import run_recipe
+from peer.outer.compose import run_recipe, trust_in_words
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.state import OuterState
@@ -166,6 +166,7 @@ class AgentSession:
         keeper = Keeper(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
         resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
+        log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
         nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
         rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, tell, self._rng)
         return rounds, resumed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
@@ -15,10 +17,14 @@ from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.feedback import Residual
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
+from peer.outer.refusals import ROBUST
 from peer.outer.round import Due, Group, RoundAborted, bound, mean_cosine, reduce_range
 from peer.outer.state import OuterState, Update
 from peer.swarm.inbox import Session
 
+log = logging.getLogger(__name__)
+FEWEST_TO_BEAR_ONE = 4  # a quarter
+_PLACE = re.compile(r"contribution (\d+)$")
 Contribute = Callable[[int, int], Awaitable[bytes]]
 Encode = Callable[[int, Read], bytes]
 T = TypeVar("T")
@@ -46,6 +52,7 @@ class SliceWork:
         self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
         self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
         self._running: set[asyncio.Future[Any]] = set()
+        self._said_of = 0
 
     async def commit(self) -> None:
         """The round was applied."""
@@ -94,6 +101,7 @@ class SliceWork:
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
         """
         members = len(group.members)
+        self._say_what_is_borne(members)
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
         reduced: list[bytes] = []
         for index, (start, stop) in enumerate(session.slices(session.me)):
@@ -105,6 +113,12 @@ class SliceWork:
             reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
             session.own_reduced[index].set_result(reduced[-1])
         return Reduced(b"".join(reduced), mean_cosine(job.gram), job.drops(len(reduced)))
+
+
+    def _say_what_is_borne(self, members: int) -> None:
+        if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
+            log.warning("a group of %d: no lie can be borne, %d members bear one", members, FEWEST_TO_BEAR_ONE)
+        self._said_of = members
 
 
 class _Reduction:
@@ -133,7 +147,8 @@ class _Reduction:
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
         for place, reason in dropped.items():
             self._dropped[self._order[place]] += 1
-            self._reasons.setdefault(self._order[place], reason[:MAX_REASON_CHARS])
+            named = _PLACE.sub(lambda match: self._order[int(match[1])], reason)
+            self._reasons.setdefault(self._order[place], named[:MAX_REASON_CHARS])
         return reduced
 
     def drops(self, slices: int) -> tuple[Drop, ...]:

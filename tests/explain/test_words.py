@@ -11,7 +11,7 @@ from rich.console import Console
 from peer.explain.names import Names
 from peer.explain.page import Page
 from peer.explain.words import entries, summary
-from peer.outer.record import RoundRecord
+from peer.outer.record import Drop, RoundRecord
 from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, caught_up, committed
 
 
@@ -151,3 +151,17 @@ def test_a_record_without_its_keeper_is_still_told() -> None:
         "                     weights in tokens: ALPHA1 1, BRAV22 2",
         "                     sent 0 B, received 0 B",
     ]
+
+
+def test_who_was_left_out_of_the_average_is_named_with_the_reason() -> None:
+    drops = (
+        Drop(peer_id=CHARLIE, slices=3, of=3, reason="median cosine -0.41 to the rest, whose own is 0.3"),
+        Drop(peer_id=BRAVO, slices=1, of=3, reason=f"near-duplicate (cosine 0.999900) of {ALPHA}"),
+    )
+    lines = " ".join(" ".join(page([committed(3, 44.0, dropped=drops)])).split())
+    assert (
+        "left out: charlie CHAR33, in 3 of 3 slices that this peer averaged: "
+        "median cosine -0.41 to the rest, whose own is 0.3"
+    ) in lines
+    assert "in 1 of 3 slices that this peer averaged: near-duplicate (cosine 0.999900) of alpha" in lines
+    assert "left out" not in " ".join(page([committed(3, 44.0)]))

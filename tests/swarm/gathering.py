@@ -54,10 +54,12 @@ class Member:
     def __init__(self, node, rounds):
         self.node, self.directory = node, PlainDirectory()
         self.position = Position(5, PARENT, 100)
+        self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
         me = Self(
             position=lambda: self.position,
             due_in_s=lambda: self.due_in_s,
+            halfway=lambda: self.halfway,
             hurry=self.hurried.set,
             training=lambda: self.training,
             nudge=lambda *claim: self.nudges.append(claim),

@@ -225,7 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     report, passed = Report(arguments.report), True
     for seed in seeds:
         clean: Row | None = None
-        for name, aggregator in ((CLEAN, Mean()), (CLEAN, Gated()), *((name, Gated()) for name in names)):
+        runs: list[tuple[str, Aggregator]] = [(CLEAN, Mean()), (CLEAN, Gated()), *((name, Gated()) for name in names)]
+        for name, aggregator in runs:
             word = "gated" if isinstance(aggregator, Gated) else "mean"
             row = report.find(name, word, seed, rounds, arguments.steps)
             if row is None:

@@ -23,6 +23,7 @@ FEWEST: Final = 3  # of two contributions, nobody can tell which is the liar's
 _FEWEST_VALUES: Final = 64  # a direction says nothing in fewer dimensions
 _STEPS: Final = 3
 _CHANCE: Final = 2.0
+_OUTLIER: Final = 5.0
 _ALIKE: Final = 0.99  # where most pairs agree this well, a copy is nothing special
 Reasons = Mapping[int, str]
 
@@ -31,19 +32,24 @@ Reasons = Mapping[int, str]
 class Gated:
     """Drops what looks malicious, then takes the weighted mean of the rest with centred clipping.
 
-    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm (more, in proportion,
-    for who stands for more than the median tokens); a near-duplicate (cosine above `max_duplicate_cosine`) of an
-    earlier contribution, which then stands for both, unless most are as alike; a median cosine to the others below
-    `min_cosine`, or below `min_share` of what is usual. A median, so that liars do not vouch for each other. Chance
-    alone makes cosines of about 1 / sqrt(n) in n dimensions: twice that is forgiven. If more than a third would be
-    dropped for their direction, nobody is: then honest peers do not agree either, and no rule can tell. Of fewer than
-    three contributions, none is dropped but those that are not finite.
+    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm (more, in
+    proportion, for who stands for more than the median tokens); a near-duplicate (cosine above
+    `max_duplicate_cosine`) of an earlier contribution, which then stands for both, unless most are as alike; a
+    median cosine to the others below `min_cosine`, or below `min_share` of what is usual. A median, so that liars
+    do not vouch for each other. Chance alone makes cosines of about 1 / sqrt(n) in n dimensions: twice that is
+    forgiven, and whatever is within five times the median deviation: in some slices, honest peers agree with each
+    other very differently. If more than a third would be dropped for their direction, nobody is: then honest peers
+    do not agree either, and no rule can tell. Of fewer than three contributions, none is dropped but those that are
+    not finite.
 
     A peer's voice in medians and means is its weight, but at most the median weight: neither a crowd of little weight
     nor one that claims much outvotes the rest.
 
-    The mean is then clipped around itself (Karimireddy et al. 2021, arXiv 2012.10333) in three steps, with the radius
-    `radius` times the median distance. A zero vector passes. Not chunk-separable: norms need the whole vector.
+    Then centred clipping (Karimireddy et al. 2021, arXiv 2012.10333) in three steps, the radius `radius` times the
+    median distance: two towards the mean in which all count alike, so that heavy weights do not make the others look
+    far away, the last towards the weighted mean. A zero vector passes.
+
+    Not chunk-separable: norms need the whole vector.
     """
 
     separable: ClassVar[bool] = False
@@ -108,25 +114,30 @@ class Gated:
 
     def _shares(self, weights: Sequence[float], products: Products) -> list[float]:
         """What each contribution is multiplied by: the coordinates of the clipped mean among the contributions."""
-        total = float(sum(weights))
+        total, count = float(sum(weights)), len(weights)
         plain = [weight / total for weight in weights]
-        if len(weights) < FEWEST:
+        if count < FEWEST:
             return plain
-        voices = _voices(weights)
-        norms = [math.sqrt(products[i][i]) for i in range(len(weights))]
-        middle = _median(norms, voices)
-        centre = [share * _clip(middle, length) for share, length in zip(plain, norms, strict=True)]
-        for _ in range(_STEPS):
-            distances = _distances(products, centre)
-            reach = self.radius * _median(distances, voices)
-            clips = [_clip(reach, distance) for distance in distances]
-            if min(clips) == 1.0:
-                centre = plain
-                continue
-            pulls = [share * clip for share, clip in zip(plain, clips, strict=True)]
-            left = 1.0 - math.fsum(pulls)
-            centre = [left * at + pull for at, pull in zip(centre, pulls, strict=True)]
-        return centre
+        alike = [1.0 / count] * count
+        norms = [math.sqrt(products[i][i]) for i in range(count)]
+        middle = _median(norms, alike)
+        centre = [share * _clip(middle, length) for share, length in zip(alike, norms, strict=True)]
+        for _ in range(_STEPS - 1):
+            centre = self._pulled(centre, alike, alike, products)
+        return self._pulled(centre, plain, _voices(weights), products)
+
+    def _pulled(
+        self, centre: list[float], shares: list[float], voices: Sequence[float], products: Products
+    ) -> list[float]:
+        """A step from the centre to the mean with these shares; each pulls as far as the radius at most."""
+        distances = _distances(products, centre)
+        reach = self.radius * _median(distances, voices)
+        clips = [_clip(reach, distance) for distance in distances]
+        if min(clips) == 1.0:
+            return shares
+        pulls = [share * clip for share, clip in zip(shares, clips, strict=True)]
+        left = 1.0 - math.fsum(pulls)
+        return [left * at + pull for at, pull in zip(centre, pulls, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -194,8 +205,11 @@ class _Gates:
         for i in standing:
             others = [j for j in standing if j != i]
             agreement[i] = _median([cosines[i][j] for j in others], [voices[j] for j in others])
-        middle = _median(list(agreement.values()), list(voices.values()))
+        heard = list(voices.values())
+        middle = _median(list(agreement.values()), heard)
+        spread = _median([abs(own - middle) for own in agreement.values()], heard)
         least = max(self.settings.min_cosine, self.settings.min_share * middle) - _CHANCE / math.sqrt(self.numel)
+        least = min(least, middle - _OUTLIER * spread)
         found = {
             i: f"median cosine {own:.3g} to the rest, whose own is {middle:.3g}"
             for i, own in agreement.items()

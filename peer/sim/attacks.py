@@ -105,7 +105,7 @@ def _of_length(kind: Attack, own: Tensor, scale: float, generator: torch.Generat
     if kind == "zero":
         return torch.zeros_like(own)
     shape = torch.ones_like(own) if kind == "constant" else torch.randn(own.shape, generator=generator)
-    return shape * (scale * own.norm() / shape.norm().clamp_min(1e-30))
+    return shape * (scale * float(own.norm()) / max(1e-30, float(shape.norm())))
 
 
 def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None = None) -> Tensor:

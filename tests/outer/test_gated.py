@@ -76,9 +76,12 @@ def test_the_gates_drop_the_bad_and_no_honest_peer(attack: str, seed: int) -> No
 def test_honest_peers_of_any_agreement_are_averaged(count: int, agreement: float, numel: int, seed: int) -> None:
     vectors = gaussian(seed, count, numel, agreement)
     kept, reasons = Gated().select(vectors, [1.0] * count)
-    if agreement >= 0.3 or numel >= 1 << 16:
+    mean = weighted_mean(vectors, [1.0] * count)
+    if agreement >= 0.3 or numel >= 2000:
         assert not reasons
-        assert torch.equal(Gated().aggregate(vectors, [1.0] * count), weighted_mean(vectors, [1.0] * count))
+        assert cosine(Gated().aggregate(vectors, [1.0] * count), mean) > 0.98
+    if numel >= 1 << 16:
+        assert torch.equal(Gated().aggregate(vectors, [1.0] * count), mean)
     assert len(kept) >= count - 1
 
 

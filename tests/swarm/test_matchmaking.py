@@ -298,3 +298,51 @@ async def test_a_member_is_hurried_after_the_window_whatever_it_heard_before(net
     member.matchmaker.gathering()
     member.hurried.clear()  # as if nobody had listened
     await asyncio.wait_for(member.hurried.wait(), 1.0)
+
+
+async def test_who_is_less_than_halfway_is_not_hurried_by_whoever_is_first_but_the_window_ends(network):
+    leader, hasty, member = await gather(network, 3, wait=0.4)
+    for slow in (leader, member):
+        slow.due_in_s, slow.halfway = 1000.0, False
+    began = time.monotonic()
+    waiting = asyncio.ensure_future(hasty.match())
+    await until(lambda: leader.matchmaker.anybody_waiting)
+    member.matchmaker.gathering()
+    assert not leader.hurried.is_set()
+    assert not member.hurried.is_set()
+    await asyncio.wait_for(asyncio.gather(leader.hurried.wait(), member.hurried.wait()), 5.0)
+    assert time.monotonic() - began >= 0.4
+    await cancel_and_wait([waiting])
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.2])
+async def test_an_invitation_hurries_nobody_within_a_window_of_the_last_commit(network, wait_s):
+    leader, member = await gather(network, 2, wait=0.4)
+    member.due_in_s, member.halfway = 1000.0, False
+    member.move(NEXT)
+    moved = time.monotonic()
+    stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
+    invite = InviteMessage(run_id=RUN, round=6, parent=NEXT, weight=200, wait_s=wait_s)
+    leader.move(NEXT)
+    member.matchmaker.view.learn(leader.peer_id)
+    await stream.send_message(Kind.INVITE, invite)
+    status = await stream.receive_message(Kind.STATUS, StatusMessage)
+    assert status.coming
+    assert not member.hurried.is_set()
+    await asyncio.wait_for(member.hurried.wait(), 5.0)
+    assert time.monotonic() - moved >= 0.39
+    stream.close()
+
+
+async def test_a_wish_of_before_the_last_commit_hurries_nobody_after_it(network):
+    leader, member = await gather(network, 2, wait=0.1)
+    member.due_in_s, member.halfway = 1000.0, False
+    stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
+    await stream.send_message(Kind.INVITE, InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=0.1))
+    await stream.receive_message(Kind.STATUS, StatusMessage)
+    member.move(NEXT)
+    again = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, again.set)
+    await again.wait()
+    assert not member.hurried.is_set()
+    stream.close()

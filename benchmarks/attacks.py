@@ -53,6 +53,7 @@ ATTACKS: dict[str, tuple[Attack, float | None]] = {
     "constant": ("constant", 1.0),
 }
 CLEAN = "none"
+GATES = {"holds": "not finite", "norm": "norm", "near-duplicate": "copy", "median": "direction"}
 SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
 LOSS_LIMIT, DROP_LIMIT = 1.02, 0.01
 Row = dict[str, Any]
@@ -66,7 +67,10 @@ class ByParts:
         inner: the aggregator.
         members: parts of the vector.
         block: of the codec; no part cuts one.
-        tally: counts parts, honest and bad contributions that were dropped, and sums their cosines.
+        bad: who lies.
+        tally: of parts, and of honest and bad contributions that were dropped.
+        gates: which gate dropped the honest.
+        cosines: the mean one between honest contributions of each part.
     """
 
     separable: ClassVar[bool] = False
@@ -75,6 +79,7 @@ class ByParts:
     block: int
     bad: tuple[int, ...] = ()
     tally: Counter[str] = field(default_factory=Counter)
+    gates: Counter[str] = field(default_factory=Counter)
     cosines: list[float] = field(default_factory=list)
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -98,6 +103,8 @@ class ByParts:
             copied = reason.startswith("near-duplicate") and who[int(reason.rsplit(" ", 1)[1])] in self.bad
             kind = "bad" if who[place] in self.bad else "copied" if copied else "honest"
             self.tally[kind] += 1
+            if kind == "honest":
+                self.gates[GATES[reason.split(" ", 1)[0]]] += 1
         return result
 
     def _count_cosine(self, honest: Sequence[Tensor]) -> None:
@@ -138,6 +145,7 @@ class Campaign:
             "rounds": self.rounds, "steps_per_round": self.steps,
             "val_loss": loss if loss is not None and math.isfinite(loss) else None,
             "honest_contributions": parts.tally["parts"] * (PEERS - len(bad)), "honest_drops": parts.tally["honest"],
+            "honest_drops_by_gate": dict(sorted(parts.gates.items())),
             "bad_contributions": parts.tally["parts"] * len(bad) if kind != "nan" else 0,
             "bad_drops": parts.tally["bad"], "counted_as_their_copy": parts.tally["copied"],
             "honest_cosine": sum(parts.cosines) / len(parts.cosines) if parts.cosines else None,

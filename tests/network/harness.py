@@ -107,7 +107,7 @@ class BootstrapProcess:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            self.process.wait(5)
+            self.process.wait(20)
         finally:
             self.process.kill()
             self.log.close()
@@ -192,10 +192,10 @@ class TestSwarm:
 
     def __init__(
         self, folder: Path, *, hidden: int = 16, steps: int = 5, wait: float = 5.0, total: int | None = None,
-        recipe: str = DILOCO,
+        recipe: str = DILOCO, min_group: int = 2,
     ) -> None:
         self.folder = folder
-        rounds = f", total: {total}" if total else ""
+        rounds = f", min_group: {min_group}" + (f", total: {total}" if total else "")
         self.manifest_text = MANIFEST.format(hidden=hidden, recipe=recipe, steps=steps, wait=wait, total=rounds)
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []

@@ -25,6 +25,8 @@ def test_what_is_appended_is_on_disk_and_verifies(run):
     check_chain(chain, RUN, run.history.genesis, 0)
     assert [certificate.link.state_digest for certificate in chain] == run.states[1:]
     assert run.history.weight == 3 * 3 * TOKENS
+    assert set(run.history.seen.values()) == {3}
+    assert set(run.history.seen) == {member.peer_id for member in chain[0].link.roster}
     for certificate in chain:
         path = run.history.update(certificate.link.update_digest)
         assert hashlib.sha256(path.read_bytes()).hexdigest() == certificate.link.update_digest
@@ -38,6 +40,7 @@ def test_a_chain_loads_up_to_the_state_that_is_there(run, tmp_path):
         other = History(tmp_path / f"other{rounds}", run.history.genesis)
         assert other.load(run.history.chain_path, lineage_id)
         assert other.chain == run.history.chain[:rounds]
+        assert set(other.seen.values()) == ({rounds} if rounds else set())
         assert read_chain(other.chain_path) == other.chain
 
 

@@ -24,6 +24,7 @@ _FEWEST_VALUES: Final = 64  # a direction says nothing in fewer dimensions
 _STEPS: Final = 3
 _CHANCE: Final = 2.0
 _OUTLIER: Final = 5.0
+_SHORT: Final = 0.5
 _ALIKE: Final = 0.99  # where most pairs agree this well, a copy is nothing special
 Reasons = Mapping[int, str]
 
@@ -34,13 +35,13 @@ class Gated:
 
     Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm (more, in
     proportion, for who stands for more than the median tokens); a near-duplicate (cosine above
-    `max_duplicate_cosine`) of an earlier contribution, which then stands for both, unless most are as alike; a
-    median cosine to the others below `min_cosine`, or below `min_share` of what is usual. A median, so that liars
-    do not vouch for each other. Chance alone makes cosines of about 1 / sqrt(n) in n dimensions: twice that is
-    forgiven, and whatever is within five times the median deviation: in some slices, honest peers agree with each
-    other very differently. If more than a third would be dropped for their direction, nobody is: then honest peers
-    do not agree either, and no rule can tell. Of fewer than three contributions, none is dropped but those that are
-    not finite.
+    `max_duplicate_cosine`) of an earlier contribution, which then stands for both, unless most are as alike or both
+    are short; a median cosine to the others below `min_cosine`, or below `min_share` of what is usual. A median, so
+    that liars do not vouch for each other. Chance alone makes cosines of about 1 / sqrt(n) in n dimensions: twice
+    that is forgiven, and whatever is within five times the median deviation: in some slices, honest peers agree
+    with each other very differently. If more than a third would be dropped for their direction, nobody is: then
+    honest peers do not agree either, and no rule can tell. Of fewer than three contributions, none is dropped but
+    those that are not finite.
 
     A peer's voice in medians and means is its weight, but at most the median weight: neither a crowd of little weight
     nor one that claims much outvotes the rest.
@@ -163,7 +164,7 @@ class _Gates:
         cosines = {
             i: {j: min(1.0, self.products[i][j] / (norms[i] * norms[j])) for j in standing if j != i} for i in standing
         }
-        found |= self._copies(standing, cosines)
+        found |= self._copies(standing, norms, cosines)
         standing = [i for i in standing if i not in found]
         return found | {i: (reason, None) for i, reason in self._opposing(standing, cosines).items()}
 
@@ -182,14 +183,17 @@ class _Gates:
         return found
 
     def _copies(
-        self, standing: Sequence[int], cosines: Mapping[int, Mapping[int, float]]
+        self, standing: Sequence[int], norms: Sequence[float], cosines: Mapping[int, Mapping[int, float]]
     ) -> dict[int, tuple[str, int | None]]:
         pairs = [cosines[i][j] for i in standing for j in standing if j < i]
         if _median(pairs, [1.0] * len(pairs)) > _ALIKE:
             return {}
         found: dict[int, tuple[str, int | None]] = {}
-        for later in standing:
-            for earlier in standing:
+        # what few have trained on shrinks by the same weight decay for the others: short, alike, and nobody's copy
+        long = _SHORT * _median([norms[i] for i in standing], [1.0] * len(standing))
+        moving = [i for i in standing if norms[i] >= long]
+        for later in moving:
+            for earlier in moving:
                 if earlier < later and earlier not in found:
                     cosine = cosines[later][earlier]
                     if cosine > self.settings.max_duplicate_cosine:

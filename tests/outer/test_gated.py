@@ -135,6 +135,13 @@ def test_where_all_are_alike_nobody_is_a_copy() -> None:
     assert Gated().select(vectors, [1.0] * 5) == ((0, 1, 2, 3, 4), {})
 
 
+def test_what_only_weight_decay_has_moved_is_nobodys_copy() -> None:
+    vectors = gaussian(4, 8, 4096)
+    decay = 0.01 * torch.randn(4096, generator=torch.Generator().manual_seed(5))
+    vectors[1] = vectors[4] = vectors[6] = decay + 0.001 * vectors[0]
+    assert not Gated().select(vectors, [1.0] * 8)[1]
+
+
 def test_who_stands_for_more_tokens_may_be_longer() -> None:
     vectors = gaussian(2, 4, 4096, 0.9)
     vectors[2] = vectors[2] * 8.0

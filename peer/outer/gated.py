@@ -25,7 +25,7 @@ _STEPS: Final = 3
 _CHANCE: Final = 2.0
 _OUTLIER: Final = 5.0
 _SHORT: Final = 0.5
-_ALIKE: Final = 0.99  # where most pairs agree this well, a copy is nothing special
+_ALIKE: Final = 0.99  # where a third of the pairs agrees this well, a copy is nothing special
 Reasons = Mapping[int, str]
 
 
@@ -186,7 +186,7 @@ class _Gates:
         self, standing: Sequence[int], norms: Sequence[float], cosines: Mapping[int, Mapping[int, float]]
     ) -> dict[int, tuple[str, int | None]]:
         pairs = [cosines[i][j] for i in standing for j in standing if j < i]
-        if _median(pairs, [1.0] * len(pairs)) > _ALIKE:
+        if 3 * sum(cosine > _ALIKE for cosine in pairs) > len(pairs):
             return {}
         found: dict[int, tuple[str, int | None]] = {}
         # what few have trained on shrinks by the same weight decay for the others: short, alike, and nobody's copy

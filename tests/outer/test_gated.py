@@ -133,6 +133,8 @@ def test_where_all_are_alike_nobody_is_a_copy() -> None:
     """Rows of an embedding that nobody's text has touched shrink by the same weight decay everywhere."""
     vectors = [torch.randn(4096)] * 5
     assert Gated().select(vectors, [1.0] * 5) == ((0, 1, 2, 3, 4), {})
+    some = [vectors[0]] * 10 + gaussian(6, 6, 4096, 0.0)
+    assert not any("near-duplicate" in reason for reason in Gated().select(some, [1.0] * 16)[1].values())
 
 
 def test_what_only_weight_decay_has_moved_is_nobodys_copy() -> None:

@@ -44,6 +44,9 @@ class Kind(IntEnum):
     DATA = 13
     END = 14
     BUSY = 15
+    SEAL_SENT = 20
+    SEAL_REDUCED = 21
+    EVIDENCE = 22
 
 
 def pack_header(kind: Kind, length: int) -> bytes:
@@ -67,13 +70,19 @@ def unpack_header(header: bytes) -> tuple[Kind, int]:
 
 
 class JoinMessage(Spec):
-    """A member's signed wish to take part in one round, with the weight of its contribution."""
+    """A member's signed wish to take part in one round, with the weight of its contribution.
+
+    `group` is the id of the standing group that it goes on with: an honest peer signs one join for each of its rounds.
+    `nonce` is another one each time, so that no two groups have the same id.
+    """
 
     run_id: Digest
     fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
     round: Count
     parent: Digest
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
+    group: Digest | None = None
+    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")] = ""
 
 
 class RejectMessage(Spec):

@@ -1,8 +1,8 @@
 """The butterfly exchange of one round over raw binary streams, and the votes that commit it.
 
 Every member sends to every other, on one stream and in order: HELLO or its join, slices of its contribution to that
-reducer's part, slices of the part that it reduces itself (each encoded once, the same bytes for all) as soon as they
-are ready, its vote. Encoding, sending, reducing and receiving overlap slice by slice. What arrives goes to this round's
+reducer's part and its signature over them, slices of the part that it reduces itself (each encoded once, the same bytes
+for all) as soon as they are ready and its signature over those, its vote. Encoding, sending, reducing and receiving overlap slice by slice. What arrives goes to this round's
 inboxes, checked; nothing touches the outer state.
 """
 
@@ -12,7 +12,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from peer.errors import AtollError, ProtocolError
@@ -28,6 +29,7 @@ from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters, roster_key
+from peer.swarm.senders import completed, start_senders
 from peer.swarm.slices import SliceWork, checked_update
 from peer.swarm.standing import Standing
 from peer.swarm.streams import Stream, StreamClosedError
@@ -64,7 +66,7 @@ class Exchange:
         on_join: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._work = SliceWork(recipe, numel)
+        self._work = SliceWork(recipe, numel, node.identity)
         self._node, self._clock = node, clock
         self._budget = Budget(timeout_s)
         self._rosters, self._on_join = rosters, on_join
@@ -96,7 +98,7 @@ class Exchange:
         assert standing is not None
         assert self._rosters is not None
         session = self._session = standing.session
-        join, sealed = self._rosters.join(position, due.tokens)
+        join, sealed = self._rosters.join(position, due.tokens, standing.identifier)
         self._send(session, standing, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in session.inboxes.items()}
         done, late = await asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -107,8 +109,10 @@ class Exchange:
             names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
             raise RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
-        _, group = self._rosters.write({**joins, self._node.peer_id: (sealed, join)}, position.lineage_id)
-        session.group = group
+        joins[self._node.peer_id] = sealed, join
+        _, group = self._rosters.write(joins, position.lineage_id)
+        session.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
+        session.seat(group)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
@@ -121,12 +125,14 @@ class Exchange:
         session.deadline = began + self._budget.seconds(session.wire_bytes)
         contribute = self._work.contribution(due, state)
         reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute))
-        reduced = {peer_id: inbox.reduced for peer_id, inbox in session.inboxes.items()}
+        signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
-            await self._bounded(session, [reducing, *reduced.values()], "waiting for the")
-            own, cosine = reducing.result()
-            parts = [own if peer == group.me else reduced[peer].result() for peer in session.order]
+            await self._bounded(session, [reducing, *signed], "waiting for the")
+            own, cosine, _ = reducing.result()
+            reduced = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
+            parts = [own if peer == group.me else reduced[peer] for peer in session.order]
             update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
+            await self._work.hear(session)
         finally:
             await cancel_and_wait([reducing])
         self._budget.learn(session.wire_bytes, self._clock() - began)
@@ -206,7 +212,7 @@ class Exchange:
         codec = state.compressor
         assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
         session = Session(order, group.index, state.numel, codec, group)
-        open_join = self._rosters.open_join if self._rosters else None
+        open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
         standing = Standing(session, group.id, open_join, self._on_join, self._on_break)
         async with self._arrived:
             self._standing, self._session = standing, session
@@ -226,33 +232,11 @@ class Exchange:
         self, session: Session, standing: Standing, due: Due, state: OuterState, first: tuple[Kind, bytes] | None
     ) -> None:
         """Start a sender to each other member."""
-        contribute = self._work.contribution(due, state)
 
-        async def to_one(peer_id: str, index: int, before: asyncio.Task[None] | None) -> None:
-            if before is not None:
-                await asyncio.wait({before})
-            stream = await self._stream(standing, peer_id)
-            session.outbound[peer_id] = stream
-            if first is not None:
-                await stream.send(*first)
-            ready = 0
-            for start, stop in session.slices(index):
-                await stream.send(Kind.PART, await contribute(start, stop))
-                while ready < len(session.own_reduced) and session.own_reduced[ready].done():
-                    await stream.send(Kind.REDUCED, session.own_reduced[ready].result())
-                    ready += 1
-            for future in session.own_reduced[ready:]:
-                await stream.send(Kind.REDUCED, await asyncio.shield(future))
-            await stream.send_message(Kind.VOTE, await asyncio.shield(session.own_vote))
+        def stream_to(peer_id: str) -> Awaitable[Stream]:
+            return self._stream(standing, peer_id)
 
-        before = session.senders
-        session.senders = {
-            peer_id: asyncio.ensure_future(to_one(peer_id, index, before.get(peer_id)))
-            for index, peer_id in enumerate(session.order)
-            if index != session.me
-        }
-        for task in session.senders.values():
-            task.add_done_callback(_retrieve)
+        start_senders(session, self._work, self._work.contribution(due, state), stream_to, first)
 
     async def _stream(self, standing: Standing, peer_id: str) -> Stream:
         stream = standing.outbound.get(peer_id)
@@ -295,7 +279,7 @@ class Exchange:
 
     async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
         """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
-        work = _completed(wanted, session.senders.values())
+        work = completed(wanted, session.senders.values())
         try:
             await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
         except asyncio.TimeoutError:
@@ -309,19 +293,3 @@ class Exchange:
             raise
         except AtollError as error:
             raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
-
-async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
-    """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""
-    missing = set(wanted)
-    waiting = missing.union(watched)
-    while missing:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for future in done:
-            future.result()
-        missing -= done
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """A sender's failure is raised where the round waits; after the round it is nobody's."""
-    if not task.cancelled() and task.exception() is not None:
-        log.debug("a sender ended: %s", task.exception())

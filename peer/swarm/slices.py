@@ -16,9 +16,12 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Group, RoundAborted, bound, mean_cosine, reduce_range
 from peer.outer.state import OuterState, Update
+from peer.protocol.identity import Identity
+from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.inbox import Session
+from peer.swarm.seals import Heard, Kept, MalformedError, close_reduction, hear
 
-Contribute = Callable[[int, int], Awaitable[bytes]]
+Contribute = Callable[[int, int, Leaves], Awaitable[bytes]]
 Encode = Callable[[int, Read], bytes]
 T = TypeVar("T")
 
@@ -29,10 +32,11 @@ class SliceWork:
     Args:
         recipe: aggregator and error feedback.
         numel: elements of the outer state.
+        identity: signs what this peer sends and what it reduces.
     """
 
-    def __init__(self, recipe: Recipe, numel: int) -> None:
-        self._aggregator = recipe.aggregator
+    def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
+        self._aggregator, self._identity = recipe.aggregator, identity
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
         self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
         self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
@@ -69,17 +73,53 @@ class SliceWork:
             running.exception()  # retrieved: raised where somebody still waits
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """(start, stop) -> this slice of this peer's contribution, encoded in a thread."""
+        """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
 
-        async def encode(start: int, stop: int) -> bytes:
-            bounds = ((start, stop),)
-            (payload,) = await self._in_thread(state.encode_contribution, due.snapshot, bounds, self._lost)
+        def work(start: int, stop: int, leaves: Leaves) -> bytes:
+            (payload,) = state.encode_contribution(due.snapshot, ((start, stop),), self._lost)
+            leaves.add(payload)
             return payload
+
+        async def encode(start: int, stop: int, leaves: Leaves) -> bytes:
+            return await self._in_thread(work, start, stop, leaves)
 
         return encode
 
-    async def reduce(self, session: Session, group: Group, contribute: Contribute) -> tuple[bytes, float | None]:
-        """Reduce this peer's part as its slices arrive; -> its payload, and the mean cosine of the contributions.
+    def leaves(self) -> Leaves:
+        """For the digests of one contribution or one reduced part."""
+        return Leaves(whole=not self._aggregator.separable)
+
+    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:
+        """Sign what this peer sent to `reducer`, once all have joined."""
+        sitting = await asyncio.shield(session.sitting)
+        return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
+
+    async def hear(self, session: Session) -> Heard:
+        """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
+        seals = {peer_id: inbox.signed.result() for peer_id, inbox in session.inboxes.items()}
+
+        def work() -> Heard:
+            leaves = {peer_id: self.leaves() for peer_id in seals}
+            for index, peer_id in enumerate(session.order):
+                position = 0
+                for size in session.sizes(index) if peer_id in seals else ():
+                    body = memoryview(session.inboxes[peer_id].reduced.result())
+                    leaves[peer_id].add(body[position : position + size])
+                    position += size
+            return hear(session.sitting.result(), seals, leaves)
+
+        return await self._in_thread(work)
+
+    async def reduce(
+        self, session: Session, group: Group, contribute: Contribute, keep: bool = False
+    ) -> tuple[bytes, float | None, Kept]:
+        """Reduce this peer's part as its slices arrive.
+
+        Args:
+            keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
+
+        Returns:
+            its payload, the mean cosine of the contributions, and what can be shown of it.
 
         Raises:
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
@@ -88,13 +128,16 @@ class SliceWork:
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
         slices = session.slices(session.me)
         arrived: list[list[Payload]] = []
+        kept: list[list[Payload]] = [[] for _ in session.order]
         reduced: list[bytes] = []
         for index, (start, stop) in enumerate(slices):
-            own = await contribute(start, stop)
+            own = await contribute(start, stop, job.leaves[group.me])
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
             for inbox in session.inboxes.values():  # a slice is freed as soon as it is reduced
                 inbox.parts[index] = _spent()
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
+            for pieces, payload in zip(kept if keep else (), payloads, strict=False):
+                pieces.append(payload)
             if job.aggregator.separable:
                 reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
                 session.own_reduced[index].set_result(reduced[-1])
@@ -106,7 +149,11 @@ class SliceWork:
             for future, size in zip(session.own_reduced, session.sizes(session.me), strict=True):
                 future.set_result(reduced[0][position : position + size])
                 position += size
-        return b"".join(reduced), mean_cosine(job.gram)
+        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
+        statement = (session.sitting.result(), job.leaves, seals, job.outputs, kept if keep else ())
+        shown = await self._in_thread(close_reduction, self._identity, *statement, not job.aggregator.separable)
+        session.own_seal.set_result(shown.seal)
+        return b"".join(reduced), mean_cosine(job.gram), shown
 
 
 class _Reduction:
@@ -115,7 +162,9 @@ class _Reduction:
     def __init__(self, session: Session, group: Group, aggregator: Aggregator, lost: Residual | None) -> None:
         self.aggregator = aggregator
         self.gram: Tensor = torch.zeros(len(group.members), len(group.members), dtype=torch.float64)
-        self._order, self._lost = session.order, lost
+        self.leaves = {peer_id: Leaves(whole=not aggregator.separable) for peer_id in session.order}
+        self.outputs = Leaves(whole=not aggregator.separable)
+        self._me, self._order, self._lost = group.me, session.order, lost
         self._weights = [member.tokens for member in group.members]
 
     def whole(self, slices: list[list[Payload]], codec: Sliced, start: int, stop: int) -> bytes:
@@ -124,10 +173,15 @@ class _Reduction:
 
     def one(self, payloads: list[Payload], codec: Compressor, start: int, stop: int) -> bytes:
         """Aggregate [start, stop) and encode the result once."""
+        for peer_id, payload in zip(self._order, payloads, strict=True):
+            if peer_id != self._me:
+                self.leaves[peer_id].add(payload)
         try:
-            return reduce_range(
+            reduced = reduce_range(
                 payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start)
             )
+            self.outputs.add(reduced)
+            return reduced
         except PayloadError:
             self._blame(payloads, codec, stop - start)
             raise
@@ -143,7 +197,7 @@ class _Reduction:
             try:
                 codec.decode(payload, numel)
             except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=peer_id) from None
+                raise MalformedError(f"malformed contribution: {error}", peer_id) from None
 
 
 def _spent() -> asyncio.Future[bytearray]:
@@ -161,5 +215,5 @@ def checked_update(session: Session, parts: tuple[Payload, ...], numel: int) -> 
             try:
                 Update((part,), stop - start, session.codec)
             except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=peer_id) from None
+                raise MalformedError(f"malformed mean: {error}", peer_id) from None
         raise

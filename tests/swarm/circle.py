@@ -62,6 +62,7 @@ class Circle:
 
     def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None):
         self.seats = [Seat(network.node(), index, numel, codec, recipe, elements) for index in range(count)]
+        self._joins = None
 
     async def start(self):
         for seat in self.seats:
@@ -73,11 +74,10 @@ class Circle:
         return contributions(self.seats[0].state, len(self.seats), self.seats[0].state.round)
 
     def _first(self, seat):
-        joins = {}
-        for other in self.seats:
-            join, sealed = other.rosters.join(other.position, other.tokens)
-            joins[other.peer_id] = sealed, join
-        return seat.rosters.write(joins, seat.state.lineage_id)[1]
+        if self._joins is None:
+            joins = {other.peer_id: other.rosters.join(other.position, other.tokens) for other in self.seats}
+            self._joins = {peer_id: (sealed, join) for peer_id, (join, sealed) in joins.items()}
+        return seat.rosters.write(self._joins, seat.state.lineage_id)[1]
 
     async def again(self, index, patience_s=PATIENCE_S):
         """One member's wish for the next round of the standing group."""

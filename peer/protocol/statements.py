@@ -108,7 +108,7 @@ def path_of(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def climb(leaf: bytes, index: int, count: int, path: Iterable[bytes]) -> bytes:
-    """The root over `count` units of which `leaf` is that of `index`; raises ProtocolError for a path of wrong length."""
+    """The root over `count` units, `leaf` being that of `index`; raises ProtocolError for a path of another length."""
     steps, node = iter(path), leaf
     while count > 1:
         if index ^ 1 < count:

@@ -158,6 +158,20 @@ class HistoryRequest(Spec):
         return self
 
 
+class AuditRequest(Spec):
+    """Ask a member what it can show of its last exchange.
+
+    unit: of its own part, in the sitting of id `of`: a `Reduction`, then the payload of each member. signed: what each
+    reducer of that sitting signed, as this member was told. joins: the sealed joins of round `round` of the standing
+    group `of`, as a roster.
+    """
+
+    what: Literal["unit", "signed", "joins"]
+    of: Digest
+    unit: Annotated[int, Field(ge=0, lt=2**20)] = 0
+    round: Count = 0
+
+
 class SnapshotMeta(Spec):
     """What a snapshot is before its chunks come: checked against the certificate, then each chunk against this."""
 

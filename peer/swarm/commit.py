@@ -15,15 +15,19 @@ log = logging.getLogger(__name__)
 
 
 async def collect_votes(
-    session: Session, link: Link, own: dict[str, str], clock: Callable[[], float]
+    session: Session, link: Link, own: dict[str, str], clock: Callable[[], float],
+    on_odd: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
+
+    Args:
+        on_odd: called with a member that signed another link (False), or none that it could have signed (True).
 
     Raises:
         RoundAborted: too many disagree, or did not vote by the session's deadline.
     """
     signatures, members = dict(own), len(session.order)
-    waiting = {asyncio.ensure_future(_vote_of(session, peer_id, link)) for peer_id in session.inboxes}
+    waiting = {asyncio.ensure_future(_vote_of(session, peer_id, link, on_odd)) for peer_id in session.inboxes}
     try:
         while len(signatures) < quorum(members):
             if not waiting:
@@ -39,18 +43,22 @@ async def collect_votes(
     return signatures
 
 
-async def _vote_of(session: Session, peer_id: str, link: Link) -> tuple[str, str] | None:
+async def _vote_of(
+    session: Session, peer_id: str, link: Link, on_odd: Callable[[str, bool], None]
+) -> tuple[str, str] | None:
     """(peer id, signature) if that member signed the same link, else None."""
     try:
         vote = await session.inboxes[peer_id].vote
     except RoundAborted as abort:
         log.info("no vote of %s: %s", peer_id, abort.reason)
         return None
+    if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(vote.link_id), bytes.fromhex(vote.signature)):
+        log.warning("%s signed its vote wrongly", peer_id)
+        on_odd(peer_id, True)
+        return None
     if vote.link_id != link.id:
         log.warning("%s computed another link: %s, not %s", peer_id, vote.link_id[:12], link.id[:12])
-        return None
-    if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(link.id), bytes.fromhex(vote.signature)):
-        log.warning("%s signed its vote wrongly", peer_id)
+        on_odd(peer_id, False)
         return None
     return peer_id, vote.signature
 

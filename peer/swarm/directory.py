@@ -38,6 +38,9 @@ class Directory:
         node: the DHT node.
         run_id: whose peers.
         clock: wall-clock seconds, as record expiry is.
+
+    Attributes:
+        banned: whose records are not shown.
     """
 
     def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
@@ -46,12 +49,13 @@ class Directory:
         self._describe: Callable[[], PeerRecord] | None = None
         self._announce_now = asyncio.Event()
         self.changed = asyncio.Event()
+        self.banned: Callable[[str], bool] = lambda _: False
 
     @property
     def peers(self) -> dict[str, PeerRecord]:
-        """Verified, unexpired records by peer id, this peer excluded."""
-        now = self._clock()
-        return {p: r for p, r in self._records.items() if r.expires_at > now and p != self._node.peer_id}
+        """Verified, unexpired records by peer id, without this peer and the banned."""
+        now, own_id = self._clock(), self._node.peer_id
+        return {p: r for p, r in self._records.items() if r.expires_at > now and p != own_id and not self.banned(p)}
 
     def announce(self, describe: Callable[[], PeerRecord]) -> None:
         """Publish `describe()` every two seconds from now on, and whenever `announce_soon` is called."""

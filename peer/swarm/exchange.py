@@ -2,8 +2,8 @@
 
 Every member sends to every other, on one stream and in order: HELLO or its join, slices of its contribution to that
 reducer's part and its signature over them, slices of the part that it reduces itself (each encoded once, the same bytes
-for all) as soon as they are ready and its signature over those, its vote. Encoding, sending, reducing and receiving overlap slice by slice. What arrives goes to this round's
-inboxes, checked; nothing touches the outer state.
+for all) as soon as they are ready and its signature over those, its vote. Encoding, sending, reducing and receiving
+overlap slice by slice. What arrives goes to this round's inboxes, checked; nothing touches the outer state.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
-from peer.errors import AtollError, ProtocolError
+from peer.errors import ProtocolError
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
@@ -25,15 +24,18 @@ from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
 from peer.swarm.budget import Budget
 from peer.swarm.commit import collect_votes
+from peer.swarm.guard import Guard
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters, roster_key
-from peer.swarm.senders import completed, start_senders
+from peer.swarm.seals import GroupsDifferError, MalformedError
+from peer.swarm.senders import bounded, start_senders
 from peer.swarm.slices import SliceWork, checked_update
 from peer.swarm.standing import Standing
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.streams import Stream
 from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.watch import Watch
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
@@ -52,6 +54,7 @@ class Exchange:
         numel: elements of the outer state.
         rosters: checks the joins of a standing group; None where no group stays.
         on_join: called when another member of a standing group is ready for the next round.
+        guard: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
         clock: monotonic seconds.
     """
 
@@ -64,12 +67,13 @@ class Exchange:
         numel: int,
         rosters: Rosters | None = None,
         on_join: Callable[[], None] = lambda: None,
+        guard: Guard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._work = SliceWork(recipe, numel, node.identity)
         self._node, self._clock = node, clock
         self._budget = Budget(timeout_s)
-        self._rosters, self._on_join = rosters, on_join
+        self._rosters, self._on_join, self._watch = rosters, on_join, Watch(guard)
         self._name = f"atoll/{run_id[:16]}/round"
         self._standing: Standing | None = None
         self._session: Session | None = None
@@ -113,6 +117,7 @@ class Exchange:
         _, group = self._rosters.write(joins, position.lineage_id)
         session.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
         session.seat(group)
+        self._watch.joined(standing, position.round, session)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
@@ -123,19 +128,30 @@ class Exchange:
         if session is None or session.group is not group:
             session = await self._gather(group, due, state)
         session.deadline = began + self._budget.seconds(session.wire_bytes)
-        contribute = self._work.contribution(due, state)
-        reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute))
+        try:
+            exchanged = await self._exchange(session, group, due, state)
+        except MalformedError as error:
+            self._watch.saw(error)
+            raise
+        except GroupsDifferError as differ:
+            raise await self._watch.explain(self._standing, session, differ) from None
+        self._budget.learn(session.wire_bytes, self._clock() - began)
+        return exchanged
+
+    async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
+        work = self._work.reduce(session, group, self._work.contribution(due, state), self._watch.begins(session))
+        reducing = asyncio.ensure_future(work)
         signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
-            await self._bounded(session, [reducing, *signed], "waiting for the")
-            own, cosine, _ = reducing.result()
+            await bounded([reducing, *signed], session, self._clock, self._budget)
+            own, cosine, kept = reducing.result()
             reduced = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
             parts = [own if peer == group.me else reduced[peer] for peer in session.order]
             update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
-            await self._work.hear(session)
+            session.heard = await self._work.hear(session)
         finally:
             await cancel_and_wait([reducing])
-        self._budget.learn(session.wire_bytes, self._clock() - began)
+        self._watch.exchanged(session, kept)
         return Exchanged(update, cosine)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
@@ -145,8 +161,10 @@ class Exchange:
         assert session.group is group
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link.id)).hex()
         session.own_vote.set_result(VoteMessage(link_id=link.id, signature=signature))
-        signatures = await collect_votes(session, link, {group.me: signature}, self._clock)
+        odd = partial(self._watch.odd_vote, session)
+        signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)
         await self._all_sent(session)
+        self._watch.committed(session)
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, session: Session) -> None:
@@ -213,7 +231,7 @@ class Exchange:
         assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
         session = Session(order, group.index, state.numel, codec, group)
         open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
-        standing = Standing(session, group.id, open_join, self._on_join, self._on_break)
+        standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._watch.saw)
         async with self._arrived:
             self._standing, self._session = standing, session
             self._arrived.notify_all()
@@ -274,22 +292,3 @@ class Exchange:
                 if not self._early[remote]:
                     del self._early[remote]
         return self._standing if known() else None
-
-    # -- waiting -----------------------------------------------------------------------------------------------------
-
-    async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
-        """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
-        work = completed(wanted, session.senders.values())
-        try:
-            await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
-        except asyncio.TimeoutError:
-            self._budget.allow_longer(session.wire_bytes)
-            stage, late = session.late()
-            whose = f"{stage} of {', '.join(late)}" if late else "own part"
-            raise RoundAborted("exchange", f"deadline passed {doing} {whose}", late[0] if late else None) from None
-        except StreamClosedError as error:
-            raise RoundAborted("exchange", str(error), culprit=error.remote) from None
-        except RoundAborted:
-            raise
-        except AtollError as error:
-            raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None

@@ -13,7 +13,7 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.statements import SEAL_BYTES, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
-from peer.swarm.seals import sitting_of
+from peer.swarm.seals import Heard, sitting_of
 from peer.swarm.streams import Stream
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ class Session:
         own_vote: what is sent last.
         sitting: what all signatures of the round name; known with the group.
         joins: the sealed joins of a standing group's round, this peer's own among them.
+        heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
         deadline: monotonic; infinite until the exchange begins.
@@ -139,6 +140,7 @@ class Session:
         self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.sitting: asyncio.Future[Sitting] = loop.create_future()
         self.joins: dict[str, bytes] = {}
+        self.heard: Heard | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
         self.deadline = float("inf")

@@ -53,7 +53,8 @@ class Node:
     """A running host. Create with `start_node`.
 
     Attributes:
-        traffic: byte counters by purpose ("round", "history").
+        traffic: byte counters by purpose ("round", "history", "audit").
+        refuses: whose streams are closed unread.
     """
 
     config: NodeConfig
@@ -62,6 +63,7 @@ class Node:
     dht: Any
     maddrs: tuple[str, ...]
     traffic: dict[str, Traffic] = field(default_factory=dict)
+    refuses: Callable[[str], bool] = lambda _: False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _open_streams: dict[str, int] = field(default_factory=dict)
 
@@ -82,6 +84,9 @@ class Node:
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             stream = Stream(str(info.peer_id), Pipe.adopt(reader, writer), traffic)
+            if self.refuses(stream.remote):
+                stream.close()
+                return
             try:
                 with self._admitted(stream.remote):
                     await handler(stream)

@@ -1,16 +1,19 @@
-"""What one member sends in one round: a task for each other member, which sends it everything in order."""
+"""What one member sends in one round, a task for each other member; and the wait for what the others send."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+from peer.errors import AtollError
+from peer.outer.round import RoundAborted
 from peer.protocol.wire import Kind
+from peer.swarm.budget import Budget
 from peer.swarm.inbox import Session
 from peer.swarm.slices import Contribute, SliceWork
-from peer.swarm.streams import Stream
+from peer.swarm.streams import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 Open = Callable[[str], Awaitable[Stream]]
@@ -56,7 +59,28 @@ def start_senders(
         task.add_done_callback(_retrieve)
 
 
-async def completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
+async def bounded(
+    wanted: Sequence[asyncio.Future[Any]], session: Session, clock: Callable[[], float], budget: Budget
+) -> None:
+    """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
+    work = _completed(wanted, session.senders.values())
+    try:
+        await asyncio.wait_for(work, max(0.0, session.deadline - clock()))
+    except asyncio.TimeoutError:
+        budget.allow_longer(session.wire_bytes)
+        stage, late = session.late()
+        whose = f"{stage} of {', '.join(late)}" if late else "own part"
+        reason = f"deadline passed waiting for the {whose}"
+        raise RoundAborted("exchange", reason, late[0] if late else None) from None
+    except StreamClosedError as error:
+        raise RoundAborted("exchange", str(error), culprit=error.remote) from None
+    except RoundAborted:
+        raise
+    except AtollError as error:
+        raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
+
+
+async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
     """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""
     missing = set(wanted)
     waiting = missing.union(watched)

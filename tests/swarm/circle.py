@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
@@ -13,6 +14,8 @@ from peer.outer.state import OuterState
 from peer.protocol.lineage import Link
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.swarm.exchange import Exchange
+from peer.swarm.guard import Guard
+from peer.swarm.judge import Judge
 from peer.swarm.keeper import Position
 from peer.swarm.roster import Rosters
 from tests.swarm.runs import RUN, contributions, make_state
@@ -23,10 +26,17 @@ NOMINAL = 10_000
 PATIENCE_S = 5.0
 
 
+class Never(random.Random):
+    """Draws no round for an audit."""
+
+    def random(self):
+        return 1.0
+
+
 class Seat:
     """One member; its weight is 100 (index + 1) tokens."""
 
-    def __init__(self, node, index, numel, codec, recipe, elements):
+    def __init__(self, node, index, numel, codec, recipe, elements, folder=None):
         self.node, self.tokens = node, 100 * (index + 1)
         plain = make_state(numel)
         sliced = Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec))
@@ -34,7 +44,10 @@ class Seat:
         self.state.lineage_id = plain.lineage_id
         self.rosters = Rosters(node.identity, RUN, ROUNDS, NOMINAL)
         self.calls = 0
-        self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called)
+        judge = Judge(RUN, numel, sliced, recipe)
+        # random audits are left out: a test says what is audited, and when
+        self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
+        self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard)
         self.weight = 0
         self.streams = 0
         opening = node.open
@@ -60,13 +73,16 @@ class Seat:
 class Circle:
     """`count` members at genesis."""
 
-    def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None):
-        self.seats = [Seat(network.node(), index, numel, codec, recipe, elements) for index in range(count)]
+    def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None, folder=None):
+        """`folder`: where the guards of all seats keep bans; None for exchanges without guards."""
+        self.seats = [Seat(network.node(), index, numel, codec, recipe, elements, folder) for index in range(count)]
         self._joins = None
 
     async def start(self):
         for seat in self.seats:
             await seat.exchange.start()
+            if seat.guard is not None:
+                await seat.guard.start()
         return self
 
     def locals(self):

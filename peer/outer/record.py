@@ -12,17 +12,20 @@ Instead = Literal["retry", "wait", "catch_up"]
 
 
 class RoundRecord(Spec):
-    """One structured record per round, committed or not; `round` counts from 1, the first after genesis.
+    """One structured record per round, committed or not; and one for each peer that is `banned`, as the `culprit`.
+
+    `round` counts from 1, the first after genesis.
 
     Who was there: `members` in roster order with their `weights` in tokens, `stood` when the group of the round before
     went on without matchmaking, `regrouped` with the reason when such a group could not. What went wrong: `phase`,
     `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until somebody comes,
     or catches up. How it caught up: from which `donor`, by `replayed` updates or by the state of `snapshot_round`.
+    What it audited since the last round, in words: `audits`.
     `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
     and `nicknames` (by their own account) are added by who keeps the record.
     """
 
-    status: Literal["committed", "aborted", "caught_up"]
+    status: Literal["committed", "aborted", "caught_up", "banned"]
     round: int
     lineage_id: Digest
     group_id: Digest | None = None
@@ -45,6 +48,7 @@ class RoundRecord(Spec):
     cosine: float | None = None
     update_digest: Digest | None = None
     state_digest: Digest | None = None
+    audits: tuple[str, ...] = ()
     ended_at: float | None = None
     peer_id: str | None = None
     nicknames: dict[str, str] = Field(default_factory=dict)

@@ -9,11 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from peer.outer.compose import swarm_recipe
+from peer.outer.compress.sliced import Sliced
+from peer.protocol.manifest import RunManifest
 from peer.swarm.audits import Audit, Auditor, Found
 from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
 from peer.swarm.courtesy import Courtesy
+from peer.swarm.directory import Directory
 from peer.swarm.judge import Judge
+from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node
 from peer.swarm.seals import Heard, Kept
 from peer.swarm.showing import Showing
@@ -22,6 +27,19 @@ from peer.swarm.spreading import Spreading
 log = logging.getLogger(__name__)
 KEPT_S = 120.0  # payloads of a round that no other follows
 MAX_NOTES = 8
+
+
+def guard_of(
+    node: Node, directory: Directory, manifest: RunManifest, keeper: Keeper, on_ban: Callable[[str, str], None]
+) -> Guard:
+    """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
+    codec = keeper.state.compressor
+    assert isinstance(codec, Sliced)
+    judge = Judge(manifest.run_id, keeper.state.numel, codec, swarm_recipe(manifest.recipe))
+    folder, courtesy = keeper.history.folder / "bans", keeper.shelf.courtesy
+    guard = Guard(node, manifest.run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
+    node.refuses = directory.banned = guard.banned
+    return guard
 
 
 class Guard:

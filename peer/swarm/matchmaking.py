@@ -63,6 +63,7 @@ class Matchmaker:
         rosters: makes and checks joins and rosters.
         me: this peer, as seen by itself.
         clock: monotonic seconds.
+        refuses: whom this peer gives no seat.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class Matchmaker:
         rosters: Rosters,
         me: Self,
         clock: Callable[[], float] = time.monotonic,
+        refuses: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
         self._me, self._clock = me, clock
         self._seats: dict[str, Seat] = {}
-        self.view = View(node.peer_id, run_id, directory, me.position, clock)
+        self.view = View(node.peer_id, run_id, directory, me.position, clock, refuses)
+        self._refuses = refuses
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
@@ -240,7 +243,7 @@ class Matchmaker:
     async def _on_join(self, stream: Stream) -> None:
         _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), invitations.PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
-        reason, leader = self._judge(join)
+        reason, leader = ("excluded", None) if self._refuses(stream.remote) else self._judge(join)
         if reason is not None:
             if reason == "behind":
                 self.view.knock(stream.remote)

@@ -19,6 +19,7 @@ from peer.protocol.manifest import RunManifest
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
+from peer.swarm.guard import guard_of
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
@@ -71,10 +72,13 @@ class Rounds:
             nudge=self._nudge,
         )
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
-        self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, rosters, me)
+        self._guard = guard_of(node, directory, manifest, keeper, self._on_ban)
+        self._matchmaker = Matchmaker(
+            node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses
+        )
         self._exchange = Exchange(
             node, manifest.run_id, manifest.rounds.timeout_s, swarm_recipe(manifest.recipe), keeper.state.numel,
-            rosters, self._matchmaker.gathering,
+            rosters, self._matchmaker.gathering, self._guard,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits, self._accuse)
@@ -153,6 +157,7 @@ class Rounds:
     async def start(self) -> None:
         await self._matchmaker.start()
         await self._exchange.start()
+        await self._guard.start()
 
     async def join(self, resumed: Head | None) -> None:
         """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
@@ -229,6 +234,7 @@ class Rounds:
         now_sent, now_received = self._traffic()
         traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
         record = record.model_copy(update={**traffic, "stood": self._stood, "regrouped": self._regrouped})
+        record = record.model_copy(update={"audits": self._guard.notes()})
         self._tell(Round(record=record))
         if record.status == "committed":
             self._aborts_in_row = 0
@@ -335,6 +341,13 @@ class Rounds:
     async def _replay(self, update: Update, certificate: Certificate) -> None:
         await self.keeper.apply(update, certificate, None)
 
+    def _on_ban(self, culprit: str, reason: str) -> None:
+        now = self.position()
+        record = RoundRecord(
+            status="banned", round=now.round, lineage_id=now.lineage_id, culprit=culprit, reason=reason
+        )
+        self._tell(Round(record=record))
+
     def _announce_anchor(self, contributed: int | None) -> None:
         self._merged.clear()
         now = self.position()
@@ -346,9 +359,10 @@ class Rounds:
         """The standing group's next round; through the directory if there is none, or others want in."""
         position = self.position()
         members = self._exchange.stands(position)
-        self._stood = bool(members) and not self._matchmaker.newcomers(members)
+        banned = sorted(filter(self._guard.banned, members))
+        self._stood = bool(members) and not banned and not self._matchmaker.newcomers(members)
         self._regrouped = None
-        reason = RoundAborted("match", "others want to take part")
+        reason = RoundAborted("match", f"{banned[0]} is banned" if banned else "others want to take part")
         if self._stood:
             try:
                 return await self._exchange.again(due, self.keeper.state, position, self._matchmaker.patience_s)
@@ -360,6 +374,9 @@ class Rounds:
         await self._exchange.dissolve(reason)
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
+        for peer_id in filter(self._guard.banned, group.others):
+            self._guard.meet(group.others)  # its leader does not know yet
+            raise RoundAborted("match", f"{peer_id} is banned, and has a seat in that group", peer_id)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:

@@ -22,6 +22,7 @@ class View:
         directory: live peers by their own account.
         position: where this peer stands.
         clock: monotonic seconds.
+        refuses: with whom this peer does not sit down: neither expected nor followed.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class View:
         directory: Directory,
         position: Callable[[], Position],
         clock: Callable[[], float],
+        refuses: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
-        self._position, self._clock = position, clock
+        self._position, self._clock, self._refuses = position, clock, refuses
         self._gone: dict[str, float] = {}
         self._knocked: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
@@ -44,7 +46,8 @@ class View:
         self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
         self._knocked = {peer_id: until for peer_id, until in self._knocked.items() if until > now}
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
-        return [peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone]
+        there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone)
+        return [peer_id for peer_id in there if not self._refuses(peer_id)]
 
     def leader(self) -> str:
         """The lowest hash among this peer and those that are known to be at its lineage id."""

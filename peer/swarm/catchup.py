@@ -112,13 +112,19 @@ class Fetcher:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
             StreamClosedError: it went away.
         """
-        state, history = standing.state, standing.history
+        state = standing.state
         if standing.valid:
-            onward = await self._chain(donor, len(history.chain), state.lineage_id)
+            onward = await self.onward(donor, standing)
             replayed = await self._replay(donor, onward, state, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
         return await self._snapshot(donor, standing, adopt, others)
+
+    async def onward(self, donor: str, standing: Standing) -> list[Certificate]:
+        """The donor's certificates that follow this peer's position, checked; none if it is no further. As `catch_up`
+        raises.
+        """
+        return await self._chain(donor, len(standing.history.chain), standing.state.lineage_id)
 
     async def genesis(self, donor: str, standing: Standing, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""

@@ -40,6 +40,7 @@ from peer.swarm.watch import Watch
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
+MIN_SENDING_S = 2.0
 EARLY_STREAMS_OF_ONE = 2
 
 
@@ -127,6 +128,7 @@ class Exchange:
         session = self._session
         if session is None or session.group is not group:
             session = await self._gather(group, due, state)
+        session.began = began
         session.deadline = began + self._budget.seconds(session.wire_bytes)
         try:
             exchanged = await self._exchange(session, group, due, state)
@@ -168,8 +170,12 @@ class Exchange:
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, session: Session) -> None:
-        """After this the trainer may change the snapshot, and the anchor may change."""
-        left = max(0.0, session.deadline - self._clock())
+        """After this the trainer may change the snapshot, and the anchor may change.
+
+        There is a certificate: whoever does not read may hold the others up as long again as the round took so far.
+        """
+        now = self._clock()
+        left = min(max(0.0, session.deadline - now), max(MIN_SENDING_S, now - session.began))
         _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
         await self._work.idle()

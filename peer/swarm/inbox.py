@@ -122,7 +122,7 @@ class Session:
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
-        deadline: monotonic; infinite until the exchange begins.
+        began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
     """
 
     def __init__(self, order: tuple[str, ...], me: int, numel: int, codec: Sliced, group: Group | None = None) -> None:
@@ -143,6 +143,7 @@ class Session:
         self.heard: Heard | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
+        self.began = 0.0
         self.deadline = float("inf")
         if group is not None:
             self.seat(group)

@@ -34,6 +34,7 @@ class Self:
         hurry: ask for a contribution now, with whatever has been trained.
         training: False while joining or when finished: invitations are then declined.
         nudge: a peer on a heavier lineage has shown itself; catch up from it.
+        standing: the members of the group that goes on without matchmaking; empty if there is none.
     """
 
     position: Callable[[], Position]
@@ -41,6 +42,7 @@ class Self:
     hurry: Callable[[], None]
     training: Callable[[], bool]
     nudge: Callable[[str, int, str], None]
+    standing: Callable[[], frozenset[str]] = frozenset
 
 
 class Invitations:
@@ -51,16 +53,18 @@ class Invitations:
         run_id: names the stream handler.
         me: this peer, as seen by itself.
         changed: set whenever an answer changes what a leader waits for.
+        heeds: whether a standing group ends for the sake of who invites.
 
     Attributes:
         behind: a peer that answered from a heavier lineage since this was last cleared.
     """
 
     def __init__(
-        self, node: Node, run_id: str, directory: Directory, view: View, me: Self, changed: asyncio.Event
+        self, node: Node, run_id: str, directory: Directory, view: View, me: Self, changed: asyncio.Event,
+        heeds: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._node, self._run_id, self._directory, self._view = node, run_id, directory, view
-        self._me, self._changed = me, changed
+        self._me, self._changed, self._heeds = me, changed, heeds
         self._name = f"atoll/{run_id[:16]}/invite"
         self._moved = asyncio.Event()
         self.behind: str | None = None
@@ -140,6 +144,8 @@ class Invitations:
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._view.learn(leader)
+            if not self._heeds(leader):
+                return False  # the group of this peer goes on: to say anything else would let the leader wait in vain
             if leader == self._view.leader() and self._me.due_in_s() > invite.wait_s:
                 self._me.hurry()
             return True

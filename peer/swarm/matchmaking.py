@@ -86,7 +86,7 @@ class Matchmaker:
         self._newcomers = Newcomers(clock)
         self._formed = clock()
         self._changed = asyncio.Event()
-        self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed)
+        self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed, self._heeds)
         self._join_name = f"atoll/{run_id[:16]}/join"
 
     async def start(self) -> None:
@@ -109,6 +109,17 @@ class Matchmaker:
         if len(members) >= self._rounds.max_group and self._clock() < self._formed + LONGEST_WAIT_S:
             return []
         return self._newcomers.among(self._wanted() - members)
+
+    def _heeds(self, leader: str) -> bool:
+        """Whether this peer's standing group, if it is in one, forms anew at its next round because `leader` invites:
+        `newcomers` will say the same.
+        """
+        members = self._me.standing()
+        if not members or leader in members:
+            return True
+        if len(members) >= self._rounds.max_group and self._clock() < self._formed + LONGEST_WAIT_S:
+            return False
+        return self._newcomers.invited(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""

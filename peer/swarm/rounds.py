@@ -23,6 +23,7 @@ from peer.swarm.guard import guard_of
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
+from peer.swarm.missed import Missed, went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import StreamClosedError
@@ -70,6 +71,7 @@ class Rounds:
             hurry=self._hurry,
             training=self._taking_part,
             nudge=self._nudge,
+            standing=lambda: self._exchange.stands(self.position()),
         )
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
         self._guard = guard_of(node, directory, manifest, keeper, self._on_ban)
@@ -94,6 +96,7 @@ class Rounds:
         self._aborts_in_row = 0
         self._stood = False
         self._regrouped: str | None = None
+        self._missed = Missed(node.peer_id)
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -207,7 +210,7 @@ class Rounds:
                 if await self.catch_up():
                     await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
                     self._due = None
-                    self._announce_anchor(None)
+                    self._announce_anchor(self._missed.contributed)
                     continue
             if self._due is not None:
                 await self._one_round(self._due)
@@ -257,6 +260,11 @@ class Rounds:
             self._aborts_in_row += 1
             longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._aborts_in_row)
             await asyncio.sleep(self._rng.uniform(0.0, longest))
+            if record.phase != "match":  # the snapshot that was sent must stay until this is known
+                others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
+                missed = await went_on(self._fetcher, others, self._standing, self._rng)
+                if missed is not None:
+                    self._nudge(*missed)
         if not self._donors():
             self._want_snapshot()
 
@@ -274,7 +282,7 @@ class Rounds:
         for _ in range(BEHIND_TRIES):
             await self._directory.refresh()
             if await self.catch_up():
-                self._announce_anchor(None)
+                self._announce_anchor(self._missed.contributed)
                 return True
             await asyncio.sleep(RECHECK_S)
         return False
@@ -293,6 +301,7 @@ class Rounds:
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before = self.position()
+        self._missed.begin()
         for donor in self._donors():
             self._nudged.pop(donor, None)
             try:
@@ -339,7 +348,7 @@ class Rounds:
         self._tell(Round(record=record))
 
     async def _replay(self, update: Update, certificate: Certificate) -> None:
-        await self.keeper.apply(update, certificate, None)
+        await self.keeper.apply(update, certificate, self._missed.replaying(certificate))
 
     def _on_ban(self, culprit: str, reason: str) -> None:
         now = self.position()
@@ -381,6 +390,7 @@ class Rounds:
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()
+        self._missed.sending(state.lineage_id, due.sequence)
         return await self._exchange.exchange(group, due, state)
 
     async def commit(self, group: Group, link: Link) -> Certificate:

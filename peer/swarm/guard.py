@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from peer.outer.compose import swarm_recipe
 from peer.outer.compress.sliced import Sliced
-from peer.protocol.manifest import RunManifest
+from peer.outer.recipes import Recipe
 from peer.swarm.audits import Audit, Auditor, Found
 from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
@@ -30,14 +29,14 @@ MAX_NOTES = 8
 
 
 def guard_of(
-    node: Node, directory: Directory, manifest: RunManifest, keeper: Keeper, on_ban: Callable[[str, str], None]
+    node: Node, directory: Directory, run_id: str, recipe: Recipe, keeper: Keeper, on_ban: Callable[[str, str], None]
 ) -> Guard:
     """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
     codec = keeper.state.compressor
     assert isinstance(codec, Sliced)
-    judge = Judge(manifest.run_id, keeper.state.numel, codec, swarm_recipe(manifest.recipe))
+    judge = Judge(run_id, keeper.state.numel, codec, recipe)
     folder, courtesy = keeper.history.folder / "bans", keeper.shelf.courtesy
-    guard = Guard(node, manifest.run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
+    guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
     node.refuses = directory.banned = guard.banned
     return guard
 
@@ -74,7 +73,9 @@ class Guard:
         self.bans, self.conduct = Bans(folder), Conduct(clock)
         self._showing = Showing(node, run_id, self._courtesy)
         self._auditor = Auditor(node, run_id, judge, rng or random.SystemRandom())
-        self._spreading = Spreading(node, run_id, judge, self.bans, self._on_offer, self.conduct.saw, clock)
+        self._spreading = Spreading(
+            node, run_id, judge, self.bans, self.conduct.refuses, self._on_offer, self.conduct.saw, clock
+        )
         self._members: tuple[str, ...] = ()
         self._freeing: asyncio.TimerHandle | None = None
         self._auditing: asyncio.Task[None] | None = None

@@ -20,7 +20,7 @@ from peer.protocol.wire import JoinMessage
 from peer.swarm.roster import JOIN_DOMAIN
 from peer.swarm.seals import Kept
 
-MAX_AUDIT_BYTES = 128 * 2**20
+MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memory
 EXACT_CODECS = frozenset({"fp32", "fp16", "bf16", "int8", "int4", "fp4"})
 
 

@@ -74,13 +74,14 @@ class Rounds:
             standing=lambda: self._exchange.stands(self.position()),
         )
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
-        self._guard = guard_of(node, directory, manifest, keeper, self._on_ban)
+        recipe = swarm_recipe(manifest.recipe)
+        self._guard = guard_of(node, directory, manifest.run_id, recipe, keeper, self._on_ban)
         self._matchmaker = Matchmaker(
             node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses
         )
         self._exchange = Exchange(
-            node, manifest.run_id, manifest.rounds.timeout_s, swarm_recipe(manifest.recipe), keeper.state.numel,
-            rosters, self._matchmaker.gathering, self._guard,
+            node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel, rosters,
+            self._matchmaker.gathering, self._guard,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits, self._accuse)

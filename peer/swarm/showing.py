@@ -21,6 +21,7 @@ REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0
 AT_ONCE = 2
 ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
+MAX_ASKING = 256
 
 
 def audit_name(run_id: str) -> str:
@@ -66,7 +67,8 @@ class Showing:
     async def _on_stream(self, stream: Stream) -> None:
         request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, AuditRequest), REQUEST_TIMEOUT_S)
         remote = stream.remote
-        if self._serving.total() >= AT_ONCE or self._serving[remote] or self._asked[remote] >= ASKS_OF_ONE:
+        busy = self._serving.total() >= AT_ONCE or len(self._asked) >= MAX_ASKING
+        if busy or self._serving[remote] or self._asked[remote] >= ASKS_OF_ONE:
             await _send(stream, Kind.BUSY)
             return
         self._asked[remote] += 1

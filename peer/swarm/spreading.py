@@ -34,6 +34,7 @@ class Spreading:
     Args:
         judge: of this run.
         bans: who is banned already.
+        refuses: whose offers are not heard.
         on_found: called with evidence that another peer offered and that this peer has verified.
         on_false: called with a peer that offered evidence which shows nothing, and why.
         clock: monotonic seconds.
@@ -45,12 +46,13 @@ class Spreading:
         run_id: str,
         judge: Judge,
         bans: Bans,
+        refuses: Callable[[str], bool],
         on_found: Callable[[Found, str], None],
         on_false: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._node, self._judge, self._bans, self._clock = node, judge, bans, clock
-        self._on_found, self._on_false = on_found, on_false
+        self._refuses, self._on_found, self._on_false = refuses, on_found, on_false
         self._name = f"atoll/{run_id[:16]}/evidence"
         self._told: dict[tuple[str, str], None] = {}
         self._hearing: Counter[str] = Counter()
@@ -102,7 +104,7 @@ class Spreading:
 
     async def _on_stream(self, stream: Stream) -> None:
         remote = stream.remote
-        if not self._admits(remote):
+        if self._refuses(remote) or not self._admits(remote):
             await stream.send(Kind.BUSY)
             return
         self._hearing[remote] += 1

@@ -12,7 +12,7 @@ from peer.explain.names import Names
 from peer.explain.page import Page
 from peer.explain.words import entries, summary
 from peer.outer.record import RoundRecord
-from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, caught_up, committed
+from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, banned, caught_up, committed
 
 
 def page(records: list[RoundRecord], width: int = 200) -> list[str]:
@@ -142,6 +142,18 @@ def test_two_peers_of_one_nickname_are_told_apart() -> None:
 def test_what_others_sent_is_no_command_to_the_terminal_and_no_flood() -> None:
     assert Names().within("a\x1b]0;title\x07b\nc\u202e") == "a?]0;title?b?c?"
     assert len(Names().within("x" * 5000)) < 500
+
+
+def test_audits_and_bans_are_told() -> None:
+    audits = (f"unit 3 of {BRAVO}'s part in round 2: computed again, and right",)
+    ban = banned(3, 6.0, BRAVO, "it reduced falsely, in round 3, unit 0 of its part; this peer audited it")
+    records = [committed(3, 0.0, audits=audits), aborted(4, 5.0, "match", "x"), ban, committed(4, 9.0)]
+    told = [line.strip() for line in page(records)]
+    assert "audited: unit 3 of bravo's part in round 2: computed again, and right" in told
+    assert any("banned bravo" in line and line.endswith("for good") for line in told)
+    assert "because it reduced falsely, in round 3, unit 0 of its part; this peer audited it" in told
+    assert any("contributed again in round 4, committed 4.00 s later" in line for line in told)
+    assert summary(records).startswith("2 committed (2 by a group that stood), 1 aborted, 0 caught up, 1 banned")
 
 
 def test_a_record_without_its_keeper_is_still_told() -> None:

@@ -152,7 +152,11 @@ class Auditor:
         return None
 
     async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Found | None:
-        """Who told `remote` another join than this peer for the same round of a standing group."""
+        """Who told `remote` another join than this peer for the same round of a standing group; None: it shows nothing.
+
+        Raises:
+            NoEvidenceError: what it shows gives no reason for another group.
+        """
         try:
             async with _Asking(self._node, remote, self._name, "joins", group, 0, round) as stream:
                 roster = parse_json(RosterMessage, await _answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
@@ -169,7 +173,7 @@ class Auditor:
                 found = await self._convict(Evidence(finding=TwoJoins(first=joins[signer].hex(), second=sealed.hex())))
                 if found is not None:
                     return found
-        return None
+        raise NoEvidenceError(f"{remote} shows no joins that may not both stand")
 
 
 class _Asking:

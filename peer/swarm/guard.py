@@ -16,7 +16,7 @@ from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.directory import Directory
-from peer.swarm.judge import Judge
+from peer.swarm.judge import Judge, NoEvidenceError
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node
 from peer.swarm.seals import Heard, Kept
@@ -150,8 +150,13 @@ class Guard:
 
     async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> str | None:
         """Whose joins for the same round differ, if that can be shown; it is banned."""
-        found = await self._auditor.two_faces(remote, group, round, joins)
+        try:
+            found = await self._auditor.two_faces(remote, group, round, joins)
+        except NoEvidenceError as error:
+            self.conduct.saw(remote, f"said that it has other joins: {error}")
+            return None
         if found is None:
+            self.conduct.unanswered(remote)
             return None
         await self._ban(found, f"this peer and {remote} compared their joins")
         return found.verdict.culprit

@@ -17,7 +17,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.record import RoundRecord
-from peer.outer.round import RoundAborted
+from peer.outer.round import Due, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.evidence import Evidence, TwoJoins
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
@@ -384,3 +384,47 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
     await rounds._after_abort(record)
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
     assert donor.asked == ["chain"]
+
+
+async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_counted(network, tmp_path):
+    circle = await Circle(network, 3, folder=tmp_path).start()
+    await circle.round()
+    liar, one, _ = circle.seats
+    stream = liar.exchange._standing.outbound[one.peer_id]
+    send = stream.send
+
+    async def another_group(kind, body=b""):
+        await send(kind, bytes(32) + body[32:] if kind is Kind.SEAL_SENT else body)
+
+    stream.send = another_group
+    outcomes = await one_round(circle)
+    assert isinstance(outcomes[1], RoundAborted)
+    assert "has other joins" in outcomes[1].reason
+    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
+    assert not one.guard.banned(liar.peer_id)
+
+
+async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    banned, leader = run.identities[1].peer_id, run.identities[2].peer_id
+    rounds._guard.bans._bans[banned] = SimpleNamespace(culprit=banned)
+    dissolved, met = [], []
+
+    async def dissolve(abort):
+        dissolved.append(abort.reason)
+
+    async def match(_):
+        return SimpleNamespace(others=(banned, leader))
+
+    rounds._exchange.stands = lambda _: frozenset({banned, rounds._node.peer_id})
+    rounds._exchange.dissolve, rounds._matchmaker.match = dissolve, match
+    rounds._matchmaker.included = lambda _: None
+    rounds._guard.meet = met.extend
+    with pytest.raises(RoundAborted, match="is banned, and has a seat") as caught:
+        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    assert caught.value.culprit == banned
+    assert dissolved == [f"{banned} is banned"]
+    assert leader in met
+    assert rounds._node.refuses(banned)
+    assert not rounds._node.refuses(leader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -149,11 +149,17 @@ class SliceWork:
             for future, size in zip(session.own_reduced, session.sizes(session.me), strict=True):
                 future.set_result(reduced[0][position : position + size])
                 position += size
+        return b"".join(reduced), mean_cosine(job.gram), await self._sign(session, job, kept if keep else ())
+
+    async def _sign(self, session: Session, job: _Reduction, payloads: Sequence[Sequence[Payload]]) -> Kept:
+        """Check the others' signatures and add this reducer's."""
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
-        statement = (session.sitting.result(), job.leaves, seals, job.outputs, kept if keep else ())
-        shown = await self._in_thread(close_reduction, self._identity, *statement, not job.aggregator.separable)
-        session.own_seal.set_result(shown.seal)
-        return b"".join(reduced), mean_cosine(job.gram), shown
+        statement = (session.sitting.result(), job.leaves, seals, job.outputs, payloads)
+        kept: Kept = await self._in_thread(
+            close_reduction, self._identity, *statement, not job.aggregator.separable
+        )
+        session.own_seal.set_result(kept.seal)
+        return kept
 
 
 class _Reduction:

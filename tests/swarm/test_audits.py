@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import random
+import weakref
+from collections import Counter
 
 import pytest
 
@@ -11,7 +15,10 @@ from peer.outer.compose import swarm_recipe
 from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
+from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.showing import ASKS_OF_ONE, audit_name
+from peer.swarm.streams import StreamClosedError
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 from tests.swarm.liars import TAMPERINGS, Tampering
@@ -193,3 +200,66 @@ async def test_false_evidence_counts_against_who_offers_it(network, tmp_path):
         await liar.guard._spreading.tell([honest.peer_id], [victim.peer_id])
     assert not honest.guard.banned(victim.peer_id)
     assert honest.guard.conduct.refuses(liar.peer_id)
+
+
+async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    culprit = circle.seats[0].peer_id
+    lies(circle, 0, Tampering(RECIPE.aggregator, dict.fromkeys(range(100), "one value")))
+    drawn = iter([(culprit, 0)])
+    circle.seats[1].guard._auditor.draw = lambda _: next(drawn, None)
+    await circle.round()
+    await until(lambda: all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 0.5), (4, 0.25)])
+async def test_a_group_draws_one_audit_in_a_round_and_every_unit_alike(network, tmp_path, count, share):
+    circle = await Circle(network, count, numel=4096, elements=256, folder=tmp_path).start()
+    await circle.round()
+    auditor = circle.seats[0].guard._auditor
+    auditor._rng = random.Random(11)
+    drawn = [auditor.draw(heard(circle, 0)) for _ in range(8000)]
+    assert sum(pair is not None for pair in drawn) / 8000 == pytest.approx(share, rel=0.05)
+    counts = Counter(pair for pair in drawn if pair is not None)
+    assert {reducer for reducer, _ in counts} == {seat.peer_id for seat in circle.seats[1:]}
+    expected = sum(counts.values()) / len(counts)
+    assert all(0.6 * expected < seen < 1.4 * expected for seen in counts.values())
+
+
+async def test_audits_of_one_peer_are_limited_and_strangers_see_nothing(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    outcomes = [(await audit(circle, 1, 0, 0)).outcome for _ in range(ASKS_OF_ONE + 2)]
+    assert outcomes == ["right"] * ASKS_OF_ONE + ["not shown"] * 2
+    stranger = network.node()
+    for what in ("unit", "signed", "joins"):
+        stream = await stranger.open(circle.seats[0].peer_id, audit_name(RUN), "audit")
+        await stream.send_message(Kind.REQUEST, AuditRequest(what=what, of=heard(circle, 1).sitting.id.hex()))
+        shown = dict.fromkeys((Kind.EVIDENCE, Kind.DATA, Kind.ROSTER), 0)  # anything would be too much
+        with contextlib.suppress(StreamClosedError):
+            kind, _ = await asyncio.wait_for(stream.receive({**shown, Kind.END: 0}), 5.0)
+            assert kind is Kind.END
+        stream.close()
+
+
+async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(network, tmp_path):
+    circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
+    await circle.round()
+    kept = weakref.ref(circle.seats[0].guard._showing._kept)
+    held = sum(len(piece) for pieces in kept().payloads for piece in pieces)
+    assert held == circle.seats[0].state.compressor.wire_bytes(2048)
+    await circle.round()
+    await until(lambda: gc.collect() >= 0 and kept() is None)
+
+
+async def test_a_reducer_that_does_not_answer_is_refused_after_three_audits_and_never_banned(network, tmp_path):
+    circle = await Circle(network, 2, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    silent, one = circle.seats
+    silent.guard._showing.begins()
+    for _ in range(3):
+        assert not one.guard.refuses(silent.peer_id)
+        await one.guard.take(await audit(circle, 1, 0, 0))
+    assert one.guard.refuses(silent.peer_id)
+    assert not one.guard.banned(silent.peer_id)
+    assert "not shown" in one.guard.notes()[-1]

@@ -62,14 +62,15 @@ class Spreading:
         await self._node.serve(self._name, "audit", self._on_stream)
 
     async def tell(self, peer_ids: Iterable[str], culprits: Iterable[str]) -> None:
-        """Offer the evidence against these to those who have not been offered it by this peer, one after the other."""
+        """Offer the evidence against these to those who have not heard it from this peer, one after the other."""
         for culprit in culprits:
             left = TOLD_AT_MOST
             for peer_id in peer_ids:
                 if left and peer_id != culprit and peer_id not in self._bans and (peer_id, culprit) not in self._told:
                     left -= 1
                     self._note(peer_id, culprit)
-                    await self._offer(peer_id, culprit)
+                    if not await self._offer(peer_id, culprit):
+                        self._told.pop((peer_id, culprit), None)  # another time
 
     def knows(self, peer_id: str, culprit: str) -> None:
         """This peer has told us itself."""
@@ -80,27 +81,30 @@ class Spreading:
         if len(self._told) > REMEMBERED:
             del self._told[next(iter(self._told))]
 
-    async def _offer(self, peer_id: str, culprit: str) -> None:
+    async def _offer(self, peer_id: str, culprit: str) -> bool:
+        """Whether the other end has heard it, or need not."""
         try:
             stream = await self._node.open(peer_id, self._name, "audit")
             try:
-                await asyncio.wait_for(self._hand_over(stream, culprit), OFFER_TIMEOUT_S)
+                return await asyncio.wait_for(self._hand_over(stream, culprit), OFFER_TIMEOUT_S)
             finally:
                 stream.close()
         except (StreamClosedError, ProtocolError, asyncio.TimeoutError, OSError) as error:
             log.info("could not tell %s of %s: %s", peer_id, culprit, error or "no answer")
+            return False
 
-    async def _hand_over(self, stream: Stream, culprit: str) -> None:
+    async def _hand_over(self, stream: Stream, culprit: str) -> bool:
         proof = self._bans.proof(culprit)
         needed = await asyncio.to_thread(self._judge.needs, proof.evidence)
         if needed and proof.payloads is None:
-            return
+            return True
         await stream.send(Kind.EVIDENCE, dump_json(proof.evidence))
         kind, _ = await stream.receive({Kind.REQUEST: 0, Kind.END: 0, Kind.BUSY: 0})
         if kind is Kind.REQUEST and proof.payloads is not None:
             for payload in await asyncio.to_thread(_read, proof.payloads, needed):
                 await stream.send(Kind.DATA, payload)
             await stream.receive({Kind.END: 0})
+        return kind is not Kind.BUSY
 
     async def _on_stream(self, stream: Stream) -> None:
         remote = stream.remote

@@ -176,7 +176,7 @@ async def test_a_verdict_bans_for_good_and_spreads_to_whoever_verifies_it(networ
     culprit, records = circle.seats[0].peer_id, []
     circle.seats[2].guard._on_ban = lambda *record: records.append(record)
     await circle.seats[1].guard.take(result)
-    await until(lambda: all(seat.guard.banned(culprit) for seat in circle.seats[1:]))
+    await until(lambda: bool(records) and all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
     assert not circle.seats[0].guard.banned(culprit)
     assert records[0][0] == culprit
     assert "reduced falsely, in round 1, unit 0" in records[0][1]
@@ -249,7 +249,7 @@ async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(n
     held = sum(len(piece) for pieces in kept().payloads for piece in pieces)
     assert held == circle.seats[0].state.compressor.wire_bytes(2048)
     await circle.round()
-    await until(lambda: gc.collect() >= 0 and kept() is None)
+    await until(lambda: gc.collect() >= 0 and kept() is None, 30.0)
 
 
 async def test_a_reducer_that_does_not_answer_is_refused_after_three_audits_and_never_banned(network, tmp_path):

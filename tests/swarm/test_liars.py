@@ -43,7 +43,7 @@ async def test_whoever_joins_with_two_faces_is_named_and_banned_on_the_evidence_
     outcomes = await one_round(circle)
     assert all(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
     assert liar.peer_id in {outcome.culprit for outcome in outcomes[1:]}
-    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id))
+    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
     assert [seat.state.round for seat in circle.seats] == [1, 1, 1]
     for seat in (one, other):
         assert not any(seat.guard.refuses(honest.peer_id) for honest in (one, other))
@@ -97,7 +97,7 @@ async def test_a_reducer_that_tells_two_results_is_banned_when_members_compare_t
     stream.send = telling_another_result(liar, stream.send)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
-    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id))
+    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
     assert "told two results in round 2" in one.guard.bans.deed(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
@@ -109,7 +109,7 @@ async def test_whoever_shows_two_results_in_an_audit_is_convicted_too(network, t
     stream = liar.exchange._standing.outbound[one.peer_id]
     stream.send = telling_another_result(liar, stream.send)
     await one_round(circle)
-    await until(lambda: one.guard.banned(liar.peer_id))  # it is shown one thing at a time
+    await until(lambda: one.guard.banned(liar.peer_id), 30.0)  # it is shown one thing at a time
     heard = one.guard._showing._heard
     found = await one.guard._auditor.audit(heard, liar.peer_id, 0)
     assert (found.outcome, found.found.verdict.culprit) == ("false", liar.peer_id)

@@ -1,9 +1,8 @@
-"""Members with two faces, and members that do not read: what a group makes of them."""
+"""Members with two faces: what a group makes of them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -12,8 +11,6 @@ from peer.protocol.evidence import Evidence, TwoJoins
 from peer.protocol.records import seal
 from peer.protocol.statements import Leaves, root_of, seal_reduced
 from peer.protocol.wire import Kind
-from peer.swarm import budget as budget_module
-from peer.swarm import exchange as exchange_module
 from peer.swarm.judge import NoEvidenceError
 from peer.swarm.roster import JOIN_DOMAIN
 from tests.swarm.circle import Circle
@@ -151,28 +148,3 @@ async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_coun
     assert "has other joins" in outcomes[1].reason
     assert one.guard.conduct._pasts[liar.peer_id].offences == 1
     assert not one.guard.banned(liar.peer_id)
-
-
-async def test_a_member_that_does_not_read_holds_a_certified_round_for_a_bounded_while(network, monkeypatch):
-    monkeypatch.setattr(exchange_module, "MIN_SENDING_S", 0.2)
-    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 20.0)
-    circle = await Circle(network, 4).start()
-    await circle.round()
-    seat, slow = circle.seats[0], circle.seats[3]
-    stream = seat.exchange._standing.outbound[slow.peer_id]
-    send = stream.send
-
-    async def stuck(kind, body=b""):
-        if kind is Kind.VOTE:
-            stream.sending = True  # its window is full
-            await asyncio.Event().wait()
-        await send(kind, body)
-
-    stream.send = stuck
-    locals_, session = circle.locals(), seat.exchange._standing.session
-    await asyncio.gather(
-        *(circle.one_round(index, local, None) for index, local in enumerate(locals_)), return_exceptions=True
-    )
-    assert seat.state.round == 2
-    assert session.deadline > time.monotonic()  # committed and applied, and did not wait for its end
-    assert seat.exchange.stands(seat.position) == frozenset()

@@ -44,6 +44,7 @@ async def audit(circle, auditor, reducer, unit):
     return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, unit)
 
 
+@pytest.mark.timeout(600)
 async def test_one_tampered_unit_in_each_of_200_rounds_is_found_by_whoever_audits_it(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     liar = Tampering(RECIPE.aggregator)

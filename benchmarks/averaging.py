@@ -121,7 +121,7 @@ class AtollMember:
 
 def _decode(update: Update, vector: torch.Tensor) -> None:
     for start, stop in pieces(0, update.numel):
-        vector[start:stop] = update.decode_range(start, stop)
+        update.decode_range(start, stop, vector[start:stop])
 
 
 async def _run() -> None:

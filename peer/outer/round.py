@@ -128,7 +128,7 @@ async def run_round(
 
 async def _link(group: Group, update: Update, state: OuterState) -> Link:
     try:
-        digest = await asyncio.to_thread(state.preview, update)
+        digest, update_digest = await asyncio.to_thread(lambda: (state.preview(update), update.digest()))
     except NonFiniteError as error:
         raise RoundAborted("exchange", str(error)) from None
     return Link(
@@ -137,7 +137,7 @@ async def _link(group: Group, update: Update, state: OuterState) -> Link:
         round=state.round,
         parent=state.lineage_id,
         roster=group.members,
-        update_digest=update.digest(),
+        update_digest=update_digest,
         state_digest=digest,
     )
 

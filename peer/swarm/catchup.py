@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.state import OuterState, Update, state_digest
+from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
@@ -218,7 +218,7 @@ class Fetcher:
                     raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
         if not payload:
             return None
-        if hashlib.sha256(payload).hexdigest() != digest:
+        if hashing.digest(payload).hex() != digest:
             raise CatchUpError(f"{donor} sent an update with another digest than round {certificate.link.round}'s")
         return bytes(payload)
 

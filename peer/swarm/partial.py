@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from peer.errors import ProtocolError
+from peer.protocol import hashing
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.snapshots import chunk_places
@@ -95,7 +95,7 @@ class PartialFile:
         return self.path
 
     def _fits(self, index: int, body: bytes | memoryview) -> bool:
-        return len(body) == self.places[index][1] and hashlib.sha256(body).digest() == self._digests[index]
+        return len(body) == self.places[index][1] and hashing.digest(body) == self._digests[index]
 
 
 def _read_index(path: Path) -> tuple[SnapshotMeta, set[int]] | None:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
+from blake3 import blake3
 
 from peer.outer.state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
@@ -27,7 +26,7 @@ def test_what_is_appended_is_on_disk_and_verifies(run):
     assert run.history.weight == 3 * 3 * TOKENS
     for certificate in chain:
         path = run.history.update(certificate.link.update_digest)
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == certificate.link.update_digest
+        assert blake3(path.read_bytes()).hexdigest() == certificate.link.update_digest
     assert run.history.update("f" * 64) is None
 
 
@@ -122,7 +121,7 @@ def test_a_snapshot_file_survives_with_its_digests(numel, tmp_path):
     assert state_digest(snapshot.digests, numel, 1) == state.digest()
     content, position = snapshot.path.read_bytes(), 0
     for length, digest in zip(chunk_lengths(snapshot.meta), snapshot.digests, strict=True):
-        assert hashlib.sha256(content[position : position + length]).digest() == digest
+        assert blake3(content[position : position + length]).digest() == digest
         position += length
     other = make_state(numel)
     other.anchor.zero_()

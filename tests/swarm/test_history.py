@@ -75,6 +75,25 @@ def test_rounds_go_on_after_a_torn_line(run):
     assert read_chain(path) == run.history.chain
 
 
+def test_an_update_that_was_torn_by_a_loss_of_power_is_not_served(run):
+    run.commit(3)
+    digests = [certificate.link.update_digest for certificate in run.history.chain]
+    torn = run.history.update(digests[2])
+    torn.write_bytes(torn.read_bytes()[:-1] + b"\x00\x00")
+    again = History(run.history.folder, run.history.genesis)
+    assert again.load(again.chain_path, run.history.chain[-1].link.id)
+    assert again.chain == run.history.chain
+    assert [again.update(digest) is not None for digest in digests] == [True, True, False]
+
+
+def test_syncing_survives_an_update_that_is_gone(run):
+    run.history.sync()
+    run.commit(2)
+    run.history.update(run.history.chain[-1].link.update_digest).unlink()
+    run.history.sync()
+    assert read_chain(run.history.chain_path) == run.history.chain
+
+
 def updates_on_disk(history):
     return {path.name for path in history.folder.glob("update-*.bin")}
 

@@ -137,8 +137,9 @@ class Exchange:
         session = self._session
         assert session is not None
         assert session.group is group
-        signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link.id)).hex()
-        session.own_vote.set_result(VoteMessage(link_id=link.id, signature=signature))
+        link_id = link.id
+        signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
+        session.own_vote.set_result(VoteMessage(link_id=link_id, signature=signature))
         signatures = await collect_votes(session, link, {group.me: signature}, self._clock)
         await self._all_sent(session)
         return Certificate(link=link, signatures=signatures)

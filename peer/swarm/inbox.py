@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
+from peer.outer.compress.base import Payload
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.swarm.pipe import blank
 from peer.swarm.streams import Stream
 
 T = TypeVar("T")
@@ -32,8 +34,8 @@ class Inbox:
     def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
-        self.parts: list[asyncio.Future[bytearray]] = [loop.create_future() for _ in part_sizes]
-        self.reduced: asyncio.Future[bytearray] = loop.create_future()
+        self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
+        self.reduced: asyncio.Future[Payload] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
         self._part_sizes, self._reduced_sizes = tuple(part_sizes), tuple(reduced_sizes)
 
@@ -44,7 +46,7 @@ class Inbox:
             ProtocolError, StreamClosedError, RoundAborted: nothing more comes; the caller tells the futures.
         """
         parts, reduced, position = 0, 0, 0
-        body = bytearray(sum(self._reduced_sizes))
+        body = blank(sum(self._reduced_sizes))
         if not self._reduced_sizes:
             _deliver(self.reduced, body)
         while True:
@@ -61,12 +63,12 @@ class Inbox:
             if length != expected[kind]:
                 raise ProtocolError(f"{stream.remote} sent {length} bytes of {kind.name}; must be {expected[kind]}")
             if kind is Kind.PART:
-                piece = bytearray(length)
-                await stream.receive_body(memoryview(piece))
+                piece = blank(length)
+                await stream.receive_body(piece)
                 _deliver(self.parts[parts], piece)
                 parts += 1
             else:
-                await stream.receive_body(memoryview(body)[position : position + length])
+                await stream.receive_body(body[position : position + length])
                 reduced, position = reduced + 1, position + length
                 if reduced == len(self._reduced_sizes):
                     _deliver(self.reduced, body)

@@ -146,9 +146,9 @@ class _Reduction:
                 raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=peer_id) from None
 
 
-def _spent() -> asyncio.Future[bytearray]:
-    future: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
-    future.set_result(bytearray())
+def _spent() -> asyncio.Future[Payload]:
+    future: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
+    future.set_result(b"")
     return future
 
 

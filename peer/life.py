@@ -90,6 +90,7 @@ def _prepare(
         directory=str(settings.output_dir),
         run_id=settings.run_id,
         nat_port_map=settings.nat_port_map,
+        client_mode=settings.client_mode,
     )
 
 

@@ -44,6 +44,7 @@ class Kind(IntEnum):
     DATA = 13
     END = 14
     BUSY = 15
+    REACH = 16
 
 
 def pack_header(kind: Kind, length: int) -> bytes:
@@ -103,6 +104,19 @@ class StatusMessage(Spec):
     lineage_id: Digest
     weight: Count
     leader: PeerIdText
+
+
+class ReachRequest(Spec):
+    """Ask a peer to dial the address that it sees this host at, on these TCP ports."""
+
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, lt=65536)], ...], Field(max_length=4)]
+
+
+class ReachMessage(Spec):
+    """Whether one of them answered; `tried` is False if the peer sees this host at no address."""
+
+    reached: bool
+    tried: bool
 
 
 class HelloMessage(Spec):

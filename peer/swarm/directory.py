@@ -85,6 +85,7 @@ class Directory:
         if records.keys() - self._records.keys():
             self.changed.set()
         self._records = records
+        self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
 
     async def withdraw(self) -> None:
         """Say once more who we are, then stop saying it."""
@@ -105,6 +106,8 @@ class Directory:
     async def _refresh_forever(self) -> None:
         while True:
             await self.refresh()
+            if self._node.client:
+                await self._node.dial(self.peers.keys() - self._node.clients)
             await asyncio.sleep(REFRESH_PERIOD_S)
 
 

@@ -33,6 +33,7 @@ class Self:
         due_in_s: seconds until this peer's next contribution would be due anyway.
         hurry: ask for a contribution now, with whatever has been trained.
         training: False while joining or when finished: invitations are then declined.
+        client: this machine accepts no connection: others cannot wait at it.
         nudge: a peer on a heavier lineage has shown itself; catch up from it.
     """
 
@@ -41,6 +42,7 @@ class Self:
     hurry: Callable[[], None]
     training: Callable[[], bool]
     nudge: Callable[[str, int, str], None]
+    client: bool = False
 
 
 class Invitations:

@@ -78,7 +78,7 @@ class Matchmaker:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
         self._me, self._clock = me, clock
         self._seats: dict[str, Seat] = {}
-        self.view = View(node.peer_id, run_id, directory, me.position, clock)
+        self.view = View(node.peer_id, run_id, directory, me.position, clock, me.client)
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
@@ -102,10 +102,14 @@ class Matchmaker:
         return self._rounds.straggler_wait_s + SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
-        """For whose sake a standing group forms anew; if it is full, only now and then, so that all have turns."""
-        if len(members) >= self._rounds.max_group and self._clock() < self._formed + LONGEST_WAIT_S:
-            return []
-        return self._newcomers.among(self._wanted() - members)
+        """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""
+        wanted = self._wanted() - members
+        if self._clock() < self._formed + LONGEST_WAIT_S:
+            if len(members) >= self._rounds.max_group:
+                return []
+            if any(map(self.view.is_client, members)):
+                wanted = {peer_id for peer_id in wanted if not self.view.is_client(peer_id)}
+        return self._newcomers.among(wanted)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
@@ -177,7 +181,7 @@ class Matchmaker:
                     await self._disband(self.view.leader())
                     return None
                 pending = self._pending(probes, started)
-                members = len(self._present(join.parent)) + 1
+                members = len(self._chosen(join.parent)) + 1
                 waited = self._clock() - self._window_start(started)
                 if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
                     return await self._form(sealed, join)
@@ -204,6 +208,16 @@ class Matchmaker:
             if (seat.join.round, seat.join.parent) == (round, parent)
         }
 
+    def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
+        """Who is taken in, earliest first: up to the group limit, and one client, since two cannot reach each other."""
+        chosen: list[tuple[str, Seat]] = []
+        client = self._me.client
+        for peer_id, seat in sorted(self._present(parent).items(), key=lambda item: item[1].since):
+            if len(chosen) < self._rounds.max_group - 1 and not (client and self.view.is_client(peer_id)):
+                chosen.append((peer_id, seat))
+                client = client or self.view.is_client(peer_id)
+        return chosen
+
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
         expected = [peer_id for peer_id in self.view.expected() if peer_id not in self._seats]
@@ -214,9 +228,8 @@ class Matchmaker:
         return [peer_id for peer_id in expected if not probes[peer_id].done()]
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
-        """Fix the roster, earliest first up to the group limit, and tell it to the members."""
-        waiting = sorted(self._present(join.parent).items(), key=lambda item: item[1].since)
-        chosen = waiting[: self._rounds.max_group - 1]
+        """Fix the roster and tell it to the members."""
+        chosen = self._chosen(join.parent)
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins, join.parent)

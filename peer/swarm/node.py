@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from peer.errors import AtollError, ProtocolError, UserError
 from peer.protocol.identity import Identity
 from peer.swarm.keys import load_or_create_identity
 from peer.swarm.pipe import Pipe
+from peer.swarm.reach import REACH_NAME, TRIES_WITH_ROUTER, ReachServer, accepts_connections
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
 from peer.swarm.validator import SealedRecordValidator
 
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Stream], Awaitable[None]]
 OPEN_TIMEOUT_S = 10.0
 RECONNECT_PERIOD_S = 5.0
+CLIENT_RECHECK_S = 0.1
+IDLE_TIMEOUT_S = 120.0  # until the first call of the DHT: asking whether others reach this host comes before
+DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
 MAX_ADDRESSES = 16
@@ -38,7 +42,11 @@ MAX_ADDRESSES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """Where a node listens, whom it knows, and who it is."""
+    """Where a node listens, whom it knows, and who it is.
+
+    Attributes:
+        client_mode: it accepts no connection and says so; None: found out at start.
+    """
 
     identity_path: Path
     host_maddrs: tuple[str, ...]
@@ -46,6 +54,11 @@ class NodeConfig:
     initial_peers: tuple[str, ...] = ()
     nat_port_map: bool = True
     check_identity: bool = True
+    client_mode: bool | None = False
+
+    @property
+    def local_only(self) -> bool:
+        return all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in self.host_maddrs)
 
 
 @dataclass
@@ -53,7 +66,9 @@ class Node:
     """A running host. Create with `start_node`.
 
     Attributes:
+        client: this machine accepts no connection; it dials the others.
         traffic: byte counters by purpose ("round", "history").
+        clients: those of the others that accept none, as far as the directory has heard.
     """
 
     config: NodeConfig
@@ -61,6 +76,8 @@ class Node:
     p2p: Any
     dht: Any
     maddrs: tuple[str, ...]
+    client: bool = False
+    clients: frozenset[str] = frozenset()
     traffic: dict[str, Traffic] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _open_streams: dict[str, int] = field(default_factory=dict)
@@ -116,13 +133,36 @@ class Node:
 
     async def open(self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S) -> Stream:
         """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time."""
+        work = self._call(peer_id, name)
         try:
-            _, reader, writer = await asyncio.wait_for(
-                self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name), timeout_s
-            )
+            _, reader, writer = await asyncio.wait_for(work, timeout_s)
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {error or type(error).__name__}") from None
         return Stream(peer_id, Pipe.adopt(reader, writer), self.traffic.setdefault(purpose, Traffic()))
+
+    async def _call(self, peer_id: str, name: str) -> Any:
+        while peer_id in self.clients and peer_id not in await self._connected():
+            if self.client:
+                raise StreamClosedError(peer_id, "accepts no connection, nor does this machine")
+            await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody: nobody can dial it
+        return await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
+
+    async def _connected(self) -> set[str]:
+        return {str(info.peer_id) for info in await self.p2p.list_peers()}
+
+    async def dial(self, peer_ids: Iterable[str]) -> None:
+        """Make sure of a connection to each of these; a client does, so that they can open streams to it."""
+        try:
+            missing = set(peer_ids) - await asyncio.wait_for(self._connected(), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return
+        await asyncio.gather(*(self._dial(peer_id) for peer_id in list(missing)[:DIALS_AT_ONCE]))
+
+    async def _dial(self, peer_id: str) -> None:
+        try:
+            await asyncio.wait_for(self.p2p._client.connect(PeerID.from_base58(peer_id), []), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            log.info("cannot dial %s: %s", peer_id, error or type(error).__name__)
 
     async def addresses(self) -> tuple[str, ...]:
         """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""
@@ -181,9 +221,11 @@ async def start_node(config: NodeConfig) -> Node:
     if existed and config.initial_peers and config.check_identity:
         await _refuse_taken_identity(config, identity)
     p2p = await _start_daemon(config, str(config.identity_path))
+    client = await _is_client(config, p2p)
     try:
         dht = await DHTNode.create(
             p2p=p2p,
+            client_mode=client,
             # bound to the identity: a node cannot choose its place in the key space
             node_id=DHTID.generate(source=identity.peer_id.encode()),
             initial_peers=[Multiaddr(address) for address in config.initial_peers] or None,
@@ -194,13 +236,28 @@ async def start_node(config: NodeConfig) -> Node:
         await p2p.shutdown()
         raise _explain_join_failure(error, config.initial_peers) from None
     maddrs = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
-    node = Node(config, identity, p2p, dht, maddrs)
+    node = Node(config, identity, p2p, dht, maddrs, client)
+    if not client:
+        await node.serve(REACH_NAME, "reach", ReachServer(p2p).answer)
     node.spawn(node.keep_connected())
     return node
 
 
+async def _is_client(config: NodeConfig, p2p: Any) -> bool:
+    """As the settings say, or else whether those that this host joins through cannot dial it."""
+    if config.client_mode is not None:
+        return config.client_mode
+    if not config.initial_peers or config.announce_maddrs or config.local_only:
+        return False
+
+    async def maddrs() -> list[str]:
+        return [str(address) for address in await p2p.get_visible_maddrs(latest=True)]
+
+    helpers = [address.rsplit("/", 1)[-1] for address in config.initial_peers]
+    return await accepts_connections(p2p, helpers, maddrs, TRIES_WITH_ROUTER if config.nat_port_map else 1) is False
+
+
 async def _start_daemon(config: NodeConfig, identity_path: str | None) -> Any:
-    local_only = all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in config.host_maddrs)
     try:
         return await P2P.create(
             initial_peers=list(config.initial_peers),
@@ -208,9 +265,10 @@ async def _start_daemon(config: NodeConfig, identity_path: str | None) -> Any:
             announce_maddrs=list(config.announce_maddrs) or None,
             identity_path=identity_path,
             check_if_identity_free=False,
-            nat_port_map=config.nat_port_map and not local_only,
-            auto_nat=not local_only,
+            nat_port_map=config.nat_port_map and not config.local_only,
+            auto_nat=not config.local_only,
             startup_timeout=15,
+            idle_timeout=IDLE_TIMEOUT_S,
         )
     except P2PDaemonError as error:
         if "bootstrap peers" in str(error):

@@ -69,6 +69,7 @@ class Rounds:
             hurry=self._hurry,
             training=self._taking_part,
             nudge=self._nudge,
+            client=node.client,
         )
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
         self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, rosters, me)

@@ -126,7 +126,11 @@ class AgentSession:
         self._nickname = start.nickname
         self._channel.tell(
             Published(
-                manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id, maddrs=node.maddrs
+                manifest=manifest.model_dump(mode="json"),
+                organiser=organiser,
+                peer_id=node.peer_id,
+                maddrs=node.maddrs,
+                client=node.client,
             )
         )
         mapped: Mapped = await self._channel.expect(Mapped)
@@ -241,6 +245,7 @@ class AgentSession:
             tokens_per_s=progress.tokens_per_s if progress else 0.0,
             loss=progress.loss if progress else None,
             group_size=rounds.group_size,
+            client=node.client,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,
@@ -273,5 +278,6 @@ def _node_config(start: Start) -> NodeConfig:
         announce_maddrs=start.announce_maddrs,
         initial_peers=start.initial_peers,
         nat_port_map=start.nat_port_map,
+        client_mode=start.client_mode,
         check_identity=not start.restarted,
     )

@@ -22,6 +22,7 @@ class View:
         directory: live peers by their own account.
         position: where this peer stands.
         clock: monotonic seconds.
+        client: this peer accepts no connection.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class View:
         directory: Directory,
         position: Callable[[], Position],
         clock: Callable[[], float],
+        client: bool = False,
     ) -> None:
+        self._client = client
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
         self._position, self._clock = position, clock
         self._gone: dict[str, float] = {}
@@ -47,11 +50,22 @@ class View:
         return [peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone]
 
     def leader(self) -> str:
-        """The lowest hash among this peer and those that are known to be at its lineage id."""
+        """The lowest hash among this peer and those that are known to be at its lineage id; none that others cannot
+        open streams to, unless there is nobody else.
+        """
         lineage_id, known = self._position().lineage_id, self._known()
         peers = self._directory.peers
         level = [p for p in self.expected() if p in known or (p in peers and peers[p].lineage_id == lineage_id)]
-        return min([self._own_id, *level], key=self._rank)
+        open_to_all = [peer_id for peer_id in level if not self.is_client(peer_id)]
+        if not self._client:
+            open_to_all.append(self._own_id)
+        return min(open_to_all or [self._own_id], key=self._rank)
+
+    def is_client(self, peer_id: str) -> bool:
+        """Whether this peer accepts no connection, by its own account."""
+        if peer_id == self._own_id:
+            return self._client
+        return peer_id in self._directory.peers and self._directory.peers[peer_id].client
 
     def learn(self, *peer_ids: str) -> None:
         """These have shown that they stand at our lineage id."""

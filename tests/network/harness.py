@@ -67,7 +67,10 @@ class VectorReplica:
 class BootstrapProcess:
     """`atoll-bootstrap` as a child; `address` is what a peer joins with."""
 
-    def __init__(self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0,
+        host: str = "127.0.0.1",
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "run.yaml"
         path.write_text(manifest_text)
@@ -75,7 +78,7 @@ class BootstrapProcess:
         self._command = [
             sys.executable, "-m", "peer.demo.launch", str(os.getpid()),
             sys.executable, "-m", "bootstrap.cli", str(path), "--json", "--state-dir", str(folder),
-            "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
+            "--host-maddrs", f"/ip4/{host}/tcp/{port}",
         ]  # fmt: skip
         if initial_peers:
             self._command += ["--initial-peers", *initial_peers]
@@ -126,6 +129,7 @@ class Member:
     replica: VectorReplica | None = None
     peer_id: str = ""
     maddrs: tuple[str, ...] = ()
+    client: bool = False
     records: list[RoundRecord] = field(default_factory=list)
     swarm: Swarm | None = None
     stopped: Stopped | None = None
@@ -203,8 +207,11 @@ class TestSwarm:
 
     def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
         self.folder.mkdir(exist_ok=True)
-        self.bootstraps.append(BootstrapProcess(self.folder / name, self.manifest_text, initial_peers, port))
+        self.bootstraps.append(self._start_bootstrap(self.folder / name, initial_peers, port))
         return self.bootstraps[-1]
+
+    def _start_bootstrap(self, folder: Path, initial_peers: Sequence[str], port: int) -> BootstrapProcess:
+        return BootstrapProcess(folder, self.manifest_text, initial_peers, port)
 
     def add(self, *names: str, address: str | None = None, genesis: Tensor | None = None) -> list[Member]:
         """Start members together and bring each to its first anchor."""
@@ -225,22 +232,28 @@ class TestSwarm:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         agent = AgentProcess(folder / "agent.log")
-        start = Start(
+        start = self._start_of(name, address, folder)
+        self._start_agent(name, agent)
+        agent.send(start)
+        return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
+
+    def _start_of(self, name: str, address: str, folder: Path) -> Start:
+        return Start(
             initial_peers=(address,),
             host_maddrs=("/ip4/127.0.0.1/tcp/0",),
             identity_path=str(folder / "identity.key"),
             nickname=name,
             directory=str(folder),
         )
+
+    def _start_agent(self, name: str, agent: AgentProcess) -> None:  # noqa: ARG002
         agent.start()
-        agent.send(start)
-        return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
 
     def _connect(self, member: Member, genesis: Tensor) -> None:
         published = member.agent.expect(Published, 60.0)
         assert isinstance(published, Published)
         manifest = RunManifest.model_validate(published.manifest)
-        member.peer_id, member.maddrs = published.peer_id, published.maddrs
+        member.peer_id, member.maddrs, member.client = published.peer_id, published.maddrs, published.client
         recipe = swarm_recipe(manifest.recipe)
         buffers = recipe.optimizer.num_buffers
         numel = genesis.numel() // (1 + buffers)

@@ -78,7 +78,8 @@ def _rewritten(packet: bytes, address_at: int, address: bytes, port_at: int, por
 def _patch(out: bytearray, at: int, old: bytes, new: bytes) -> None:
     total = ~int.from_bytes(out[at : at + 2], "big") & 0xFFFF
     for start in range(0, len(old), 2):
-        total += (~int.from_bytes(old[start : start + 2], "big") & 0xFFFF) + int.from_bytes(new[start : start + 2], "big")
+        total += ~int.from_bytes(old[start : start + 2], "big") & 0xFFFF
+        total += int.from_bytes(new[start : start + 2], "big")
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     struct.pack_into("!H", out, at, ~total & 0xFFFF)

@@ -14,7 +14,7 @@ from peer.outer.compose import swarm_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
-from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
+from peer.protocol.lineage import Certificate, GivenUp, Link, RosterLimits, given_up, heavier
 from peer.protocol.manifest import RunManifest
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
@@ -287,7 +287,7 @@ class Rounds:
 
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
-        before = self.position()
+        before, chain = self.position(), tuple(self.keeper.history.chain)
         for donor in self._donors():
             self._nudged.pop(donor, None)
             try:
@@ -301,7 +301,8 @@ class Rounds:
             except (StreamClosedError, asyncio.TimeoutError) as error:
                 log.info("donor %s went away: %s", donor, error)
             else:
-                self._report_catch_up(how, before)
+                lost = given_up(chain, self.keeper.history.chain, self._node.peer_id)
+                self._report_catch_up(how, before, lost)
                 return True
         if self.position() == before:
             return False
@@ -317,7 +318,7 @@ class Rounds:
         self._distrusted.add(donor)
         asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
 
-    def _report_catch_up(self, how: CaughtUp, before: Position) -> None:
+    def _report_catch_up(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
         self._matchmaker.moved()
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
@@ -325,8 +326,10 @@ class Rounds:
             else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
         )
-        log.info("caught up to round %d: %s", self.keeper.state.round, reason)
         now = self.position()
+        if lost is not None and lost.rounds:
+            reason += f"; yielded {lost}: {now.weight} tokens are heavier than {before.weight}"
+        log.info("caught up to round %d: %s", now.round, reason)
         record = RoundRecord(
             status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
             replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,

@@ -6,8 +6,6 @@ import socket
 import tempfile
 from pathlib import Path
 
-PROBE_TIMEOUT_S = 1.0
-
 
 def sweep_stale_sockets(folder: Path | None = None) -> int:
     """Remove hivemind's socket files of daemons that were killed; returns how many. Live sockets stay."""
@@ -15,7 +13,7 @@ def sweep_stale_sockets(folder: Path | None = None) -> int:
     listening = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
     removed = 0
     for path in folder.glob("hivemind-p2p*.sock"):
-        if str(path) in listening or _answers(path):
+        if str(path) in listening or _bound(path):
             continue
         try:
             path.unlink()
@@ -25,14 +23,16 @@ def sweep_stale_sockets(folder: Path | None = None) -> int:
     return removed
 
 
-def _answers(path: Path) -> bool:
-    """Whether somebody listens; /proc/net/unix does not show sockets of other network namespaces (containers)."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(PROBE_TIMEOUT_S)
+def _bound(path: Path) -> bool:
+    """Whether a socket is bound there; /proc/net/unix does not show those of other network namespaces (containers).
+
+    A datagram socket cannot connect to a stream socket: if there is one the kernel says so, and it hears nothing.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            return True  # another user's, or too busy to answer
+            return True
     return True

@@ -27,10 +27,11 @@ from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, _link
 from peer.outer.state import OuterState, Update, pieces
 from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.swarm.daemon import NodeConfig
 from peer.swarm.exchange import Exchange
 from peer.swarm.heap import return_large_blocks
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node, start_node
 from peer.swarm.roster import Rosters
 from peer.swarm.tasks import use_few_threads
 

@@ -30,11 +30,12 @@ from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.daemon import NodeConfig
 from peer.swarm.exchange import Exchange
 from peer.swarm.heap import return_large_blocks
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node, start_node
 from peer.swarm.roster import Rosters
 from peer.swarm.serving import HistoryServer
 from peer.swarm.tasks import use_few_threads

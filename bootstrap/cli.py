@@ -126,7 +126,7 @@ async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_
         await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
     # torch and hivemind take seconds to import; the checks before need neither
     from bootstrap.node import build_genesis, start_bootstrap
-    from peer.swarm.node import NodeConfig
+    from peer.swarm.daemon import NodeConfig
 
     genesis = await build_genesis(manifest, arguments.manifest, arguments.state_dir)
     config = NodeConfig(

@@ -33,6 +33,11 @@ PUBLISHED_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 3600.0
 LINGER_S = 15.0
 DRAIN_S = 1.5
+CLIENT_NOTICE = (
+    "this machine accepts no connection: taking part as a client, which dials all others. Two clients cannot reach "
+    "each other, so a group takes in one of them at a time, and nobody can join through this address. To be a full "
+    "peer, open a TCP port and name it with --host-maddrs, and --announce-maddrs if the public address is another one"
+)
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200
 
@@ -128,7 +133,10 @@ def _arrive(
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
     manifest = parse_published(published)
     log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
-    log.info("others can join through %s as well", ", ".join(published.maddrs))
+    if published.client:
+        log.warning("%s", CLIENT_NOTICE)
+    else:
+        log.info("others can join through %s as well", ", ".join(published.maddrs))
     peer = assemble(settings, start, published, agent, receive)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")

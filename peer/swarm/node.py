@@ -9,56 +9,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from peer.errors import AtollError, ProtocolError, UserError
+from peer.errors import ProtocolError
 from peer.protocol.identity import Identity
+from peer.swarm.daemon import (
+    OPEN_TIMEOUT_S,
+    NodeConfig,
+    explain_join_failure,
+    is_client,
+    refuse_taken_identity,
+    start_daemon,
+)
 from peer.swarm.keys import load_or_create_identity
 from peer.swarm.pipe import Pipe
-from peer.swarm.reach import REACH_NAME, TRIES_WITH_ROUTER, ReachServer, accepts_connections
+from peer.swarm.reach import REACH_NAME, ReachServer
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
 from peer.swarm.validator import SealedRecordValidator
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Stream], Awaitable[None]]
-OPEN_TIMEOUT_S = 10.0
 RECONNECT_PERIOD_S = 5.0
 CLIENT_RECHECK_S = 0.1
-IDLE_TIMEOUT_S = 120.0  # until the first call of the DHT: asking whether others reach this host comes before
 DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
 MAX_ADDRESSES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeConfig:
-    """Where a node listens, whom it knows, and who it is.
-
-    Attributes:
-        client_mode: it accepts no connection and says so; None: found out at start.
-    """
-
-    identity_path: Path
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...] = ()
-    initial_peers: tuple[str, ...] = ()
-    nat_port_map: bool = True
-    check_identity: bool = True
-    client_mode: bool | None = False
-
-    @property
-    def local_only(self) -> bool:
-        return all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in self.host_maddrs)
 
 
 @dataclass
@@ -219,9 +203,9 @@ async def start_node(config: NodeConfig) -> Node:
     existed = config.identity_path.exists()
     identity = load_or_create_identity(config.identity_path)
     if existed and config.initial_peers and config.check_identity:
-        await _refuse_taken_identity(config, identity)
-    p2p = await _start_daemon(config, str(config.identity_path))
-    client = await _is_client(config, p2p)
+        await refuse_taken_identity(config, identity)
+    p2p = await start_daemon(config, str(config.identity_path))
+    client = await is_client(config, p2p)
     try:
         dht = await DHTNode.create(
             p2p=p2p,
@@ -234,85 +218,13 @@ async def start_node(config: NodeConfig) -> Node:
         )
     except (ValidationError, RuntimeError) as error:
         await p2p.shutdown()
-        raise _explain_join_failure(error, config.initial_peers) from None
+        raise explain_join_failure(error, config.initial_peers) from None
     maddrs = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
     node = Node(config, identity, p2p, dht, maddrs, client)
     if not client:
         await node.serve(REACH_NAME, "reach", ReachServer(p2p).answer)
     node.spawn(node.keep_connected())
     return node
-
-
-async def _is_client(config: NodeConfig, p2p: Any) -> bool:
-    """As the settings say, or else whether those that this host joins through cannot dial it."""
-    if config.client_mode is not None:
-        return config.client_mode
-    if not config.initial_peers or config.announce_maddrs or config.local_only:
-        return False
-
-    async def maddrs() -> list[str]:
-        return [str(address) for address in await p2p.get_visible_maddrs(latest=True)]
-
-    helpers = [address.rsplit("/", 1)[-1] for address in config.initial_peers]
-    return await accepts_connections(p2p, helpers, maddrs, TRIES_WITH_ROUTER if config.nat_port_map else 1) is False
-
-
-async def _start_daemon(config: NodeConfig, identity_path: str | None) -> Any:
-    try:
-        return await P2P.create(
-            initial_peers=list(config.initial_peers),
-            host_maddrs=list(config.host_maddrs),
-            announce_maddrs=list(config.announce_maddrs) or None,
-            identity_path=identity_path,
-            check_if_identity_free=False,
-            nat_port_map=config.nat_port_map and not config.local_only,
-            auto_nat=not config.local_only,
-            startup_timeout=15,
-            idle_timeout=IDLE_TIMEOUT_S,
-        )
-    except P2PDaemonError as error:
-        if "bootstrap peers" in str(error):
-            raise _explain_join_failure(error, config.initial_peers) from None
-        raise UserError(
-            f"the libp2p daemon did not start: {error}", "check --host-maddrs and --announce-maddrs"
-        ) from None
-
-
-async def _refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
-    """Ask the swarm whether this identity is already there (another machine with a copy of the key)."""
-    probe_config = NodeConfig(
-        identity_path=config.identity_path,
-        host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-        initial_peers=config.initial_peers,
-        nat_port_map=False,
-    )
-    probe = await _start_daemon(probe_config, None)
-    try:
-        await asyncio.wait_for(probe._client.connect(PeerID.from_base58(identity.peer_id), []), OPEN_TIMEOUT_S)
-    except (P2PDaemonError, asyncio.TimeoutError):
-        return
-    finally:
-        await probe.shutdown()
-    raise UserError(
-        f"identity in use: a live peer already has the id {identity.peer_id}",
-        f"each peer needs a key of its own: give another --identity-path than {config.identity_path}",
-    )
-
-
-def _explain_join_failure(error: Exception, initial_peers: Sequence[str]) -> AtollError:
-    text = str(error)
-    if "local time" in text:
-        return UserError(f"this machine's clock differs from the swarm's: {text}", "set it (NTP), then join again")
-    if "can't access this node" in text:
-        return UserError(
-            "the bootstrap cannot connect back to this peer",
-            "open a port and listen on it (--host-maddrs /ip4/0.0.0.0/tcp/PORT), and if the public address\n"
-            "differs from this machine's own, name it: --announce-maddrs /ip4/PUBLIC_IP/tcp/PORT",
-        )
-    return UserError(
-        f"cannot join: no answer from {', '.join(initial_peers)}",
-        "check that the bootstrap is running and the address is complete, or ask the organiser for another one",
-    )
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:

@@ -39,10 +39,11 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
+from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node, start_node
 from peer.swarm.recorder import Recorder
 from peer.swarm.rounds import Rounds
 from peer.swarm.serving import HistoryServer

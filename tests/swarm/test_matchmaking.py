@@ -149,6 +149,44 @@ async def test_a_group_has_a_limit(network):
     await cancel_and_wait(works)
 
 
+async def test_a_client_is_nobodys_leader(network):
+    client, second, third = await gather(network, 3, clients=(0,))
+    assert {member.matchmaker.view.leader() for member in (client, second, third)} == {second.peer_id}
+    groups = await together(client.match(), second.match(), third.match())
+    assert {len(group.members) for group in groups} == {3}
+
+
+async def test_a_client_alone_does_not_wait_for_another(network):
+    client, other = await gather(network, 2, clients=(0, 1))
+    network.cut(client.peer_id)
+    network.cut(other.peer_id)
+    with pytest.raises(RoundAborted, match="1 of at least 2 peers") as caught:
+        await client.match()
+    assert caught.value.alone
+
+
+async def test_a_group_takes_in_one_client(network):
+    members = await gather(network, 4, wait=1.0, clients=(1, 3))
+    works = [asyncio.ensure_future(member.match()) for member in members]
+    await until(lambda: sum(task.done() for task in works) == 3)
+    taken = names(works[0].result())
+    assert len(taken) == 3
+    assert {members[0].peer_id, members[2].peer_id} < taken
+    assert {task.result().id for task in works if task.done()} == {works[0].result().id}
+    await cancel_and_wait(works)
+
+
+async def test_clients_have_turns(network):
+    leader, first, second = await gather(network, 3, clients=(1, 2))
+    pair = frozenset((leader.peer_id, first.peer_id))
+    now = leader.matchmaker._formed
+    for later, expected in ((LONGEST_WAIT_S - 1.0, []), (LONGEST_WAIT_S + 1.0, [second.peer_id])):
+        leader.matchmaker._clock = lambda later=later: now + later
+        assert leader.matchmaker.newcomers(pair) == expected
+    leader.matchmaker._formed = now + LONGEST_WAIT_S
+    assert leader.matchmaker.newcomers(frozenset((leader.peer_id,))) == sorted((first.peer_id, second.peer_id))
+
+
 async def test_a_peer_on_its_own_says_so(network):
     (lonely,) = await gather(network, 1)
     with pytest.raises(RoundAborted, match="1 of at least 2 peers") as caught:

@@ -15,12 +15,17 @@ LISTEN = "/ip4/0.0.0.0/tcp/4001"
 
 
 class WideSwarm(TestSwarm):
-    """Members and the bootstrap run on the hosts of the internet that have their names."""
+    """Members and the bootstrap run on the hosts of the internet that have their names.
+
+    Args:
+        timeout_s: the manifest's cap of one round.
+    """
 
     __test__ = False
 
-    def __init__(self, folder: Path, internet: Internet, **options: Any) -> None:
+    def __init__(self, folder: Path, internet: Internet, *, timeout_s: int = 20, **options: Any) -> None:
         super().__init__(folder, **options)
+        self.manifest_text = self.manifest_text.replace("timeout_s: 20", f"timeout_s: {timeout_s}")
         self.internet = internet
 
     def _start_bootstrap(self, folder: Path, initial_peers: Sequence[str], port: int) -> BootstrapProcess:

@@ -1,0 +1,20 @@
+"""Small slices of the campaigns over namespaces: a partition that heals, links that are bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.network.chaos import links, partitions
+
+
+def test_a_partition_heals_within_three_rounds(tmp_path: Path) -> None:
+    counts = partitions.run(tmp_path, trials=1, shares=((2, 2),))
+    assert counts["trials"] == counts["split"] == counts["within"] == counts["yielded"] == counts["one_state"] == 1
+    assert counts["unexplained_tokens"] == 0
+
+
+def test_rounds_over_bad_links_end_by_their_deadline(tmp_path: Path) -> None:
+    counts = links.run(tmp_path, conditions=("loss 5", "mute"), rounds=2, timeout_s=8)
+    assert counts["conditions"] == counts["one_state"] == 2
+    assert counts["late"] == 0
+    assert counts["committed"] > 0

@@ -110,7 +110,7 @@ class BootstrapProcess:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            self.process.wait(5)
+            self.process.wait(20)  # on busy cores the interpreter alone takes seconds to end
         finally:
             self.process.kill()
             self.log.close()

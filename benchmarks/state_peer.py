@@ -187,7 +187,7 @@ async def _run() -> None:
     node = await start_node(
         NodeConfig(
             identity_path=Path(setup.folder) / f"{setup.index}.key",
-            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            host_maddrs=(setup.host,),
             initial_peers=(setup.first,) if setup.first else (),
             nat_port_map=False,
         )

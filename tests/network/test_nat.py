@@ -39,6 +39,5 @@ def test_a_peer_behind_nat_takes_part(internet: Internet, tmp_path: Path) -> Non
         assert all(record.weights[record.members.index(home.peer_id)] > 0 for record in rounds)
         assert len({record.state_digest for member in swarm.members for record in member.committed
                     if record.round == rounds[0].round}) == 1  # fmt: skip
-        assert home.peer_id not in {record.culprit for member in swarm.members for record in member.records}
     finally:
         swarm.close()

@@ -70,7 +70,8 @@ def run(
 def trial(swarm: WideSwarm, internet: Internet, share: tuple[int, int], rng: random.Random) -> Row:
     """One partition: together, apart, together; raises AssertionError when a phase takes PHASE_TIMEOUT_S."""
     members = swarm.members
-    swarm.drive(lambda: full_round(members, max(m.round for m in members)) is not None, PHASE_TIMEOUT_S)
+    before = max(member.round for member in members)
+    swarm.drive(lambda: full_round(members, before) is not None, PHASE_TIMEOUT_S)
     shuffled = rng.sample(members, len(members))
     sides = (shuffled[: share[0]], shuffled[share[0] :])
     names = [[member.name for member in side] for side in sides]

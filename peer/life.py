@@ -34,9 +34,10 @@ STATE_TIMEOUT_S = 3600.0
 LINGER_S = 15.0
 DRAIN_S = 1.5
 CLIENT_NOTICE = (
-    "this machine accepts no connection: taking part as a client, which dials all others. Two clients cannot reach "
-    "each other, so a group takes in one of them at a time, and nobody can join through this address. To be a full "
-    "peer, open a TCP port and name it with --host-maddrs, and --announce-maddrs if the public address is another one"
+    "this machine accepts no connection: taking part as a client, which dials all others. Two clients reach each other "
+    "only through a relay, which takes some minutes to find; until then a group takes in one of them at a time. Nobody "
+    "can join through this address. To be a full peer, open a TCP port and name it with --host-maddrs, and "
+    "--announce-maddrs if the public address is another one"
 )
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200

@@ -53,8 +53,12 @@ async def is_client(config: NodeConfig, p2p: Any) -> bool:
     return await accepts_connections(p2p, helpers, maddrs, TRIES_WITH_ROUTER if config.nat_port_map else 1) is False
 
 
-async def start_daemon(config: NodeConfig, identity_path: str | None) -> Any:
-    """The running daemon under this key, or an anonymous one; raises UserError when it does not start."""
+async def start_daemon(config: NodeConfig, identity_path: str | None, client: bool = False) -> Any:
+    """The running daemon under this key, or an anonymous one; raises UserError when it does not start.
+
+    Args:
+        client: others cannot dial it: it looks for relays among the peers that it knows.
+    """
     try:
         return await P2P.create(
             initial_peers=list(config.initial_peers),
@@ -64,6 +68,8 @@ async def start_daemon(config: NodeConfig, identity_path: str | None) -> Any:
             check_if_identity_free=False,
             nat_port_map=config.nat_port_map and not config.local_only,
             auto_nat=not config.local_only,
+            force_reachability="private" if client else None,
+            use_auto_relay=client,
             startup_timeout=15,
             idle_timeout=IDLE_TIMEOUT_S,
         )

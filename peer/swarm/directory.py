@@ -107,7 +107,8 @@ class Directory:
         while True:
             await self.refresh()
             if self._node.client:
-                await self._node.dial(self.peers.keys() - self._node.clients)
+                await self._node.look_for_relay()
+                await self._node.dial(p for p, record in self.peers.items() if not record.client or record.relayed)
             await asyncio.sleep(REFRESH_PERIOD_S)
 
 

@@ -107,8 +107,8 @@ class Matchmaker:
         if self._clock() < self._formed + LONGEST_WAIT_S:
             if len(members) >= self._rounds.max_group:
                 return []
-            if any(map(self.view.is_client, members)):
-                wanted = {peer_id for peer_id in wanted if not self.view.is_client(peer_id)}
+            if any(map(self.view.solitary, members)):
+                wanted = {peer_id for peer_id in wanted if not self.view.solitary(peer_id)}
         return self._newcomers.among(wanted)
 
     def included(self, group: Group) -> None:
@@ -209,13 +209,13 @@ class Matchmaker:
         }
 
     def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
-        """Who is taken in, earliest first: up to the group limit, and one client, since two cannot reach each other."""
+        """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
         chosen: list[tuple[str, Seat]] = []
-        client = self._me.client
+        solitary = self._me.client
         for peer_id, seat in sorted(self._present(parent).items(), key=lambda item: item[1].since):
-            if len(chosen) < self._rounds.max_group - 1 and not (client and self.view.is_client(peer_id)):
+            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self.view.solitary(peer_id)):
                 chosen.append((peer_id, seat))
-                client = client or self.view.is_client(peer_id)
+                solitary = solitary or self.view.solitary(peer_id)
         return chosen
 
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:

@@ -43,6 +43,7 @@ DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
 MAX_ADDRESSES = 16
+CIRCUIT = "/p2p-circuit"
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Node:
     Attributes:
         client: this machine accepts no connection; it dials the others.
         traffic: byte counters by purpose ("round", "history").
+        relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
     """
 
@@ -61,6 +63,7 @@ class Node:
     dht: Any
     maddrs: tuple[str, ...]
     client: bool = False
+    relayed: bool = False
     clients: frozenset[str] = frozenset()
     traffic: dict[str, Traffic] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -125,10 +128,8 @@ class Node:
         return Stream(peer_id, Pipe.adopt(reader, writer), self.traffic.setdefault(purpose, Traffic()))
 
     async def _call(self, peer_id: str, name: str) -> Any:
-        while peer_id in self.clients and peer_id not in await self._connected():
-            if self.client:
-                raise StreamClosedError(peer_id, "accepts no connection, nor does this machine")
-            await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody: nobody can dial it
+        while not self.client and peer_id in self.clients and peer_id not in await self._connected():
+            await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody; through a relay it would be reached as well
         return await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
 
     async def _connected(self) -> set[str]:
@@ -148,6 +149,17 @@ class Node:
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             log.info("cannot dial %s: %s", peer_id, error or type(error).__name__)
 
+    async def look_for_relay(self) -> None:
+        """Find out whether libp2p has found a relay for this client, which takes it some minutes."""
+        try:
+            maddrs = await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return
+        relayed = any(CIRCUIT in str(address) for address in maddrs)
+        if relayed != self.relayed:
+            log.info("other clients reach this one through a relay" if relayed else "no relay serves this client now")
+        self.relayed = relayed
+
     async def addresses(self) -> tuple[str, ...]:
         """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""
         try:
@@ -155,7 +167,7 @@ class Node:
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             return ()
         found = [f"{info.addrs[0]}/p2p/{info.peer_id}" for info in connected if info.addrs]
-        return tuple(found[:MAX_ADDRESSES])
+        return tuple([address for address in found if CIRCUIT not in address][:MAX_ADDRESSES])
 
     async def connect(self, address: str) -> bool:
         """Make sure of a connection to a known address and of a place in each other's routing tables."""
@@ -206,6 +218,9 @@ async def start_node(config: NodeConfig) -> Node:
         await refuse_taken_identity(config, identity)
     p2p = await start_daemon(config, str(config.identity_path))
     client = await is_client(config, p2p)
+    if client:
+        await p2p.shutdown()
+        p2p = await start_daemon(config, str(config.identity_path), client)
     try:
         dht = await DHTNode.create(
             p2p=p2p,

@@ -250,6 +250,8 @@ class Rounds:
         else:
             log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
             self._aborts_in_row += 1
+            if record.culprit is not None:
+                self._matchmaker.view.doubt_relay(record.culprit)
             longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._aborts_in_row)
             await asyncio.sleep(self._rng.uniform(0.0, longest))
         if not self._donors():

@@ -247,6 +247,7 @@ class AgentSession:
             loss=progress.loss if progress else None,
             group_size=rounds.group_size,
             client=node.client,
+            relayed=node.relayed,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,

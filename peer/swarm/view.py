@@ -11,6 +11,7 @@ from peer.swarm.keeper import Position
 GONE_FOR_S = 6.0
 KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
 MAX_KNOCKING = 64
+RELAY_DOUBT_S = 120.0
 
 
 class View:
@@ -38,6 +39,7 @@ class View:
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
         self._position, self._clock = position, clock
         self._gone: dict[str, float] = {}
+        self._doubted: dict[str, float] = {}
         self._knocked: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
@@ -60,6 +62,18 @@ class View:
         if not self._client:
             open_to_all.append(self._own_id)
         return min(open_to_all or [self._own_id], key=self._rank)
+
+    def solitary(self, peer_id: str) -> bool:
+        """Whether this peer is a client that no other client reaches, not even through a relay."""
+        if peer_id == self._own_id or peer_id not in self._directory.peers:
+            return self.is_client(peer_id)
+        record = self._directory.peers[peer_id]
+        return record.client and (not record.relayed or self._doubted.get(peer_id, 0.0) > self._clock())
+
+    def doubt_relay(self, peer_id: str) -> None:
+        """A round failed through this peer: if it is a client, it may be that its relay does not serve it."""
+        if self.is_client(peer_id):
+            self._doubted[peer_id] = self._clock() + RELAY_DOUBT_S
 
     def is_client(self, peer_id: str) -> bool:
         """Whether this peer accepts no connection, by its own account."""

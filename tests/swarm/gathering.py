@@ -51,7 +51,7 @@ class Member:
     """One peer: a production matchmaker, everything around it played."""
 
     def __init__(self, node, rounds, client=False):
-        self.client = client
+        self.client, self.relayed = client, False
         self.node, self.directory = node, PlainDirectory()
         self.position = Position(5, PARENT, 100)
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
@@ -75,7 +75,7 @@ class Member:
         values = {
             "run_id": RUN, "nickname": "x", "state": "training", "round": self.position.round,
             "lineage_id": self.position.lineage_id, "lineage_weight": self.position.weight, "expires_at": 1e10,
-            "client": self.client,
+            "client": self.client, "relayed": self.relayed,
         }  # fmt: skip
         return PeerRecord(**{**values, **changes})
 

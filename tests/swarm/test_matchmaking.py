@@ -176,6 +176,19 @@ async def test_a_group_takes_in_one_client(network):
     await cancel_and_wait(works)
 
 
+async def test_a_group_takes_in_clients_that_a_relay_serves_until_a_round_fails_through_one(network):
+    leader, first, second = await gather(network, 3, wait=0.2, clients=(1, 2))
+    for member in (leader, first):
+        member.directory.peers[second.peer_id] = second.record(relayed=True)
+    groups = await together(*(member.match() for member in (leader, first, second)))
+    assert {len(group.members) for group in groups} == {3}
+    assert leader.matchmaker.newcomers(frozenset((leader.peer_id, first.peer_id))) == [second.peer_id]
+    leader.matchmaker.view.doubt_relay(second.peer_id)
+    leader.matchmaker.view.doubt_relay(leader.peer_id)  # no client: nothing to doubt
+    assert leader.matchmaker.newcomers(frozenset((leader.peer_id, first.peer_id))) == []
+    assert not leader.matchmaker.view.solitary(leader.peer_id)
+
+
 async def test_clients_have_turns(network):
     leader, first, second = await gather(network, 3, clients=(1, 2))
     pair = frozenset((leader.peer_id, first.peer_id))

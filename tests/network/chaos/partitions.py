@@ -82,7 +82,7 @@ def trial(swarm: WideSwarm, internet: Internet, share: tuple[int, int], rng: ran
 
     def apart() -> bool:
         return all(
-            any(r.round >= at + ROUNDS_APART and set(r.members) <= _ids(side) for r in m.records if r.members)
+            any(r.round >= at + ROUNDS_APART and set(r.members) <= _ids(side) for r in m.committed)
             for side in sides for m in side
         )  # fmt: skip
 

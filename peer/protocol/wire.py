@@ -44,7 +44,7 @@ class Kind(IntEnum):
     DATA = 13
     END = 14
     BUSY = 15
-    REACH = 16
+    REACH = 32
 
 
 def pack_header(kind: Kind, length: int) -> bytes:

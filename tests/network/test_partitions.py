@@ -14,7 +14,8 @@ def test_a_partition_heals_within_three_rounds(tmp_path: Path) -> None:
 
 
 def test_rounds_over_bad_links_end_by_their_deadline(tmp_path: Path) -> None:
-    counts = links.run(tmp_path, conditions=("loss 5", "mute"), rounds=2, timeout_s=8)
+    rows: list[dict[str, object]] = []
+    counts = links.run(tmp_path, conditions=("loss 5", "mute"), rounds=2, timeout_s=8, on_trial=rows.append)
     assert counts["conditions"] == counts["one_state"] == 2
-    assert counts["late"] == 0
+    assert counts["late"] == 0, rows
     assert counts["committed"] > 0

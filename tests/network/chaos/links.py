@@ -28,7 +28,8 @@ CONDITIONS = ("loss 0", "loss 1", "loss 2", "loss 5", "loss 10", "mute", "deaf")
 NAMES = ("p0", "p1", "p2")
 ROUNDS = 10
 ROUND_TIMEOUT_S = 20
-MATCH_S = 17.0  # the straggler's window, a leader's patience and a follower's: 5 + 3 * 4
+# a standing group's patience (9), then two leaders tried in vain (2 * 3), a follower's patience (13), one's own (4)
+MATCH_S = 32.0
 SLACK_S = 2.0  # to notice, on busy cores
 PHASE_TIMEOUT_S = 300.0
 HIDDEN, STEPS, TURNS_PER_STEP = 64, 5, 20
@@ -99,6 +100,7 @@ def trial(
         "committed": sum(record.status == "committed" for record in records),
         "aborted": sum(record.status == "aborted" for record in records),
         "late": sum(late(record, timeout_s) for record in records),
+        "late_ones": [f"{r.phase or r.status} {r.seconds} {r.reason}" for r in records if late(r, timeout_s)],
         "longest_s": round(worst, 1),
         "one_state": len({m.head_digest for m in members if m.round == max(n.round for n in members)}) == 1,
     }  # fmt: skip

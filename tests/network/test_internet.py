@@ -14,7 +14,7 @@ import pytest
 
 from tests.network.chaos.namespaces import Internet, Namespace
 from tests.network.chaos.nat import FIRST_PORT, TCP, UDP, Nat
-from tests.network.chaos.relay import Link
+from tests.network.chaos.relay import Link, wire_bytes
 
 PORT = 999
 SERVER = """
@@ -73,6 +73,11 @@ def test_links_cuts_and_translation(internet: Internet) -> None:
         for server in servers:
             server.kill()
             server.wait()
+
+
+@pytest.mark.parametrize(("length", "pieces"), [(40, 1), (1500, 1), (1501, 2), (52 + 2 * 1448, 2), (52 + 45 * 1448, 45)])
+def test_large_packets_count_with_the_headers_of_their_pieces(length: int, pieces: int) -> None:
+    assert wire_bytes(length) == length + 52 * (pieces - 1)
 
 
 def checksum(data: bytes) -> int:

@@ -21,6 +21,7 @@ from tests.network.chaos.nat import Nat
 
 MAX_PACKET_BYTES = 65536 + 64
 VIRTIO_BYTES = 10
+SEGMENT_BYTES, HEADER_BYTES = 1448, 52  # of TCP with timestamps, in packets of 1500 bytes
 BATCH = 64
 Translate = Callable[[bytes], "bytes | None"]
 
@@ -87,6 +88,11 @@ class Relay:
             self.process.kill()
 
 
+def wire_bytes(length: int) -> int:
+    """Bytes on the line of an IP packet; one that the kernel has not cut up yet counts with the headers of its pieces."""
+    return length + HEADER_BYTES * max(0, (length - HEADER_BYTES - 1) // SEGMENT_BYTES)
+
+
 class Direction:
     """One way through a link: what comes out of `source` goes to `target` when its time has come."""
 
@@ -119,7 +125,7 @@ class Direction:
         if link.mbit:
             if free - now > link.queue_ms / 1e3:
                 return
-            free += 8 * (len(packet) - self._header) / (1e6 * link.mbit)
+            free += 8 * wire_bytes(len(packet) - self._header) / (1e6 * link.mbit)
             self._line_free = free
         jitter_ms = rng.uniform(-link.jitter_ms, link.jitter_ms) if link.jitter_ms else 0.0
         self._last = max(self._last, free + max(0.0, link.delay_ms + jitter_ms) / 1e3)

@@ -75,7 +75,7 @@ def test_links_cuts_and_translation(internet: Internet) -> None:
             server.wait()
 
 
-@pytest.mark.parametrize(("length", "pieces"), [(40, 1), (1500, 1), (1501, 2), (52 + 2 * 1448, 2), (52 + 45 * 1448, 45)])
+@pytest.mark.parametrize(("length", "pieces"), [(40, 1), (1500, 1), (1501, 2), (2948, 2), (2949, 3), (65212, 45)])
 def test_large_packets_count_with_the_headers_of_their_pieces(length: int, pieces: int) -> None:
     assert wire_bytes(length) == length + 52 * (pieces - 1)
 

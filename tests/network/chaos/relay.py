@@ -89,7 +89,7 @@ class Relay:
 
 
 def wire_bytes(length: int) -> int:
-    """Bytes on the line of an IP packet; one that the kernel has not cut up yet counts with the headers of its pieces."""
+    """Bytes on the line of an IP packet; one that is not cut up yet counts with the headers of its pieces."""
     return length + HEADER_BYTES * max(0, (length - HEADER_BYTES - 1) // SEGMENT_BYTES)
 
 

@@ -31,6 +31,7 @@ ANSWER_TIMEOUT_S = 10.0
 ASKED_AT_MOST = 3
 DIALS_AT_ONCE = 8
 TRIES_WITH_ROUTER = 3  # a router that forwards ports on request takes a few seconds
+TRIES_UNANSWERED = 2
 RETRY_PAUSE_S = 2.0
 
 
@@ -78,10 +79,10 @@ async def accepts_connections(
     Args:
         helpers: peer ids that this host can reach.
         ports: awaitable: the ports to try, anew each time.
-        tries: so often while the answer is no.
+        tries: so often while the answer is no; while nobody can say, twice at least.
     """
     answer: bool | None = None
-    for attempt in range(tries):
+    for attempt in range(max(tries, TRIES_UNANSWERED)):
         if attempt:
             await asyncio.sleep(RETRY_PAUSE_S)
         request = ReachRequest(ports=tcp_ports(await ports()))
@@ -90,7 +91,7 @@ async def accepts_connections(
         asked = [_ask(p2p, helper, request) for helper in helpers[:ASKED_AT_MOST]]
         said = [one for one in await asyncio.gather(*asked) if one is not None]
         answer = any(said) if said else None
-        if answer is not False:
+        if answer or (answer is False and attempt + 1 >= tries):
             break
     return answer
 

@@ -10,7 +10,8 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import ProtocolError
 from peer.protocol.records import parse_json
-from peer.protocol.wire import ReachRequest
+from peer.protocol.wire import Kind, ReachMessage, ReachRequest
+from peer.swarm import reach
 from peer.swarm.reach import GREETING, REACH_NAME, ReachServer, accepts_connections, greets, tcp_ports
 
 
@@ -73,8 +74,27 @@ async def test_only_where_the_asker_is_seen_is_dialled(network):
         assert await greets("127.0.0.1", port)
 
 
-async def test_nobody_who_can_say(network):
+async def test_nobody_who_can_say(network, monkeypatch):
+    monkeypatch.setattr(reach, "RETRY_PAUSE_S", 0.0)
     assert await ask(network, 1, addresses=()) is None
+
+
+async def test_whoever_did_not_say_is_asked_again(network, monkeypatch):
+    monkeypatch.setattr(reach, "RETRY_PAUSE_S", 0.0)
+    helper, asker = network.node(), network.node()
+    answers = [ReachMessage(reached=False, tried=False), ReachMessage(reached=False, tried=True)]
+
+    async def answer(stream):
+        await stream.receive_message(Kind.REACH, ReachRequest)
+        await stream.send_message(Kind.REACH, answers.pop(0))
+
+    await helper.serve(REACH_NAME, "reach", answer)
+
+    async def maddrs():
+        return ["/ip4/10.0.0.2/tcp/4001"]
+
+    assert await accepts_connections(asker.p2p, [helper.peer_id], maddrs, 1) is False
+    assert answers == []
 
 
 def test_ports_come_from_addresses_that_can_be_dialled():

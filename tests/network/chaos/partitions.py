@@ -27,8 +27,8 @@ TRIALS = 50
 SHARES = ((4, 4), (6, 2), (5, 3))
 MAX_ROUNDS = 3
 ROUNDS_APART = 2
-TURNS_PER_STEP = 50  # of at least 10 ms: a round takes seconds, as finding one another again does
-STEPS = 8
+TURNS_PER_STEP = 50  # of at least 10 ms
+STEPS = 16  # so that a round takes some 10 s: finding one another again takes seconds, however short rounds are
 PHASE_TIMEOUT_S = 300.0
 YIELDED = re.compile(r"yielded (\d+) rounds from (\d+) on, (\d+) tokens \((\d+) ours\)")
 Row = dict[str, Any]
@@ -36,13 +36,15 @@ Row = dict[str, Any]
 
 def run(
     folder: Path, *, trials: int = TRIALS, shares: Sequence[tuple[int, int]] = SHARES, seed: int = 0,
-    steps: int = STEPS, done: Sequence[Row] = (), minutes: float = float("inf"),
+    steps: int = STEPS, rounds_apart: int = ROUNDS_APART, done: Sequence[Row] = (), minutes: float = float("inf"),
     on_trial: Callable[[Row], None] = lambda _: None,
 ) -> Row:
     """Make the trials that are not `done` yet, while there is time; -> `count` of all of them.
 
     Args:
         shares: sizes of the two groups, in turn.
+        steps: of a round, of at least half a second each.
+        rounds_apart: that each side commits on its own, at least.
         on_trial: called with the outcome of each.
     """
     rows = list(done)
@@ -60,14 +62,16 @@ def run(
                 member.pace = TURNS_PER_STEP
             while len(rows) < trials and time.monotonic() < until:
                 rng = random.Random(f"{seed} {len(rows)}")
-                rows.append(trial(swarm, internet, shares[len(rows) % len(shares)], rng))
+                rows.append(trial(swarm, internet, shares[len(rows) % len(shares)], rounds_apart, rng))
                 on_trial(rows[-1])
         finally:
             swarm.close()
     return count(rows)
 
 
-def trial(swarm: WideSwarm, internet: Internet, share: tuple[int, int], rng: random.Random) -> Row:
+def trial(
+    swarm: WideSwarm, internet: Internet, share: tuple[int, int], rounds_apart: int, rng: random.Random
+) -> Row:
     """One partition: together, apart, together; raises AssertionError when a phase takes PHASE_TIMEOUT_S."""
     members = swarm.members
     before = max(member.round for member in members)
@@ -82,7 +86,7 @@ def trial(swarm: WideSwarm, internet: Internet, share: tuple[int, int], rng: ran
 
     def apart() -> bool:
         return all(
-            any(r.round >= at + ROUNDS_APART and set(r.members) <= _ids(side) for r in m.committed)
+            any(r.round >= at + rounds_apart and set(r.members) <= _ids(side) for r in m.committed)
             for side in sides for m in side
         )  # fmt: skip
 

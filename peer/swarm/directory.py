@@ -53,6 +53,11 @@ class Directory:
         now = self._clock()
         return {p: r for p, r in self._records.items() if r.expires_at > now and p != self._node.peer_id}
 
+    @property
+    def reachable(self) -> dict[str, PeerRecord]:
+        """Those of them that this peer can open streams to: a client reaches no other client that no relay serves."""
+        return {p: r for p, r in self.peers.items() if not (self._node.client and r.client and not r.relayed)}
+
     def announce(self, describe: Callable[[], PeerRecord]) -> None:
         """Publish `describe()` every two seconds from now on, and whenever `announce_soon` is called."""
         self._describe = describe
@@ -108,7 +113,7 @@ class Directory:
             await self.refresh()
             if self._node.client:
                 await self._node.look_for_relay()
-                await self._node.dial(p for p, record in self.peers.items() if not record.client or record.relayed)
+                await self._node.dial(self.reachable)
             await asyncio.sleep(REFRESH_PERIOD_S)
 
 

@@ -260,7 +260,7 @@ class Rounds:
     async def _until_somebody_comes(self) -> None:
         deadline = _now() + ALONE_RECHECK_S
         while _now() < deadline and not self._matchmaker.anybody_waiting:
-            peers = self._directory.peers.values()
+            peers = self._directory.reachable.values()
             if any(peer.lineage_id == self.keeper.state.lineage_id and peer.state == "training" for peer in peers):
                 return
             if self._donors():
@@ -285,7 +285,7 @@ class Rounds:
         mine = (self.keeper.position.weight, self.keeper.position.lineage_id)
         self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
         nudged = [donor for donor in self._nudged if donor not in self._distrusted]
-        return list(dict.fromkeys([*nudged, *ahead(self._directory.peers, self._standing(), self._distrusted)]))
+        return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self._standing(), self._distrusted)]))
 
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
@@ -293,7 +293,7 @@ class Rounds:
         for donor in self._donors():
             self._nudged.pop(donor, None)
             try:
-                others = helpers(self._directory.peers, donor, self._distrusted)
+                others = helpers(self._directory.reachable, donor, self._distrusted)
                 how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self.keeper.adopt, others)
             except NotHeavierError as error:
                 log.info("%s", error)

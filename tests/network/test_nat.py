@@ -11,6 +11,8 @@ from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 from tests.network.chaos.swarm import WideSwarm
 
+pytestmark = pytest.mark.timeout(300)  # on busy cores each process takes its time to start
+
 
 @pytest.fixture
 def internet() -> Iterator[Internet]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.network.chaos import links, partitions
+
+pytestmark = pytest.mark.timeout(300)  # on busy cores each process takes its time to start
 
 
 def test_a_partition_heals_and_whoever_yields_says_what_it_gives_up(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class TestSwarm:
     def _launch(self, name: str, address: str, number: int) -> Member:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        agent = AgentProcess(folder / "agent.log")
+        agent = self._agent(folder)
         start = Start(
             initial_peers=(address,),
             host_maddrs=("/ip4/127.0.0.1/tcp/0",),
@@ -236,9 +236,17 @@ class TestSwarm:
         agent.send(start)
         return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
 
+    def _agent(self, folder: Path) -> AgentProcess:
+        return AgentProcess(folder / "agent.log")
+
     def _connect(self, member: Member, genesis: Tensor) -> None:
         published = member.agent.expect(Published, 60.0)
         assert isinstance(published, Published)
+        self._map(member, published, genesis)
+
+    @staticmethod
+    def _map(member: Member, published: Published, genesis: Tensor) -> None:
+        """Build the member's "model" once the manifest is known."""
         manifest = RunManifest.model_validate(published.manifest)
         member.peer_id, member.maddrs = published.peer_id, published.maddrs
         recipe = swarm_recipe(manifest.recipe)

@@ -33,6 +33,7 @@ ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
 NOT_HEAVIER_S = 3.0
+UNREACHABLE_S = 1.0
 DISTRUST_S = 60.0
 
 
@@ -299,6 +300,7 @@ class Rounds:
                 self._accuse(donor, str(error))
             except (StreamClosedError, asyncio.TimeoutError) as error:
                 log.info("donor %s went away: %s", donor, error)
+                self._distrust(donor, UNREACHABLE_S)  # its record stays for a while; asking at once again would spin
             else:
                 self._report_catch_up(how, before)
                 return True

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from peer.protocol.manifest import parse_manifest
+from peer.protocol.records import PeerRecord
+from peer.swarm.history import History
+from peer.swarm.keeper import Position
 from peer.swarm.rounds import Rounds
+from peer.swarm.streams import StreamClosedError
+from tests.swarm.runs import RUN, make_state
+
+QUICKSTART = Path(__file__).parents[2] / "configs/runs/quickstart.yaml"
 
 
 @pytest.mark.parametrize("how", ["it leaves between rounds", "its rounds are cancelled"])
@@ -27,3 +37,30 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
         running.cancel()
     await asyncio.wait({running}, timeout=5.0)
     assert ended == [("this peer leaves", True)]
+
+
+async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network, tmp_path, monkeypatch):
+    """Its record outlives it by seconds: a peer that is behind it must not spin meanwhile."""
+    node, asked = network.node(), []
+
+    async def gone(peer_id, *_):
+        asked.append(peer_id)
+        raise StreamClosedError(peer_id, "cannot be reached")
+
+    monkeypatch.setattr(node, "open", gone)
+    ahead = PeerRecord(run_id=RUN, nickname="x", state="training", round=9, lineage_id="f" * 64, lineage_weight=99,
+                       expires_at=1e10)  # fmt: skip
+    state = make_state()
+    keeper = SimpleNamespace(
+        state=state, history=History(tmp_path, state.lineage_id), valid=True, position=Position(0, state.lineage_id, 0),
+        adopt=None,
+    )  # fmt: skip
+    directory = SimpleNamespace(peers={"donor": ahead})
+    manifest = parse_manifest(QUICKSTART.read_text(), "quickstart")
+    rounds = Rounds(node, directory, manifest, keeper, "organiser", 64, print, random.Random(0))
+    running = asyncio.ensure_future(rounds.run())
+    for _ in range(200):  # turns of the loop
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running}, timeout=5.0)
+    assert asked == ["donor"]

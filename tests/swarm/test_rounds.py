@@ -45,6 +45,7 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
 
     async def gone(peer_id, *_):
         asked.append(peer_id)
+        await asyncio.sleep(0)
         raise StreamClosedError(peer_id, "cannot be reached")
 
     monkeypatch.setattr(node, "open", gone)

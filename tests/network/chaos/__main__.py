@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from peer.errors import UserError
-from peer.lifetime import children_die_with_us
 from tests.network.chaos import kills
 from tests.network.chaos.report import ChaosReport, Counts
 from tests.network.chaos.swarm import ChaosSwarm
@@ -30,7 +29,7 @@ def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
     """Kills at every phase."""
     left = KILLS - sum(done.get("kills_per_phase", {}).values())
     rounds = ROUNDS - done.get("rounds", 0)
-    swarm = ChaosSwarm(folder, steps=20, pace_s=0.05)
+    swarm = ChaosSwarm(folder, steps=20, pace_s=0.1)
     try:
         swarm.open(*(f"peer{number}" for number in range(MEMBERS)))
         swarm.run_until(swarm.settled, 240.0)
@@ -80,7 +79,6 @@ def _run(arguments: argparse.Namespace, named: bool) -> int:
             raise UserError(f"--merge={each}: must be NAME=FILE", "for example --merge G1=attacks.json")
         report.merge(name, Path(path))
     if chosen:
-        children_die_with_us()
         report.commands.append(shlex.join(["python", "-m", "tests.network.chaos", *sys.argv[1:]]))
     for name in chosen:
         seed = report.free_seed(name, arguments.seed)

@@ -1,7 +1,7 @@
 """G3: SIGKILL in every phase of a round, again and again, while the others go on.
 
-A victim stops itself in the phase that it is to die in (`gated`), so that it is known to be there; then its agent or its
-libp2p daemon is killed. Either the trainer lives and starts the next agent over the same memory, or the whole peer
+A victim stops itself in the phase that it is to die in (`gated`), so that it is known to be there; then its agent or
+its libp2p daemon is killed. Either the trainer lives and starts the next agent over the same memory, or the whole peer
 starts again from its folder.
 """
 
@@ -20,8 +20,8 @@ from tests.network.chaos.observe import Digests, Hangs, Orphans
 from tests.network.chaos.swarm import ChaosSwarm, Seat
 
 VICTIMS = ("agent", "daemon", "peer")
-# Straggler window, time to answer it, the deadline of an exchange (20 s in the harness), and a pause of 15 s for who was
-# left alone: no healthy member can take longer from one record to the next.
+# Straggler window, time to answer it, the deadline of an exchange (20 s in the harness), and a pause of 15 s for who
+# was left alone: no healthy member can take longer from one record to the next.
 HANG_S = 60.0
 SETTLE_S = 120.0
 REACH_S = 20.0
@@ -114,7 +114,8 @@ class Killer:
         live = [seat for seat in self.swarm.seats if seat.live and seat not in busy]
         if len(live) <= self._untouched:
             return
-        wanted = min(self._rng.sample(PHASES, len(PHASES)), key=lambda phase: self.kills[phase] + self._under_way(phase))
+        phases = self._rng.sample(PHASES, len(PHASES))
+        wanted = min(phases, key=lambda phase: self.kills[phase] + self._under_way(phase))
         # who is to die while it catches up is killed anywhere first, and then on its way back
         phase = "train" if wanted == "catch_up" else wanted
         self._arm(self._rng.choice(live), phase)

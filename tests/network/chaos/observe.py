@@ -146,7 +146,7 @@ class Hangs:
 
 @dataclass
 class Digests:
-    """Compares states: of the members of one round by their records, and of whoever stands at one place by the bytes."""
+    """Compares states: of the members of a round by their records, of whoever stands at one place by the bytes."""
 
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)

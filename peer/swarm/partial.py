@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from peer.protocol.wire import SnapshotMeta
 from peer.swarm.snapshots import chunk_places
 
 MAX_INDEX_BYTES = 1 << 28
+_LINE = re.compile(rb"[0-9]{1,8}")  # below MAX_CHUNKS; and int() refuses thousands of digits in its own way
 
 
 class PartialFile:
@@ -103,5 +105,5 @@ def _read_index(path: Path) -> tuple[SnapshotMeta, set[int]] | None:
     with contextlib.suppress(OSError, ProtocolError):
         if path.stat().st_size <= MAX_INDEX_BYTES:
             head, *lines = path.read_bytes().split(b"\n")
-            return parse_json(SnapshotMeta, head), {int(line) for line in lines[:-1] if line.isdigit()}
+            return parse_json(SnapshotMeta, head), {int(line) for line in lines[:-1] if _LINE.fullmatch(line)}
     return None

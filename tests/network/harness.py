@@ -6,6 +6,7 @@ amount at every step, so that a test can compute what the swarm must arrive at.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -106,11 +107,10 @@ class BootstrapProcess:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a busy machine
             self.process.wait(5)
-        finally:
-            self.process.kill()
-            self.log.close()
+        self.kill()
+        self.log.close()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import signal
 import sys
@@ -15,12 +16,14 @@ from pathlib import Path
 import torch
 
 from peer.errors import UserError
-from tests.network.chaos import kills
+from tests.network.chaos import donors, fuzz, kills
 from tests.network.chaos.report import ChaosReport, Counts
 from tests.network.chaos.swarm import ChaosSwarm
 
 MEMBERS = 8
 KILLS, ROUNDS = 500, 300
+INPUTS = 1_000_000
+PARTS = 200
 Tell = Callable[[Counts], None]
 Campaign = Callable[[int, Counts, float, Path, Tell], Counts]
 
@@ -38,7 +41,17 @@ def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
         swarm.close()
 
 
-CAMPAIGNS: dict[str, Campaign] = {"G3": g3}
+def g9(seed: int, done: Counts, minutes: float, _: Path, tell: Tell) -> Counts:
+    """Hostile bytes."""
+    return fuzz.run(seed, INPUTS - done.get("inputs_fuzzed", 0), minutes=minutes, tell=tell)
+
+
+CAMPAIGNS: dict[str, Campaign] = {"G3": g3, "G9": g9, "G11": g11}
+
+
+def g11(seed: int, done: Counts, _: float, __: Path, tell: Tell) -> Counts:
+    """Lying donors."""
+    return donors.run(seed, PARTS - done.get("parts_tampered", 0), tell=tell)
 
 
 def main() -> None:
@@ -69,17 +82,17 @@ def main() -> None:
 
 
 def _run(arguments: argparse.Namespace, named: bool) -> int:
+    logging.disable(logging.WARNING)  # parsers in this process tell of everything that they refuse
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the swarm is ended in order
     torch.set_num_threads(1)
     chosen = [] if arguments.merge and not named else arguments.campaign
-    report = ChaosReport(arguments.report, arguments.resume, chosen)
+    command = shlex.join(["python", "-m", "tests.network.chaos", *sys.argv[1:]]) if chosen else ""
+    report = ChaosReport(arguments.report, command, () if arguments.resume else chosen)
     for each in arguments.merge:
         name, _, path = each.partition("=")
         if not path:
             raise UserError(f"--merge={each}: must be NAME=FILE", "for example --merge G1=attacks.json")
         report.merge(name, Path(path))
-    if chosen:
-        report.commands.append(shlex.join(["python", "-m", "tests.network.chaos", *sys.argv[1:]]))
     for name in chosen:
         seed = report.free_seed(name, arguments.seed)
         done = report.done(name)

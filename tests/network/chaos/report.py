@@ -40,24 +40,29 @@ def added(runs: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 class ChaosReport:
-    """The document; `save` writes it whole each time, so that an interrupted campaign loses nothing.
+    """The document on disk. Every `put` reads it, replaces one entry and writes it whole: an interrupted campaign loses
+    nothing, and two campaigns may keep one report.
 
     Args:
         path: where it is kept.
-        resume: go on with what is there; otherwise the campaigns that run now begin at nothing, the others stay.
+        command: that runs now; empty if it runs no campaign.
+        forget: campaigns that begin at nothing; what others have counted stays.
     """
 
-    def __init__(self, path: Path, resume: bool, starting: Iterable[str]) -> None:
-        self._path = path
+    def __init__(self, path: Path, command: str = "", forget: Iterable[str] = ()) -> None:
+        self._path, self._command, self._machine = path, command, describe_machine()
         self.campaigns: dict[str, dict[str, Counts]] = {}
         self.commands: list[str] = []
-        if path.exists():
-            before = _read(path)
+        self._load()
+        for name in forget:
+            self.campaigns.pop(name, None)
+        if command or self.campaigns:
+            self._save()
+
+    def _load(self) -> None:
+        if self._path.exists():
+            before = _read(self._path)
             self.campaigns, self.commands = before["campaigns"], before["commands"]
-        if not resume:
-            for name in starting:
-                self.campaigns.pop(name, None)
-        self.machine = describe_machine()
 
     def done(self, campaign: str) -> Counts:
         """What earlier runs of this campaign have counted."""
@@ -71,19 +76,21 @@ class ChaosReport:
         return seed
 
     def put(self, campaign: str, seed: int | str, counts: Counts) -> None:
-        """Replace the counts of one seed, and save."""
+        """Replace the counts of one seed."""
+        self._load()
         self.campaigns.setdefault(campaign, {})[str(seed)] = counts
-        self.save()
+        self._save()
 
     def merge(self, name: str, other: Path) -> None:
         """Take in what another command has counted: a JSON object of numbers, or one whose `counts` is."""
         document = _read(other)
         self.put(name, str(document.get("seed", "merged")), document.get("counts", document))
 
-    def save(self) -> None:
-        """Write it to a file beside, then put that in its place."""
+    def _save(self) -> None:
+        if self._command and self._command not in self.commands:
+            self.commands.append(self._command)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
         os.replace(temporary, self._path)
 
@@ -94,9 +101,9 @@ class ChaosReport:
         return {
             "benchmark": "chaos",
             "about": ABOUT,
-            "command": "\n    ".join(dict.fromkeys(self.commands)),
+            "command": "\n    ".join(self.commands),
             "seed": ", ".join(map(str, seeds)),
-            "machine": self.machine,
+            "machine": self._machine,
             "figures": [figure.to_dict() for figure in figures(self.campaigns)],
             **{key: everything[key] for key in TOTALS if key in everything},
             "seeds": seeds,

@@ -174,6 +174,10 @@ class AgentSession:
         await rounds.join(resumed)
         watching = node.spawn(self._show_swarm(directory, rounds, node))
         running = asyncio.ensure_future(rounds.run())
+        ends: list[asyncio.Future[Any]] = [running, self._stop]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # a bug ends the agent, and its trainer starts another; without rounds it is of no use
         stop = await self._stop
         rounds.leaving = True
         directory.announce_soon()

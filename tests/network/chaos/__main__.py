@@ -9,49 +9,69 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from peer.errors import UserError
-from tests.network.chaos import donors, fuzz, kills
+from tests.network.chaos import attacks, donors, fuzz, kills, stops
 from tests.network.chaos.report import ChaosReport, Counts
 from tests.network.chaos.swarm import ChaosSwarm
 
 MEMBERS = 8
+OPEN_WITHIN_S = 600.0
 KILLS, ROUNDS = 500, 300
+STOPS = 200
 INPUTS = 1_000_000
 PARTS = 200
 Tell = Callable[[Counts], None]
 Campaign = Callable[[int, Counts, float, Path, Tell], Counts]
 
 
-def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
-    """Kills at every phase."""
-    left = KILLS - sum(done.get("kills_per_phase", {}).values())
-    rounds = ROUNDS - done.get("rounds", 0)
+@contextmanager
+def opened(folder: Path, members: int) -> Iterator[ChaosSwarm]:
+    """A swarm whose members stand at one place."""
     swarm = ChaosSwarm(folder, steps=20, pace_s=0.1)
     try:
-        swarm.open(*(f"peer{number}" for number in range(MEMBERS)))
-        swarm.run_until(swarm.settled, 240.0)
-        return kills.run(seed, left, swarm, at_once=4, minutes=minutes, rounds=rounds, tell=tell)
+        swarm.open(*(f"peer{number}" for number in range(members)))
+        swarm.run_until(swarm.settled, OPEN_WITHIN_S)
+        yield swarm
     finally:
         swarm.close()
 
 
-def g9(seed: int, done: Counts, minutes: float, _: Path, tell: Tell) -> Counts:
-    """Hostile bytes."""
-    return fuzz.run(seed, INPUTS - done.get("inputs_fuzzed", 0), minutes=minutes, tell=tell)
+def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Kills at every phase."""
+    left = KILLS - sum(done.get("kills_per_phase", {}).values())
+    rounds = ROUNDS - done.get("rounds", 0)
+    with opened(folder, MEMBERS) as swarm:
+        return kills.run(seed, left, swarm, at_once=4, minutes=minutes, rounds=rounds, tell=tell)
 
 
-CAMPAIGNS: dict[str, Campaign] = {"G3": g3, "G9": g9, "G11": g11}
+def g4(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Stops of 5 to 120 s."""
+    with opened(folder, MEMBERS) as swarm:
+        return stops.run(seed, STOPS - done.get("stops", 0), swarm, minutes=minutes, tell=tell)
+
+
+def g9(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Hostile bytes, then hostile peers."""
+    fuzzed = fuzz.run(seed, INPUTS - done.get("inputs_fuzzed", 0), minutes=minutes, tell=tell)
+    names = attacks.every()[done.get("attacks", 0) + done.get("attacks_not_brought_about", 0) :]
+    with opened(folder, 2) as swarm:
+        tried = attacks.run(seed, names, swarm, minutes=minutes, tell=lambda counts: tell({**fuzzed, **counts}))
+    return {**fuzzed, **tried}
 
 
 def g11(seed: int, done: Counts, _: float, __: Path, tell: Tell) -> Counts:
     """Lying donors."""
     return donors.run(seed, PARTS - done.get("parts_tampered", 0), tell=tell)
+
+
+CAMPAIGNS: dict[str, Campaign] = {"G3": g3, "G4": g4, "G9": g9, "G11": g11}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ phase and for how many seconds the agent goes on in it; without that file the ag
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -37,9 +38,10 @@ class Gate:
         """The agent is in the phase from now on; -> the number of this visit."""
         self._visits += 1
         self._inside.append((phase, self._visits))
-        if self._armed is None and self._path.exists():
-            wanted, delay_s = self._path.read_text().split()
-            self._armed = (wanted, float(delay_s))
+        if self._armed is None:
+            with contextlib.suppress(FileNotFoundError):
+                wanted, delay_s = self._path.read_text().split()
+                self._armed = (wanted, float(delay_s))
         if self._armed is not None and self._armed[0] == phase:
             self._path.unlink(missing_ok=True)
             _, delay_s = self._armed
@@ -90,6 +92,18 @@ class Gate:
                 self.leave(phase, visit)
 
         return run
+
+
+def arm(folder: Path, phase: str, delay_s: float) -> None:
+    """Let the agent of this folder stop when it has been in the phase for so long."""
+    text = folder / "gate.tmp"
+    text.write_text(f"{phase} {delay_s:.4f}")
+    text.replace(folder / "gate")  # whole at any moment: the agent reads it whenever it likes
+
+
+def disarm(folder: Path) -> None:
+    """Unless it has begun to."""
+    (folder / "gate").unlink(missing_ok=True)
 
 
 def watch_phases(gate: Gate) -> None:

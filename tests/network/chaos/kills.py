@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.network.chaos.gated import PHASES
+from tests.network.chaos.gated import PHASES, arm, disarm
 from tests.network.chaos.observe import Digests, Hangs, Orphans
 from tests.network.chaos.swarm import ChaosSwarm, Seat
 
@@ -125,8 +125,9 @@ class Killer:
 
     def _arm(self, seat: Seat, phase: str) -> None:
         delay_s = self._rng.choice([0.0, self._rng.uniform(0.0, LONGEST_INSIDE_S)])
-        (seat.member.folder / "gate").write_text(f"{phase} {delay_s:.4f}")
-        self._attempts.append(Attempt(seat, phase, self._rng.choice(VICTIMS)))
+        arm(seat.member.folder, phase, delay_s)
+        victim = min(self._rng.sample(VICTIMS, len(VICTIMS)), key=self.victims.__getitem__)
+        self._attempts.append(Attempt(seat, phase, victim))
 
     def _advance(self, attempt: Attempt) -> None:
         seat = attempt.seat
@@ -143,7 +144,7 @@ class Killer:
     def _kill(self, attempt: Attempt) -> None:
         seat, phase = attempt.seat, attempt.phase
         processes = seat.processes
-        (seat.member.folder / "gate").unlink(missing_ok=True)
+        disarm(seat.member.folder)
         again = bool(phase) and self.kills["catch_up"] + self._under_way("catch_up") <= min(self.kills.values())
         if attempt.victim == "daemon" and len(processes) > 1:
             processes[1].send(signal.SIGKILL)  # the agent must notice and end by itself

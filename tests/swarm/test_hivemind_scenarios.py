@@ -9,26 +9,26 @@ are no client and auxiliary modes; every peer is a node. Source: learning-at-hom
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from enum import Enum, auto
 
 import pytest
 import torch
 
-from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.round import Group, RoundAborted
+from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind, group_id
 from peer.swarm import matchmaking
 from peer.swarm.catchup import Standing, ahead
 from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
-from tests.swarm.gathering import gather
+from tests.swarm.gathering import gather, until
 from tests.swarm.runs import NUMEL, RUN, Run, reduce_all
 from tests.swarm.table import Table
 
 PEERS = 5
-SLICE = 64
+SLICE = 256
 ELEMENTS = 4000
 
 
@@ -212,24 +212,20 @@ async def test_the_mean_is_weighted_as_the_roster_says(network, seed):
     torch.testing.assert_close(outcomes[0].update.decode_range(0, 123).double(), mean, rtol=1e-5, atol=1e-6)
 
 
-async def test_eight_peers_form_groups_of_four_and_all_know_what_each_contributes(network, monkeypatch):
-    monkeypatch.setattr(matchmaking, "SOLO_PATIENCE_S", 0.5)
+async def test_of_eight_peers_a_full_group_of_four_forms_and_all_know_what_each_contributes(network):
     members = await gather(network, 8, low=4, high=4)
-    async def joined(member, tokens):
-        while True:  # whoever is not in the first group follows the leader of the next
-            with contextlib.suppress(RoundAborted):
-                return await member.match(tokens=tokens)
-
-    jobs = [joined(member, 123 + number) for number, member in enumerate(members)]
-    done, waiting = await asyncio.wait([asyncio.ensure_future(job) for job in jobs[:4]], timeout=20.0)
-    for job in jobs[4:]:
-        job.close()
-    assert not waiting
-    groups = [task.result() for task in done]
+    jobs = {asyncio.ensure_future(m.match(tokens=123 + number)): m.peer_id for number, m in enumerate(members)}
+    await until(lambda: sum(job.done() for job in jobs) >= 4, 20.0)
+    matched = [job for job in jobs if job.done()]
+    groups = [job.result() for job in matched]
+    await cancel_and_wait(set(jobs).difference(matched))
+    assert len(groups) == 4
     assert len({group.id for group in groups}) == 1
-    contributed = {member.peer_id: 123 + number for number, member in enumerate(members[:4])}
+    contributed = {member.peer_id: 123 + number for number, member in enumerate(members)}
     for group in groups:
-        assert {member.peer_id: member.tokens for member in group.members} == contributed
+        assert {member.peer_id: member.tokens for member in group.members} == {
+            jobs[job]: contributed[jobs[job]] for job in matched
+        }
 
 
 async def test_peers_that_do_not_know_each_other_are_too_few(network, monkeypatch):
@@ -255,12 +251,8 @@ async def test_a_state_is_loaded_from_the_peer_that_is_furthest(network, tmp_pat
 
 
 def record_of(run):
-    from peer.protocol.records import PeerRecord
-
     return PeerRecord(
         run_id=RUN, nickname="x", state="training", round=run.state.round, lineage_id=run.state.lineage_id,
         lineage_weight=run.history.weight, expires_at=1.0,
     )  # fmt: skip
 
-
-assert compressor("int8")

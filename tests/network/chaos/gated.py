@@ -1,7 +1,7 @@
 """The production agent, which stops itself (SIGSTOP) in a phase that somebody waits for: the place to be killed in.
 
-`python -m tests.network.chaos.gated FOLDER` and the flags of `peer.swarm.agent`. The file `gate` in FOLDER holds the
-phase and for how many seconds the agent goes on in it; without that file the agent is the production agent.
+Its arguments are FOLDER and the flags of `peer.swarm.agent`. The file `gate` in FOLDER holds the phase and for how many
+seconds the agent goes on in it; without that file the agent is the production agent.
 """
 
 from __future__ import annotations
@@ -138,6 +138,3 @@ def main() -> None:
     agent.return_large_blocks = prepare_and_watch
     agent.main()
 
-
-if __name__ == "__main__":
-    main()

@@ -52,6 +52,14 @@ class Process:
         self.send(signal.SIGCONT)
 
     @property
+    def starved_s(self) -> float:
+        """Seconds that its main thread has been ready to run and had no processor, 0 once it is gone."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+
+    @property
     def rss_bytes(self) -> int:
         """Resident memory, 0 once it is gone."""
         try:
@@ -118,6 +126,8 @@ class Orphans:
 class Hangs:
     """Whoever lives and ends no round, committed or not, within the limit hangs; so does a swarm that commits none.
 
+    Time that a process was ready and the machine had no processor for it does not count: that is no fault of ours.
+
     Args:
         limit_s: more than a round can take: its window, its deadline and the pause after it.
     """
@@ -126,13 +136,23 @@ class Hangs:
     found: list[str] = field(default_factory=list)
     longest_s: float = 0.0
     _commits: tuple[int, float] = (0, 0.0)
+    _starved: dict[str, tuple[float, Process | None, float]] = field(default_factory=dict)
+
+    def _waited_s(self, seat: Seat, now: float) -> float:
+        """Since its last record, less what it was starved since."""
+        current = process(seat.member.agent.pid or 0)
+        since, before, starved_s = self._starved.get(seat.name, (-1.0, None, 0.0))
+        if since != seat.since or before != current:
+            starved_s = current.starved_s if current is not None and since != seat.since else 0.0
+            self._starved[seat.name] = (seat.since, current, starved_s)
+        return now - seat.since - ((current.starved_s if current is not None else 0.0) - starved_s)
 
     def check(self, seats: list[Seat], commits: int) -> list[Seat]:
         """-> those that hang; each counts once."""
         now = time.monotonic()
-        waiting = [seat for seat in seats if not seat.halted]
-        self.longest_s = max([self.longest_s, *(now - seat.since for seat in waiting)])
-        hanging = [seat for seat in waiting if now - seat.since > self.limit_s]
+        waited = {seat.name: self._waited_s(seat, now) for seat in seats if not seat.halted}
+        self.longest_s = max([self.longest_s, *waited.values()])
+        hanging = [seat for seat in seats if waited.get(seat.name, 0.0) > self.limit_s]
         self.found += [f"{seat.name}: {'no round' if seat.begun else 'not started'}" for seat in hanging]
         for seat in hanging:
             seat.since = now

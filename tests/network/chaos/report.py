@@ -13,6 +13,11 @@ from peer.errors import UserError
 
 Counts = dict[str, Any]
 ABOUT = "Kills at every phase, stops, hostile bytes, attacks and lying donors against real peers"
+NOTES = (
+    "Written by `make chaos`, not by `make bench`. Every count is the sum over the seeds that have run; the entries of "
+    "`campaigns` in the JSON file are apart by seed. A figure below its number of events was cut short by the minutes "
+    "that a campaign may take: `make chaos RESUME=1` goes on."
+)
 # The sums that a reader looks for, and where they come from.
 TOTALS = (
     "kills_per_phase", "rounds", "hangs", "orphans", "digests_compared", "digest_mismatches", "stops", "inputs_fuzzed",
@@ -104,6 +109,7 @@ class ChaosReport:
             "command": "\n    ".join(self.commands),
             "seed": ", ".join(map(str, seeds)),
             "machine": self._machine,
+            "notes": NOTES,
             "figures": [figure.to_dict() for figure in figures(self.campaigns)],
             **{key: everything[key] for key in TOTALS if key in everything},
             "seeds": seeds,

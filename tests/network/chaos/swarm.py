@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from peer.errors import UserError
 from peer.link.messages import Anchor, Fatal, Published
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.record import RoundRecord
+from tests.network.chaos.forked import ForkedAgent
 from tests.network.chaos.observe import Process, family
 from tests.network.harness import Member, TestSwarm
 
@@ -75,8 +75,7 @@ class ChaosSwarm(TestSwarm):
         self._steps_made = 0
 
     def _agent(self, folder: Path) -> AgentProcess:
-        command = (sys.executable, "-m", "tests.network.chaos.gated", str(folder))
-        return AgentProcess(folder / "agent.log", command, clock=lambda: BACKOFF_CLOCK * time.monotonic())
+        return ForkedAgent(folder, clock=lambda: BACKOFF_CLOCK * time.monotonic())
 
     # -- members -----------------------------------------------------------------------------------------------------
 

@@ -171,8 +171,8 @@ class Matchmaker:
         try:
             while True:
                 self._changed.clear()
-                if self._invitations.behind is not None:
-                    raise RoundAborted("match", f"{self._invitations.behind} is on a heavier lineage", behind=True)
+                if (ahead := self._invitations.behind) is not None:
+                    raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
                 if self.view.leader() != self._node.peer_id:
                     await self._disband(self.view.leader())
                     return None

@@ -34,6 +34,7 @@ BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
 NOT_HEAVIER_S = 3.0
 UNREACHABLE_S = 1.0
+UNPROVEN_S = 30.0
 DISTRUST_S = 60.0
 
 
@@ -246,7 +247,8 @@ class Rounds:
             if await self._until_caught_up():
                 return
             if record.culprit is not None:
-                self._matchmaker.view.avoid(record.culprit)  # it said that we are behind, and nobody can show it
+                # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
+                self._matchmaker.view.avoid(record.culprit, UNPROVEN_S)
         else:
             log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
             self._aborts_in_row += 1

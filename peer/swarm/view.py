@@ -62,9 +62,9 @@ class View:
         if len(self._knocked) < MAX_KNOCKING:
             self._knocked[peer_id] = self._clock() + KNOCK_S
 
-    def avoid(self, peer_id: str) -> None:
+    def avoid(self, peer_id: str, seconds: float = GONE_FOR_S) -> None:
         """Neither follow nor expect this peer for some seconds."""
-        self._gone[peer_id] = self._clock() + GONE_FOR_S
+        self._gone[peer_id] = self._clock() + seconds
 
     def _known(self) -> frozenset[str]:
         lineage_id, companions = self._companions

@@ -183,7 +183,7 @@ async def test_a_leader_that_learns_of_a_heavier_lineage_says_that_it_is_behind(
     member.move(NEXT)
     with pytest.raises(RoundAborted, match="heavier lineage") as caught:
         await leader.match()
-    assert caught.value.behind
+    assert (caught.value.behind, caught.value.culprit) == (True, member.peer_id)
     assert leader.nudges[0][0] == member.peer_id
 
 

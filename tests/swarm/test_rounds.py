@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from peer.outer.record import RoundRecord
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
+from peer.swarm import rounds as rounds_module
 from peer.swarm.history import History
 from peer.swarm.keeper import Position
 from peer.swarm.rounds import Rounds
 from peer.swarm.streams import StreamClosedError
+from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN, make_state
 
 QUICKSTART = Path(__file__).parents[2] / "configs/runs/quickstart.yaml"
@@ -37,6 +41,26 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
         running.cancel()
     await asyncio.wait({running}, timeout=5.0)
     assert ended == [("this peer leaves", True)]
+
+
+async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network, monkeypatch):
+    leader, liar = await gather(network, 2)
+    rounds = Rounds.__new__(Rounds)
+    rounds._matchmaker = leader.matchmaker
+
+    async def nobody_shows_it():
+        return False
+
+    monkeypatch.setattr(rounds, "_until_caught_up", nobody_shows_it, raising=False)
+    monkeypatch.setattr(rounds, "_donors", lambda: ["somebody"], raising=False)
+    assert leader.matchmaker.view.expected() == [liar.peer_id]
+    record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
+    await rounds._after_abort(record)
+    assert leader.matchmaker.view.expected() == []
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + rounds_module.UNPROVEN_S - 1.0)
+    assert leader.matchmaker.view.expected() == []
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + rounds_module.UNPROVEN_S)
+    assert leader.matchmaker.view.expected() == [liar.peer_id]
 
 
 async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network, tmp_path, monkeypatch):

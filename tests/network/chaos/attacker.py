@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,17 @@ from peer.protocol.wire import (
     HelloMessage,
     InviteMessage,
     Kind,
-    RejectMessage,
     StatusMessage,
 )
 from peer.swarm.directory import write_record
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Handler, Node, NodeConfig, start_node
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
 
 HANDLERS = ("join", "invite", "round", "history")
 DROPPED_WITHIN_S = 12.0  # the longest first-frame limit is 5 s; the rest is for a busy machine
 ATTACK_TIMEOUT_S = 60.0
-ANYTHING = dict.fromkeys(Kind, 1 << 20)
 
 
 class GivenUpError(Exception):
@@ -54,12 +53,14 @@ class Attacker:
         run_id: of the swarm.
         honest: peer ids; the first is the target.
         rng: of the attack.
+        answers: what this peer does with a stream that somebody opens, by handler; it closes what is not there.
     """
 
-    def __init__(self, node: Node, run_id: str, honest: tuple[str, ...], rng: random.Random) -> None:
-        self.node, self.run_id, self.honest, self.rng = node, run_id, honest, rng
+    def __init__(
+        self, node: Node, run_id: str, honest: tuple[str, ...], rng: random.Random, answers: dict[str, Handler]
+    ) -> None:
+        self.node, self.run_id, self.honest, self.rng, self.answers = node, run_id, honest, rng, answers
         self.rosters = Rosters(node.identity, run_id, RoundSpec(), 1 << 40)
-        self.said: list[str] = []
 
     @property
     def target(self) -> str:
@@ -164,14 +165,14 @@ class Attacker:
         await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
         return stream
 
-    async def absorb(self) -> None:
+    def absorb(self) -> None:
         """Accept the streams of the others, answer nothing."""
 
         async def read(stream: Stream) -> None:
             while True:
                 await stream.receive(dict.fromkeys(Kind, 1 << 28))
 
-        await self.node.serve(self.name("round"), "round", read)
+        self.answers["round"] = read
 
     @contextlib.asynccontextmanager
     async def leading(self) -> AsyncIterator[asyncio.Queue[tuple[Stream, bytes]]]:
@@ -184,7 +185,7 @@ class Attacker:
             joins.put_nowait((stream, sealed))
             await over.wait()
 
-        await self.node.serve(self.name("join"), "round", gather)
+        self.answers["join"] = gather
         await self.publish(self.record(await self.position()))
         inviting = asyncio.ensure_future(self._invite_for_ever())
         try:
@@ -192,7 +193,6 @@ class Attacker:
         finally:
             inviting.cancel()
             over.set()
-            await self.node.serve(self.name("join"), "round", self._refuse)
 
     async def _invite_for_ever(self) -> None:
         while True:
@@ -211,10 +211,6 @@ class Attacker:
         status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), 5.0)
         stream.close()
         return status
-
-    async def _refuse(self, stream: Stream) -> None:
-        await stream.receive({Kind.JOIN: MAX_RECORD_BYTES})
-        await stream.send_message(Kind.REJECT, RejectMessage(reason="excluded"))
 
 
 def header(kind: int, length: int) -> bytes:
@@ -247,13 +243,22 @@ async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...
         identity_path=key, host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=(address,), check_identity=False
     )
     node = await start_node(config)
+    answers: dict[str, Handler] = {}
+    for handler in HANDLERS:
+        await node.serve(f"atoll/{run_id[:16]}/{handler}", "round", partial(_answer, answers, handler))
     print(json.dumps({"peer_id": node.peer_id}), flush=True)
     while line := await lines.readline():
         asked = json.loads(line)
-        attacker = Attacker(node, run_id, tuple(asked["honest"]), random.Random(asked["seed"]))
+        attacker = Attacker(node, run_id, tuple(asked["honest"]), random.Random(asked["seed"]), answers)
         answer = {"attack": asked["attack"], "problem": None, "made": True}
         answer.update(await _attack(attacker, ATTACKS[asked["attack"]]))
+        answers.clear()
         print(json.dumps(answer), flush=True)
+
+
+async def _answer(answers: dict[str, Handler], handler: str, stream: Stream) -> None:
+    if handler in answers:
+        await answers[handler](stream)
 
 
 async def _attack(attacker: Attacker, script: Callable[[Attacker], Any]) -> dict[str, Any]:

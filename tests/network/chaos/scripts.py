@@ -20,6 +20,7 @@ from peer.protocol.wire import (
     Kind,
     RejectMessage,
     SnapshotMeta,
+    StatusMessage,
     VoteMessage,
 )
 from peer.swarm.directory import write_record
@@ -165,6 +166,25 @@ async def _(a: Attacker) -> None:
     for number in range(5):
         with contextlib.suppress(StreamClosedError):
             await a.invite(a.target, Position(2**40, f"{number + 1:064x}", HEAVIER))
+
+
+@attack("invite: answers from a heavier lineage that is not there")
+async def _(a: Attacker) -> None:
+    """To the leader, who must not call every round off for it; it lasts long enough for many."""
+
+    async def claim(stream: Stream) -> None:
+        await stream.receive({Kind.INVITE: 1 << 16})
+        status = StatusMessage(coming=False, round=2**40, lineage_id="d" * 64, weight=HEAVIER, leader=a.me)
+        await stream.send_message(Kind.STATUS, status)
+        await stream.closed()
+
+    a.answers["invite"] = claim
+    before = await a.position()
+    for _ in range(6):
+        await a.publish(a.record(await a.position()))
+        await asyncio.sleep(5.0)
+    now = await a.position()
+    assert now.round > before.round, f"no round while it claimed to be ahead: still {now.round}"
 
 
 @attack("invite: flood for the present round")
@@ -319,7 +339,7 @@ async def _hostile_donor(a: Attacker, lie: Callable[[Stream], Awaitable[None]]) 
         asked.set()
         await lie(stream)
 
-    await a.node.serve(a.name("history"), "history", answer)
+    a.answers["history"] = answer
     await a.publish(a.record(Position(2**40, "e" * 64, HEAVIER)))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asked.wait(), 10.0)
@@ -349,7 +369,7 @@ def _member(*frames: tuple[Kind, bytes], linger_s: float = 2.0) -> Script:
     """Take a seat, begin the exchange properly, then say this to everybody."""
 
     async def script(a: Attacker) -> None:
-        await a.absorb()
+        a.absorb()
         _, group_id = await a.take_seat()
         streams = []
         for peer_id in a.honest:
@@ -387,14 +407,14 @@ async def _(a: Attacker) -> None:
 
 @attack("member: says nothing until the deadline")
 async def _(a: Attacker) -> None:
-    await a.absorb()
+    a.absorb()
     await a.take_seat()
     await asyncio.sleep(8.0)
 
 
 @attack("member: two beginnings")
 async def _(a: Attacker) -> None:
-    await a.absorb()
+    a.absorb()
     _, group_id = await a.take_seat()
     streams = [await a.speak(group_id, a.target) for _ in range(2)]
     await asyncio.sleep(1.0)

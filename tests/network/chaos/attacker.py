@@ -1,7 +1,7 @@
 """A peer that does not play fair: a real libp2p host and DHT node in a process of its own, told what to do by lines.
 
 `python -m tests.network.chaos.attacker PARENT_PID FOLDER ADDRESS RUN_ID`; each line of its input is a JSON object with
-the name of an attack (`scripts.ATTACKS`) and the honest peers; it answers each with one when the attack is over.
+the name of an attack (`insiders.ATTACKS`) and the honest peers; it answers each with one when the attack is over.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def low_ranked(run_id: str, below: tuple[str, ...]) -> Identity:
 
 
 async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...], lines: asyncio.StreamReader) -> None:
-    from tests.network.chaos.scripts import ATTACKS
+    from tests.network.chaos.insiders import ATTACKS
 
     key = folder / "attacker.key"
     key.touch(mode=0o600)

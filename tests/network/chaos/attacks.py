@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.network.chaos.insiders import ATTACKS
 from tests.network.chaos.observe import Digests, Process
-from tests.network.chaos.scripts import ATTACKS
 from tests.network.chaos.swarm import ChaosSwarm, Seat
 
 ROUNDS_AFTER = 2
 GOES_ON_WITHIN_S = 90.0  # an exchange's deadline of 20 s, the pauses after it, and a busy machine
-TELL_AFTER = 1
+START_WITHIN_S = 240.0
+ANSWER_WITHIN_S = 240.0
 
 
 class AttackerProcess:
@@ -87,7 +88,7 @@ class Range:
                 answers.append(answer)
             return bool(answers)
 
-        self.swarm.run_until(answered, 120.0)
+        self.swarm.run_until(answered, ANSWER_WITHIN_S)
         (self.made if answers[0]["made"] else self.not_made).append(name)
         if answers[0]["made"] and answers[0]["problem"]:
             self.lost.append(f"{name}: {answers[0]['problem']}")
@@ -150,14 +151,14 @@ def run(
     """Try these attacks on the first two members of the swarm, as far as the minutes allow; -> counts."""
     rng = random.Random(seed)
     honest = swarm.seats[:2]
-    swarm.run_until(lambda: all(seat.live and len(seat.member.committed) >= 2 for seat in honest))
+    swarm.run_until(lambda: all(seat.live and len(seat.member.committed) >= 2 for seat in honest), START_WITHIN_S)
     bootstrap = swarm.bootstraps[0]
     ids = [seat.member.peer_id for seat in honest]
     attacker = AttackerProcess(swarm.folder / "attacker", bootstrap.address, bootstrap.run_id, ids)
     field = Range(swarm, honest)
     deadline = time.monotonic() + 60 * minutes
     try:
-        swarm.run_until(lambda: attacker.answer() is not None)
+        swarm.run_until(lambda: attacker.answer() is not None, START_WITHIN_S)
         for name in names:
             if time.monotonic() > deadline:
                 break

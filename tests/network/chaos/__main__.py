@@ -54,7 +54,7 @@ def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
 def g4(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
     """Stops of 5 to 120 s."""
     with opened(folder, MEMBERS) as swarm:
-        return stops.run(seed, STOPS - done.get("stops", 0), swarm, minutes=minutes, tell=tell)
+        return stops.run(seed, STOPS - done.get("stops", 0), swarm, at_once=3, minutes=minutes, tell=tell)
 
 
 def g9(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:

@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -268,6 +269,9 @@ async def _attack(attacker: Attacker, script: Callable[[Attacker], Any]) -> dict
         return {"made": False, "problem": f"{type(error).__name__}: {error}"[:300]}
     except AssertionError as error:
         return {"problem": str(error)[:300]}
+    except Exception as error:  # root of a script: the next ones go on, and this one counts as not made
+        traceback.print_exc()
+        return {"made": False, "problem": f"{type(error).__name__}: {error}"[:300]}
     finally:
         await attacker.withdraw()
     return {}

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 
-from peer.protocol.identity import Identity
+from peer.protocol.identity import SIGNATURE_BYTES, Identity
 from peer.protocol.records import MANIFEST_KEY, dump_json, seal
 from peer.protocol.wire import (
     AbortMessage,
@@ -21,7 +21,7 @@ from peer.protocol.wire import (
 )
 from peer.swarm.directory import write_record
 from peer.swarm.keeper import Position
-from peer.swarm.roster import JOIN_DOMAIN, RosterMessage, roster_key
+from peer.swarm.roster import JOIN_DOMAIN, roster_key
 from peer.swarm.streams import Stream, StreamClosedError
 from tests.network.chaos.attacker import Attacker, header
 from tests.network.chaos.scripts import ATTACKS, FLOOD, HEAVIER, Script, attack
@@ -220,13 +220,13 @@ def _leader(answer: Callable[[Attacker, list[bytes], int], tuple[Kind, bytes] | 
     return script
 
 
-def _roster(a: Attacker, joins: list[bytes], tokens: int) -> tuple[Kind, bytes]:
-    """A roster of these and this leader, in its order; its own join has this weight."""
-    theirs = json.loads(joins[0][joins[0].index(b"{") :])
+def _roster(a: Attacker, asking: bytes, joins: list[bytes], tokens: int) -> tuple[Kind, bytes]:
+    """A roster of these and this leader for the round of who asks, in its order; its own join has this weight."""
+    theirs = json.loads(asking[1 + asking[0] + SIGNATURE_BYTES :])
     mine = JoinMessage.model_validate({**theirs, "tokens": tokens})
     sealed = [*joins, seal(a.node.identity, JOIN_DOMAIN, dump_json(mine))]
     order = sorted(sealed, key=lambda one: roster_key(mine.parent, one[1 : 1 + one[0]].decode()))
-    return Kind.ROSTER, dump_json(RosterMessage(joins=tuple(one.hex() for one in order)))
+    return Kind.ROSTER, json.dumps({"joins": [one.hex() for one in order]}).encode()
 
 
 def _reject(reason: str, leader: str | None = None, round: int = 0) -> tuple[Kind, bytes]:
@@ -234,8 +234,12 @@ def _reject(reason: str, leader: str | None = None, round: int = 0) -> tuple[Kin
     return Kind.REJECT, dump_json(message)
 
 
-ATTACKS["leader: two rosters for one round"] = _leader(lambda a, joins, place: _roster(a, joins, 10 + place))
-ATTACKS["leader: a roster without who asks"] = _leader(lambda a, joins, place: _roster(a, joins[:place], 10))
+ATTACKS["leader: two rosters for one round"] = _leader(
+    lambda a, joins, place: _roster(a, joins[place], joins, 10 + place)
+)
+ATTACKS["leader: a roster without who asks"] = _leader(
+    lambda a, joins, place: _roster(a, joins[place], joins[:place] + joins[place + 1 :], 10)
+)
 ATTACKS["leader: says nothing"] = _leader(lambda *_: None, rounds=1)
 ATTACKS["leader: garbage for a roster"] = _leader(lambda *_: (Kind.ROSTER, b'{"joins": ["zz", "00"]}'))
 ATTACKS["leader: follow each other in a circle"] = _leader(

@@ -92,7 +92,8 @@ def parsers(seed: int, folder: Path) -> list[Parser]:
     """
     torch.manual_seed(seed)
     run = Run(folder).commit(3)
-    return [*_messages(run), *_signed(run), *_manifests(), *_payloads(), *_files(run, folder), *_addresses()]
+    signed = [*_signed(), *_certified(run), *_manifests()]
+    return [*_messages(run), *signed, *_payloads(), *_files(run, folder), *_addresses()]
 
 
 def _messages(run: Run) -> list[Parser]:
@@ -136,8 +137,8 @@ def _messages(run: Run) -> list[Parser]:
     return [Parser("frame header", header, headers, share=3.0), *by_schema, lists]
 
 
-def _signed(run: Run) -> list[Parser]:
-    """Sealed records, joins, rosters, certificates, chains, and what the DHT stores for others."""
+def _signed() -> list[Parser]:
+    """Sealed records, joins, rosters, and what the DHT stores for others."""
     me, other = Identity.generate(), Identity.generate()
     rosters = Rosters(me, RUN, RoundSpec(min_group=2, max_group=4), 1000)
     position = Position(5, "a" * 64, 100)
@@ -148,38 +149,44 @@ def _signed(run: Run) -> list[Parser]:
     record = PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id="2" * 64, lineage_weight=5,
                         expires_at=NOW)  # fmt: skip
     sealed = tuple(seal(identity, "peer", dump_json(record)) for identity in (me, other))
-    genesis = run.history.genesis
-    lines = tuple(dump_json(certificate) for certificate in run.history.chain)
     validator = SealedRecordValidator(lambda: NOW)
-
-    def certificate(data: bytes) -> Any:
-        found = parse_json(Certificate, data)
-        check_chain([found], RUN, found.link.parent, found.link.round, RosterLimits(2, 4, 1000))
-        # with a roster of its own a stranger certifies what it likes; its own first link still follows from nothing
-        return found.link.id if {m.peer_id for m in found.link.roster} == members else None
-
-    members = {identity.peer_id for identity in run.identities}
-
-    def chain(data: bytes) -> Any:
-        found = [parse_json(Certificate, line) for line in data.splitlines()]
-        check_chain(found, RUN, genesis, 0, RosterLimits(2, 4, 1000))
-        return len(found), found[-1].link.id if found else genesis
 
     def stored(data: bytes) -> Any:
         record = DHTRecord(DHTID.generate(b"k").to_bytes(), MSGPackSerializer.dumps(me.peer_id), data, NOW + 10)
         return MSGPackSerializer.loads(data) if validator.validate(record) else None
 
-    prefixes = tuple(b"\n".join(lines[:count]) for count in range(len(lines) + 1))
     return [
         Parser("sealed record", lambda data: open_sealed("peer", data), sealed, signed=True, share=0.7),
         Parser("join", lambda data: rosters.open_join(data, other.peer_id, position), (theirs,), signed=True,
                share=0.7),
         Parser("roster", lambda data: rosters.read(data, mine, join, other.peer_id).id, (dump_json(message),),
                signed=True, share=0.5),
-        Parser("certificate", certificate, lines, signed=True, share=0.4),
-        Parser("chain", chain, prefixes, signed=True, share=0.2),
         Parser("DHT record", stored, (MSGPackSerializer.dumps(sealed[0]),), signed=True, share=0.5),
     ]  # fmt: skip
+
+
+def _certified(run: Run) -> list[Parser]:
+    """Certificates and chains of them."""
+    genesis, limits = run.history.genesis, RosterLimits(2, 4, 1000)
+    lines = tuple(dump_json(certificate) for certificate in run.history.chain)
+    members = {identity.peer_id for identity in run.identities}
+
+    def certificate(data: bytes) -> Any:
+        found = parse_json(Certificate, data)
+        check_chain([found], RUN, found.link.parent, found.link.round, limits)
+        # with a roster of its own a stranger certifies what it likes; its own first link still follows from nothing
+        return found.link.id if {m.peer_id for m in found.link.roster} == members else None
+
+    def chain(data: bytes) -> Any:
+        found = [parse_json(Certificate, line) for line in data.splitlines()]
+        check_chain(found, RUN, genesis, 0, limits)
+        return len(found), found[-1].link.id if found else genesis
+
+    prefixes = tuple(b"\n".join(lines[:count]) for count in range(len(lines) + 1))
+    return [
+        Parser("certificate", certificate, lines, signed=True, share=0.4),
+        Parser("chain", chain, prefixes, signed=True, share=0.2),
+    ]
 
 
 def _manifests() -> list[Parser]:

@@ -245,4 +245,5 @@ ATTACKS["leader: garbage for a roster"] = _leader(lambda *_: (Kind.ROSTER, b'{"j
 ATTACKS["leader: follow each other in a circle"] = _leader(
     lambda a, _, place: _reject("follow", a.honest[place % 2]), rounds=6
 )
-ATTACKS["leader: everybody is behind"] = _leader(lambda *_: _reject("behind", round=2**50))
+# once: it cannot show it, and is avoided from then on
+ATTACKS["leader: everybody is behind"] = _leader(lambda *_: _reject("behind", round=2**50), rounds=1)

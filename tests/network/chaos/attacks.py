@@ -148,10 +148,15 @@ def run(
     seed: int, names: Sequence[str], swarm: ChaosSwarm, *, minutes: float = 60.0,
     tell: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Try these attacks on the first two members of the swarm, as far as the minutes allow; -> counts."""
+    """Try these attacks on the first two members of the swarm, as far as the minutes allow; -> counts.
+
+    The other members are ended first.
+    """
     rng = random.Random(seed)
     honest = swarm.seats[:2]
-    swarm.run_until(lambda: all(seat.live and len(seat.member.committed) >= 2 for seat in honest), START_WITHIN_S)
+    for seat in swarm.seats[2:]:  # with two, a round without one of them is a round of the attacker
+        swarm.retire(seat)
+    swarm.run_until(lambda: all(_in_a_pair(seat) for seat in honest), START_WITHIN_S)
     bootstrap = swarm.bootstraps[0]
     ids = [seat.member.peer_id for seat in honest]
     attacker = AttackerProcess(swarm.folder / "attacker", bootstrap.address, bootstrap.run_id, ids)
@@ -167,6 +172,10 @@ def run(
     finally:
         attacker.close()
     return field.counts()
+
+
+def _in_a_pair(seat: Seat) -> bool:
+    return seat.live and bool(seat.member.committed) and len(seat.member.committed[-1].members) == 2
 
 
 def every() -> list[str]:

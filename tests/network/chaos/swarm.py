@@ -102,6 +102,12 @@ class ChaosSwarm(TestSwarm):
         seat.begun, seat.since, seat.halted = False, time.monotonic(), False
         seat.relaunches += 1
 
+    def retire(self, seat: Seat) -> None:
+        """This member is no more, and nothing is expected of it."""
+        seat.member.agent.close()
+        self.seats.remove(seat)
+        self.members.remove(seat.member)
+
     # -- driving -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:

@@ -5,9 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.atoll-$(shell cat setup.cfg pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 WORKERS ?= 2
 REPORT ?=
+SEED ?= 17
+MINUTES ?= 60
+RESUME ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint test bench clean
+.PHONY: help env demo lint test slices bench chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +36,10 @@ lint: env ## style, types, import floors, spelling
 
 test: lint ## lint, then all tests; the real swarms of tests/network run one at a time
 	$(BIN)/pytest tests -x -q -n $(WORKERS) --ignore=tests/network
-	$(BIN)/pytest tests/network -x -q
+	$(BIN)/pytest tests/network -x -q --ignore=tests/network/chaos
+
+slices: env ## slices of the chaos campaigns against real swarms: kills, stops, attacks, partitions, bad links (minutes)
+	$(BIN)/pytest tests/network/chaos -x -q
 
 bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/
 	@set -e; for name in join memory rounds groups loop simulator; do echo "== $$name"; \
@@ -41,6 +47,11 @@ bench: env ## the headline numbers, one after another (about 15 minutes on two c
 	$(BIN)/python -m benchmarks.bandwidth --report docs/results/bandwidth.json --plot docs/results/bandwidth.png
 	$(BIN)/python -m benchmarks.state_transfer --report docs/results/state_transfer.json \
 		--plot docs/results/state_transfer.png
+	$(BIN)/python -m benchmarks.table
+
+chaos: env ## kills, stops, hostile bytes and peers, lying donors (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
+	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \
+		$(if $(RESUME),--resume)
 	$(BIN)/python -m benchmarks.table
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept

@@ -7,37 +7,28 @@ what a round costs beyond the exchange: there are no trainer, directory, history
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import torch
-import uvloop
 
 from benchmarks.contributions import fill, relative_error
-from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
-from peer.lifetime import children_die_with_us, die_with_parent
-from peer.outer.compose import swarm_recipe
+from benchmarks.member import Setup, Timed, processor_seconds, serve
+from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, _link
 from peer.outer.state import OuterState, Update, pieces
-from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.protocol.manifest import RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
-from peer.swarm.heap import return_large_blocks
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
-from peer.swarm.tasks import use_few_threads
 
-RUN = "b" * 64
-RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
-TOKENS = 1000
-CLOSE_TIMEOUT_S = 2.0
 T = TypeVar("T")
 
 
@@ -58,7 +49,7 @@ class AtollMember:
         self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
         rounds = RoundSpec(max_group=setup.peers)
-        self._rosters = Rosters(node.identity, RUN, rounds, nominal_tokens=TOKENS)
+        self._rosters = Rosters(node.identity, RUN, rounds, WeightRule(nominal_tokens=TOKENS))
         self._group: Group | None = None
         self._sequence = 0
         self.address = node.maddrs[0]
@@ -121,39 +112,16 @@ class AtollMember:
 
 def _decode(update: Update, vector: torch.Tensor) -> None:
     for start, stop in pieces(0, update.numel):
-        vector[start:stop] = update.decode_range(start, stop)
+        update.decode_range(start, stop, vector[start:stop])
 
 
-async def _run() -> None:
-    use_few_threads()
-    setup, answers = parse_setup()
-    node = await start_node(
-        NodeConfig(
-            identity_path=Path(setup.folder) / f"{setup.index}.key",
-            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-            initial_peers=(setup.first,) if setup.first else (),
-            nat_port_map=False,
-        )
-    )
+async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
+    """See `run_peer`."""
     exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel)
     await exchange.start()
     member = AtollMember(setup, node, exchange, asyncio.get_running_loop())
-    try:
-        await asyncio.to_thread(serve, member, answers)
-    finally:
-        await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
-
-
-def main() -> None:
-    """Set the process up as `peer.swarm.agent` does."""
-    die_with_parent(os.getppid())
-    children_die_with_us()
-    return_large_blocks()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(False)
-    uvloop.install()
-    asyncio.run(_run())
+    return lambda: serve(member, answers)
 
 
 if __name__ == "__main__":
-    main()
+    run_peer(start)

@@ -26,6 +26,7 @@ class Setup:
         folder: shared by the peers of one run, empty at first.
         first: what `Member.address` of the first peer was; empty for itself.
         timeout_s: cap of one round.
+        host: multiaddress to listen on.
     """
 
     codec: str
@@ -36,6 +37,7 @@ class Setup:
     folder: str
     timeout_s: float
     first: str = ""
+    host: str = "/ip4/127.0.0.1/tcp/0"
 
 
 @dataclass(frozen=True, kw_only=True)

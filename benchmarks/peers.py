@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,8 @@ ANSWER_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
 LOG_CHARS = 2000
 SAMPLE_PERIOD_S = 0.01
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+Start = Callable[[int], AbstractContextManager[None]]
 
 
 class PeerFailedError(AtollError):
@@ -74,14 +77,18 @@ class Peers:
         codec, numel, peers, seed: see `Setup`.
         python: interpreter of the peers; this one's by default.
         timeout_s: for what a round waits for; an answer may take twice that, and ANSWER_S.
+        host: what each listens on.
+        start: entered while the process of a peer, given by its number, is started: a network namespace, say.
     """
 
     def __init__(
         self, module: str, *, codec: str, numel: int, peers: int, seed: int, python: str | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S, host: str = LOOPBACK, start: Start | None = None,
     ) -> None:
+        self._start_in = start or (lambda _index: contextlib.nullcontext())
         self._module, self._python, self._answer_s = module, python or sys.executable, 2 * timeout_s + ANSWER_S
-        self._given = {"codec": codec, "numel": numel, "peers": peers, "seed": seed, "timeout_s": timeout_s}
+        given = {"codec": codec, "numel": numel, "peers": peers, "seed": seed, "timeout_s": timeout_s, "host": host}
+        self._given: dict[str, Any] = given
         self._count = peers
         self._folder = tempfile.TemporaryDirectory(prefix="atoll-benchmark-", ignore_cleanup_errors=True)
         self._processes: list[subprocess.Popen[str]] = []
@@ -151,8 +158,8 @@ class Peers:
 
     def _spawn(self, first: str) -> None:
         index = len(self._processes)
-        setup = Setup(index=index, folder=self._folder.name, first=first, **self._given)  # type: ignore[arg-type]
-        with self._log(index).open("w") as log:
+        setup = Setup(index=index, folder=self._folder.name, first=first, **self._given)
+        with self._log(index).open("w") as log, self._start_in(index):
             process = subprocess.Popen(
                 [self._python, "-m", self._module, json.dumps(asdict(setup))], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1, start_new_session=True, cwd=ROOT,

@@ -8,19 +8,14 @@ always.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
-import torch
-import uvloop
-
-from benchmarks.averaging import CLOSE_TIMEOUT_S, RECIPE, RUN, TOKENS
 from benchmarks.contributions import fill
-from benchmarks.member import Setup, parse_setup, respond
-from peer.lifetime import children_die_with_us, die_with_parent
+from benchmarks.member import Setup, respond
+from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.link.memory import SharedState, create_descriptor
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
@@ -29,15 +24,14 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.swarm.catchup import Fetcher, Standing
 from peer.swarm.exchange import Exchange
-from peer.swarm.heap import return_large_blocks
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.serving import HistoryServer
-from peer.swarm.tasks import use_few_threads
 
 SCALE = 1e-3
 T = TypeVar("T")
@@ -63,7 +57,8 @@ class StatePeer:
         )
         self.state.lineage_id = self._genesis = self.state.digest()
         self.keeper = self._new_keeper("0")
-        self.rosters = Rosters(node.identity, RUN, RoundSpec(max_group=max(2, self._members)), nominal_tokens=TOKENS)
+        rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
+        self.rosters = Rosters(node.identity, RUN, rounds, rule)
         self.exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters)
         self.group: Group | None = None
         self._sequence = self._fetches = 0
@@ -125,7 +120,7 @@ class StatePeer:
     async def _fetch(self, donors: list[str]) -> dict[str, Any]:
         self._fetches += 1
         keeper = self._new_keeper(str(self._fetches))
-        limits = RosterLimits(1, max(2, self._members), TOKENS)
+        limits = RosterLimits(1, max(2, self._members), WeightRule(nominal_tokens=TOKENS))
         fetcher = Fetcher(self._node, RUN, keeper.history.folder, limits)
         verified_at = 0.0
 
@@ -180,36 +175,13 @@ class _Port:
         await self._peer.exchange.release(group, abort, self._peer.keeper.position)
 
 
-async def _run() -> None:
-    use_few_threads()
-    setup, answers = parse_setup()
-    node = await start_node(
-        NodeConfig(
-            identity_path=Path(setup.folder) / f"{setup.index}.key",
-            host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-            initial_peers=(setup.first,) if setup.first else (),
-            nat_port_map=False,
-        )
-    )
+async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
+    """See `run_peer`."""
     peer = StatePeer(setup, node, asyncio.get_running_loop())
     await peer.start()
     work: dict[str, Callable[[Any], Any]] = {"prepare": lambda _: peer.prepare(), "meet": peer.meet, "work": peer.work}
-    try:
-        await asyncio.to_thread(respond, node.maddrs[0], work, answers)
-    finally:
-        await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
-
-
-def main() -> None:
-    """Set the process up as `peer.swarm.agent` does."""
-    die_with_parent(os.getppid())
-    children_die_with_us()
-    return_large_blocks()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(False)
-    uvloop.install()
-    asyncio.run(_run())
+    return lambda: respond(node.maddrs[0], work, answers)
 
 
 if __name__ == "__main__":
-    main()
+    run_peer(start)

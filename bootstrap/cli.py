@@ -126,7 +126,7 @@ async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_
         await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
     # torch and hivemind take seconds to import; the checks before need neither
     from bootstrap.node import build_genesis, start_bootstrap
-    from peer.swarm.node import NodeConfig
+    from peer.swarm.daemon import NodeConfig
 
     genesis = await build_genesis(manifest, arguments.manifest, arguments.state_dir)
     config = NodeConfig(
@@ -150,9 +150,12 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
         print(json.dumps({"event": "started", **start}), flush=True)
         return
+    from peer.outer.compose import trust_in_words  # imported by now, see _start
+
     others = [f"  or       atoll join {address}" for address in addresses[1:]]
     lines = [
         f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
+        f"trust    {trust_in_words(manifest)}",
         f"join     atoll join {addresses[0]}",
         *others,
         "Ctrl-C ends this node; members train on.",

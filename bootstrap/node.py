@@ -15,9 +15,10 @@ from peer.errors import ProtocolError, UserError
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import seal_manifest
 from peer.protocol.wire import SnapshotMeta
+from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, publish_manifest_forever
 from peer.swarm.history import History
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node, start_node
 from peer.swarm.serving import HistoryServer
 from peer.swarm.snapshots import OneSnapshot, SnapshotFile
 

@@ -24,7 +24,7 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import Recipe
@@ -103,7 +103,7 @@ def assemble(
         UserError: the model does not fit, no data, no such device, a checkpoint of another run.
     """
     manifest = parse_published(published)
-    recipe = swarm_recipe(manifest.recipe)
+    recipe = run_recipe(manifest)
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer)
     check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
 from peer.lifetime import die_with_parent
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
 from peer.outer.state import OuterState
@@ -35,7 +35,7 @@ def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
 def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
     layout = FlatLayout.of(model)
-    recipe = swarm_recipe(manifest.recipe)
+    recipe = run_recipe(manifest)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
     buffers = [torch.full((layout.numel,), value) for value in recipe.optimizer.initial_values]
@@ -50,7 +50,7 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
     """
     vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
     # The model, the anchor and the buffers, fp32 each.
-    num_tensors = 2 + swarm_recipe(manifest.recipe).optimizer.num_buffers
+    num_tensors = 2 + run_recipe(manifest).optimizer.num_buffers
     check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)

@@ -203,6 +203,8 @@ class PeerHooks:
             self._live.note(f"round {record.round} committed by {peers} peers, exchanged in {exchange_s:.2f} s")
         elif record.status == "caught_up":
             self._live.note(f"caught up to round {record.round}: {record.reason}")
+        elif record.status == "banned":
+            self._live.note(f"banned {record.culprit} for good: {record.reason}")
         elif record.alone:
             self._live.note(f"round {record.round}: nobody to average with yet; training on")
         else:

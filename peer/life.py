@@ -20,6 +20,7 @@ from peer.errors import UserError
 from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
+from peer.outer.compose import trust_in_words
 from peer.protocol.address import PeerAddress
 from peer.settings import PeerSettings, detect_announce_maddrs
 from peer.telemetry.console import LiveSwarm, setup_logging
@@ -33,6 +34,12 @@ PUBLISHED_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 3600.0
 LINGER_S = 15.0
 DRAIN_S = 1.5
+CLIENT_NOTICE = (
+    "this machine accepts no connection: taking part as a client, which dials all others. Two clients reach each other "
+    "only through a relay, which takes some minutes to find; until then a group takes in one of them at a time. Nobody "
+    "can join through this address. To be a full peer, open a TCP port and name it with --host-maddrs, and "
+    "--announce-maddrs if the public address is another one"
+)
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200
 
@@ -90,6 +97,7 @@ def _prepare(
         directory=str(settings.output_dir),
         run_id=settings.run_id,
         nat_port_map=settings.nat_port_map,
+        client_mode=settings.client_mode,
     )
 
 
@@ -127,7 +135,11 @@ def _arrive(
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
     manifest = parse_published(published)
     log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
-    log.info("others can join through %s as well", ", ".join(published.maddrs))
+    log.info("%s", trust_in_words(manifest))
+    if published.client:
+        log.warning("%s", CLIENT_NOTICE)
+    else:
+        log.info("others can join through %s as well", ", ".join(published.maddrs))
     peer = assemble(settings, start, published, agent, receive)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")

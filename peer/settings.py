@@ -110,6 +110,8 @@ class PeerSettings(BaseModel):
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
     run_id: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="join only this run; unset: any")
     nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")
+    client_mode: bool | None = Field(
+        None, description="take part without accepting connections; unset: found out at start")
 
 
 def known_settings() -> dict[str, FieldInfo]:
@@ -231,7 +233,7 @@ def _shown(value: Any) -> str:
 
 
 def _argparse_options(name: str, field: FieldInfo) -> dict[str, Any]:
-    if field.annotation is bool:
+    if field.annotation in (bool, bool | None):
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(field.annotation) is tuple:
         return {"nargs": "+", "metavar": "VALUE"}

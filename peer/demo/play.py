@@ -197,6 +197,8 @@ def describe(nickname: str, event: dict[str, Any]) -> Iterator[str]:
         yield f"round {event['round']} committed by {len(event['members'])} peers, exchanged in {exchange_s:.1f} s"
     elif kind == "round" and event["status"] == "caught_up":
         yield f"{nickname} caught up to round {event['round']}"
+    elif kind == "round" and event["status"] == "banned":
+        yield f"{nickname} banned {event['culprit']}: {event['reason']}"
     elif kind == "round" and not event["alone"]:
         yield f"{nickname}: round {event['round']} aborted in {event['phase']}: {event['reason']}; nothing is lost"
 

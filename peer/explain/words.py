@@ -66,7 +66,7 @@ def entries(records: Sequence[RoundRecord], before: RoundRecord | None = None) -
             groups.append([record])
     found = []
     for index, group in enumerate(groups):
-        after = groups[index + 1][0] if index + 1 < len(groups) else None
+        after = next((later[0] for later in groups[index + 1 :] if later[0].status != "banned"), None)
         found.append(Entry(records=tuple(group), before=before, after=after))
         before = last_group(group, before)
     return found
@@ -82,6 +82,10 @@ def tell(entry: Entry, names: Names) -> Told:
     record = entry.last
     if record.status == "committed":
         return _committed(entry, names)
+    if record.status == "banned":
+        whom = names.full(record.culprit) if record.culprit is not None else "somebody"
+        why = (f"because {names.within(record.reason or 'not recorded')}",)
+        return Told(round=record.round, tone="bad", headline=f"banned {whom} for good", details=why)
     if record.status == "caught_up":
         how = f"caught up: {_how_caught_up(record, names)}"
         return Told(round=record.round, tone="news", headline=how, details=())
@@ -100,6 +104,8 @@ def summary(records: Sequence[RoundRecord]) -> str:
         f"{len(aborted)} aborted" + (f" ({alone} for want of peers)" if alone else ""),
         f"{caught_up} caught up",
     ]
+    banned = sum(record.status == "banned" for record in records)
+    parts += [f"{banned} banned"] if banned else []
     text = ", ".join(parts)
     totals = [record.seconds["total"] for record in committed if "total" in record.seconds]
     if totals:
@@ -120,7 +126,10 @@ def _committed(entry: Entry, names: Names) -> Told:
     group = "the group stood" if record.stood else "matched through the DHT"
     if record.regrouped is not None:
         group = f"{group}: {names.within(record.regrouped)}"
-    details = [_changes(entry, names), _weights(record, names), _costs(record)]
+    details = [
+        _changes(entry, names), *_dropped(record, names), _weights(record, names), _costs(record),
+        _audits(record, names),
+    ]  # fmt: skip
     return Told(
         round=record.round,
         tone="good",
@@ -150,6 +159,7 @@ def _aborted(entry: Entry, names: Names) -> Told:
         details.append(f"before that the standing group ended: {names.within(record.regrouped)}")
     if not record.alone:
         details += [_weights(record, names), _costs(record)]
+    details.append(_audits(record, names))
     details.append(f"instead: {_instead(entry, names)}")
     tone: Tone = "quiet" if record.alone else "bad"
     return Told(round=record.round, tone=tone, headline=headline, details=tuple(text for text in details if text))
@@ -192,12 +202,25 @@ def _changes(entry: Entry, names: Names) -> str:
     return "; ".join(parts)
 
 
+def _dropped(record: RoundRecord, names: Names) -> list[str]:
+    """Whom the peer that keeps the record left out of its part."""
+    return [
+        f"left out: {names.full(drop.peer_id)}, in {drop.slices} of {drop.of} slices that this peer averaged: "
+        f"{names.within(drop.reason)}"
+        for drop in record.dropped
+    ]
+
+
 def _weights(record: RoundRecord, names: Names) -> str:
     if not record.weights:
         return ""
     pairs = zip(record.members, record.weights, strict=False)
     shares = ", ".join(f"{_own(names, record, peer_id)} {tokens:,}" for peer_id, tokens in pairs)
     return f"weights in tokens: {shares}" + (f"; cosine {record.cosine:.2f}" if record.cosine is not None else "")
+
+
+def _audits(record: RoundRecord, names: Names) -> str:
+    return f"audited: {'; '.join(names.within(audit) for audit in record.audits)}" if record.audits else ""
 
 
 def _own(names: Names, record: RoundRecord, peer_id: str) -> str:

@@ -31,17 +31,19 @@ class Start(Spec):
     directory: str
     run_id: str | None = None
     nat_port_map: bool = True
+    client_mode: bool | None = None
     restarted: bool = False
 
 
 class Published(Spec):
-    """The agent found and verified the manifest."""
+    """The agent found and verified the manifest. `client`: this machine accepts no connection."""
 
     kind: Literal["published"] = "published"
     manifest: dict[str, Any]
     organiser: str
     peer_id: str
     maddrs: tuple[str, ...]
+    client: bool = False
 
 
 class Mapped(Spec):

@@ -27,7 +27,7 @@ class Aggregator(Protocol):
     def separable(self) -> bool:
         """Whether element k of the result depends on element k of the contributions alone.
 
-        Then any cut into chunks gives the same bits as the whole. Otherwise it must see each part whole.
+        Then any cut into chunks gives the same bits as the whole. Otherwise it must see each slice whole.
         """
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -106,7 +106,7 @@ class DirectionAverage:
     Decoupled DiLoCo, arXiv 2604.21428: contributions are nearly orthogonal, so that the norm of their plain mean
     shrinks with their number, and this one's does not. There, embeddings take the plain mean.
 
-    Not chunk-separable: it needs each tensor whole, and treats the pieces of a tensor that parts cut as tensors.
+    Not chunk-separable: it needs each tensor whole, and treats the pieces of a tensor that slices cut as tensors.
 
     Attributes:
         sizes: elements of each tensor, in order; none: all elements are one tensor. `bind` fills it in.

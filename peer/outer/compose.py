@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from peer.errors import UserError, did_you_mean
+from peer.outer.aggregate import Mean
 from peer.outer.allocate import EvenSplit
+from peer.outer.gated import Gated
 from peer.outer.local import Plain
 from peer.outer.merging import Carry, Mix
 from peer.outer.optimizer import OuterOptimizer
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, paced, word_of
+from peer.outer.refusals import ROBUST
 from peer.outer.schedules import Every
 from peer.outer.straggler import WaitAll
 from peer.outer.topology import AllPeers
-from peer.protocol.manifest import RecipeSpec
+from peer.protocol.manifest import RecipeSpec, RunManifest
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
@@ -61,6 +64,34 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
             f"try it with 'atoll simulate', or choose a recipe that runs on a swarm: {', '.join(able)}",
         )
     return recipe
+
+
+def run_recipe(manifest: RunManifest) -> Recipe:
+    """The recipe of a run of real peers: in an open run, gates and clipping take the place of plain means.
+
+    A manifest that names an aggregator is obeyed, whatever its mode.
+
+    Raises:
+        UserError: as `swarm_recipe`.
+    """
+    recipe = swarm_recipe(manifest.recipe)
+    chosen = manifest.recipe.aggregator is not None
+    if manifest.trust.mode == "private" or chosen or recipe.aggregator != Mean():
+        return recipe
+    return replace(recipe, aggregator=Gated())
+
+
+def trust_in_words(manifest: RunManifest) -> str:
+    """One line: the mode of a run and what becomes of its members' contributions; `run_recipe` accepts it."""
+    trust, recipe = manifest.trust, run_recipe(manifest)
+    name = word_of("aggregator", recipe.aggregator)
+    if trust.mode == "private":
+        return f"private: aggregator {name}; every member is trusted"
+    weights = f"weights up to {trust.largest_weight} x the median"
+    if trust.probation_rounds:
+        weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"
+    warning = "" if isinstance(recipe.aggregator, ROBUST) else " (one liar can ruin it)"
+    return f"open: aggregator {name}{warning}, {weights}"
 
 
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:

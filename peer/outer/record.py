@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from peer.protocol.manifest import Digest, Spec
 
+MAX_DROPS = 16
+MAX_REASON_CHARS = 120
 Instead = Literal["retry", "wait", "catch_up"]
 
 
+class Drop(Spec):
+    """A member whose contribution was left out of what a peer reduced: in `slices` of its `of` slices, and why in the
+    first of them.
+    """
+
+    peer_id: str
+    slices: int
+    of: int
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+
+
 class RoundRecord(Spec):
-    """One structured record per round, committed or not; `round` counts from 1, the first after genesis.
+    """One structured record per round, committed or not; and one for each peer that is `banned`, as the `culprit`.
+
+    `round` counts from 1, the first after genesis.
 
     Who was there: `members` in roster order with their `weights` in tokens, `stood` when the group of the round before
     went on without matchmaking, `regrouped` with the reason when such a group could not. What went wrong: `phase`,
     `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until somebody comes,
     or catches up. How it caught up: from which `donor`, by `replayed` updates or by the state of `snapshot_round`.
+    `dropped`: members that this peer's aggregator left out, the most often dropped first.
+    What it audited since the last round, in words: `audits`.
     `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
     and `nicknames` (by their own account) are added by who keeps the record.
     """
 
-    status: Literal["committed", "aborted", "caught_up"]
+    status: Literal["committed", "aborted", "caught_up", "banned"]
     round: int
     lineage_id: Digest
     group_id: Digest | None = None
@@ -43,8 +60,10 @@ class RoundRecord(Spec):
     bytes_received: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
     cosine: float | None = None
+    dropped: Annotated[tuple[Drop, ...], Field(max_length=MAX_DROPS)] = ()
     update_digest: Digest | None = None
     state_digest: Digest | None = None
+    audits: tuple[str, ...] = ()
     ended_at: float | None = None
     peer_id: str | None = None
     nicknames: dict[str, str] = Field(default_factory=dict)

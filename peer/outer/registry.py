@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from peer.outer.adaptive import Adagrad, Adam, Yogi
 from peer.outer.aggregate import Aggregator, DirectionAverage, Mean
+from peer.outer.gated import Gated
 from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, OuterOptimizer, Sgd, SignSgd
-from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean
+from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 
 OUTER: Final[Mapping[str, type[OuterOptimizer]]] = MappingProxyType(
     {

@@ -1,14 +1,14 @@
 """Aggregators that withstand some malicious contributions. None can at an honest cosine below about .1.
 
 Medians here count every contribution once, whatever its weight: who may contribute, and with which weight, is decided
-at admission. The vectors must be finite; `Gated` alone takes NaN and infinity, and drops them.
+at admission. The vectors must be finite; `peer.outer.gated` alone takes NaN and infinity, and drops them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate import BOUND, Aggregator, check_contributions, chunks, fold, norm, scaled_sum
-from peer.outer.compress.base import is_finite
+from peer.outer.aggregate import check_contributions, chunks, fold, norm, scaled_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,7 @@ class ClippedMean:
     factor: float = 3.0
 
     def __post_init__(self) -> None:
-        _check_at_least("factor", self.factor, 1.0)
+        check_at_least("factor", self.factor, 1.0)
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """See `Aggregator.aggregate`; with nothing to clip the result is `weighted_mean`'s, bit for bit."""
@@ -113,78 +112,7 @@ class CentredClipping:
         return centre
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gated:
-    """Drops what looks malicious, then aggregates the rest with `inner`.
-
-    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm; a near-duplicate
-    (cosine above `max_duplicate_cosine`) of an earlier contribution; a cosine below `min_cosine` to the weighted mean
-    direction of the rest. Directions, because a norm just below the gate must not buy three votes. The last gate
-    needs at least three contributions: of two that disagree, nobody can tell which is right. A zero vector passes.
-
-    Not chunk-separable: norms and cosines need the whole vector.
-    """
-
-    separable: ClassVar[bool] = False
-    inner: Aggregator = field(default_factory=CentredClipping, metadata=BOUND)
-    max_norm_ratio: float = 3.0
-    min_cosine: float = 0.0
-    max_duplicate_cosine: float = 0.999
-
-    def __post_init__(self) -> None:
-        _check_at_least("max_norm_ratio", self.max_norm_ratio, 1.0)
-        if not -1.0 <= self.min_cosine < 1.0:
-            raise UserError(f"min_cosine={self.min_cosine}: must be in [-1, 1)", "0 drops what opposes the rest")
-        if not 0.0 < self.max_duplicate_cosine <= 1.0:
-            raise UserError(
-                f"max_duplicate_cosine={self.max_duplicate_cosine}: must be in (0, 1]", "0.999 tells copies apart"
-            )
-
-    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """See `Aggregator.aggregate`; ValueError also if every contribution was dropped."""
-        kept, reasons = self.select(contributions, weights)
-        if not kept:
-            raise ValueError(f"all {len(contributions)} contributions were dropped; the first: {reasons[0]}")
-        return self.inner.aggregate([contributions[i] for i in kept], [weights[i] for i in kept])
-
-    def select(
-        self, contributions: Sequence[Tensor], weights: Sequence[float]
-    ) -> tuple[tuple[int, ...], Mapping[int, str]]:
-        """Whom to keep: ascending indices of the kept, and the reason for each index that is dropped.
-
-        Raises:
-            ValueError: as `Aggregator.aggregate`.
-        """
-        check_contributions(contributions, weights)
-        reasons = {i: "holds NaN or infinity" for i, x in enumerate(contributions) if not is_finite(x)}
-        kept = [i for i in range(len(contributions)) if i not in reasons]
-        norms = {i: norm(contributions[i]) for i in kept}
-        middle = _median_norm(list(norms.values()))
-        for i, length in norms.items():
-            if length > self.max_norm_ratio * middle:
-                reasons[i] = f"norm {length:.3g} is above {self.max_norm_ratio:g} x the median {middle:.3g}"
-        kept = [i for i in kept if i not in reasons]
-        cosines = _cosines([contributions[i] for i in kept])
-        reasons |= self._duplicates(kept, cosines)
-        staying = [position for position, i in enumerate(kept) if i not in reasons]
-        to_rest = _cosines_to_rest(cosines, staying, [weights[i] for i in kept])
-        for position, cosine in zip(staying, to_rest, strict=True):
-            if cosine < self.min_cosine:
-                reasons[kept[position]] = f"cosine {cosine:.3g} to the rest is below {self.min_cosine:g}"
-        return tuple(i for i in kept if i not in reasons), dict(sorted(reasons.items()))
-
-    def _duplicates(self, kept: Sequence[int], cosines: Sequence[Sequence[float]]) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for later in range(len(kept)):
-            for earlier in range(later):
-                cosine = cosines[later][earlier]
-                if kept[earlier] not in found and cosine > self.max_duplicate_cosine:
-                    found[kept[later]] = f"near-duplicate of contribution {kept[earlier]} (cosine {cosine:.6f})"
-                    break
-        return found
-
-
-def _check_at_least(name: str, value: float, limit: float) -> None:
+def check_at_least(name: str, value: float, limit: float) -> None:
     if not limit <= value < math.inf:
         raise UserError(f"{name}={value}: must be finite and at least {limit:g}", "3 is usual")
 
@@ -230,34 +158,3 @@ def _pull_(centre: Tensor, contributions: Sequence[Tensor], pulls: Sequence[floa
         centre[chunk].add_(step)
         squared += float(fold(step.double().square_()))
     return math.sqrt(squared)
-
-
-def _cosines(contributions: Sequence[Tensor]) -> list[list[float]]:
-    """Cosines of all pairs, 0 where a vector is zero; float64, in an order that no machine changes."""
-    count = len(contributions)
-    gram = [[0.0] * count for _ in range(count)]
-    for chunk in chunks(contributions[0].numel() if count else 0):
-        rows = torch.stack([contribution[chunk].double() for contribution in contributions])
-        for i in range(count):
-            for j, product in enumerate(fold(rows[: i + 1] * rows[i]).tolist()):
-                gram[i][j] += product
-    lengths = [math.sqrt(gram[i][i]) for i in range(count)]
-    scales = [1.0 / length if length else 0.0 for length in lengths]
-    return [
-        [min(1.0, gram[max(i, j)][min(i, j)] * scales[i] * scales[j]) for j in range(count)] for i in range(count)
-    ]
-
-
-def _cosines_to_rest(
-    cosines: Sequence[Sequence[float]], staying: Sequence[int], weights: Sequence[float]
-) -> list[float]:
-    """For each of `staying`, the cosine to the weighted sum of the others' directions; 1 if they are fewer than 3."""
-    if len(staying) < 3:
-        return [1.0] * len(staying)
-    result = []
-    for i in staying:
-        rest = [j for j in staying if j != i]
-        along = math.fsum(weights[j] * cosines[i][j] for j in rest)
-        squared = math.fsum(weights[j] * weights[k] * cosines[j][k] for j in rest for k in rest)
-        result.append(along / math.sqrt(squared) if squared > 0.0 else 0.0)
-    return result

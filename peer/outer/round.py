@@ -18,8 +18,10 @@ from torch import Tensor
 
 from peer.errors import AtollError
 from peer.outer.aggregate import Aggregator, Mean
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, Read
-from peer.outer.record import Instead, RoundRecord
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read, check_length
+from peer.outer.compress.sliced import Sliced
+from peer.outer.gated import Gated
+from peer.outer.record import Drop, Instead, RoundRecord
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
@@ -80,10 +82,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an exchange yields: the update, and the mean cosine between the contributions that this peer reduced."""
+    """What an exchange yields.
+
+    Attributes:
+        update: of all.
+        cosine: the mean between the contributions that this peer reduced.
+        dropped: whose contributions this peer's aggregator left out of what it reduced.
+    """
 
     update: Update
     cosine: float | None
+    dropped: tuple[Drop, ...] = ()
 
 
 class SwarmPort(Protocol):
@@ -120,6 +129,7 @@ async def run_round(
     return _record(state, group, _durations(marks, marks["install"])).model_copy(
         update={
             "cosine": exchanged.cosine,
+            "dropped": exchanged.dropped,
             "update_digest": link.update_digest,
             "state_digest": link.state_digest,
         }
@@ -128,7 +138,7 @@ async def run_round(
 
 async def _link(group: Group, update: Update, state: OuterState) -> Link:
     try:
-        digest = await asyncio.to_thread(state.preview, update)
+        digest, update_digest = await asyncio.to_thread(lambda: (state.preview(update), update.digest()))
     except NonFiniteError as error:
         raise RoundAborted("exchange", str(error)) from None
     return Link(
@@ -137,7 +147,7 @@ async def _link(group: Group, update: Update, state: OuterState) -> Link:
         round=state.round,
         parent=state.lineage_id,
         roster=group.members,
-        update_digest=update.digest(),
+        update_digest=update_digest,
         state_digest=digest,
     )
 
@@ -182,18 +192,28 @@ def reduce_part(
     Args:
         payloads: one encoded part of `numel` elements per member, in roster order.
         weights: tokens per member.
-        aggregator: a separable one works range by range; any other gets the whole part at once.
+        compressor: where it writes a part in slices, each is aggregated by itself.
         encode: (numel, read) -> payload in place of `compressor.encode_ranges`, where error feedback takes part.
 
     Returns:
         the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
 
     Raises:
-        PayloadError: a payload is malformed.
+        PayloadError: a payload is malformed, and the aggregator does not drop such.
     """
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
     own = bound(aggregator, len(payloads))
-    return reduce_range(payloads, weights, numel, compressor, own, gram, encode), mean_cosine(gram)
+    if not isinstance(compressor, Sliced) or encode is not None:
+        return reduce_range(payloads, weights, numel, compressor, own, gram, encode), mean_cosine(gram)
+    for payload in payloads:
+        check_length(payload, compressor.wire_bytes(numel), compressor.name, numel)
+    reduced, position = [], 0
+    for start, stop in compressor.slices(0, numel) or [(0, 0)]:
+        size = compressor.base.wire_bytes(stop - start)
+        pieces = [memoryview(payload)[position : position + size] for payload in payloads]
+        reduced.append(reduce_range(pieces, weights, stop - start, compressor.base, own, gram))
+        position += size
+    return b"".join(reduced), mean_cosine(gram)
 
 
 def bound(aggregator: Aggregator, members: int) -> Aggregator:
@@ -209,22 +229,44 @@ def reduce_range(
     aggregator: Aggregator,
     gram: Tensor,
     encode: Callable[[int, Read], bytes] | None = None,
+    dropped: dict[int, str] | None = None,
 ) -> bytes:
-    """`reduce_part` of one slice, for a separable aggregator, or of a whole part.
+    """`reduce_part` of one slice: a function of its arguments alone, the same bits on every machine.
 
     Args:
         aggregator: `bound` to the members already.
         gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
+        dropped: takes the reason for each contribution that the aggregator dropped, by its place.
     """
 
+    def combine(pieces: list[Tensor]) -> Tensor:
+        if not isinstance(aggregator, Gated):
+            return aggregator.aggregate(pieces, weights)
+        result, reasons = aggregator.judged(pieces, weights)
+        if dropped is not None:
+            dropped.update(reasons)
+        return result
+
     def aggregate(start: int, stop: int) -> Tensor:
-        pieces = [compressor.decode_range(payload, numel, start, stop) for payload in payloads]
+        pieces = [_decoded(payload, numel, start, stop, compressor, aggregator) for payload in payloads]
         sample = torch.stack([piece[:COSINE_SAMPLE] for piece in pieces])
         gram.add_((sample @ sample.T).double())
-        return aggregator.aggregate(pieces, weights)
+        return combine(pieces)
 
     read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
     return (encode or compressor.encode_ranges)(numel, read)
+
+
+def _decoded(
+    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator
+) -> Tensor:
+    """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
+    try:
+        return compressor.decode_range(payload, numel, start, stop)
+    except PayloadError:
+        if not isinstance(aggregator, Gated):
+            raise
+        return torch.full((stop - start,), torch.nan)
 
 
 def _slices_of(whole: Tensor) -> Read:
@@ -239,4 +281,4 @@ def mean_cosine(gram: Tensor) -> float | None:
         return None
     cosines = gram / torch.outer(norms, norms)
     mean = float((cosines.sum() - members) / (members * (members - 1)))
-    return min(1.0, max(-1.0, mean))
+    return min(1.0, max(-1.0, mean)) if mean == mean else None

@@ -14,10 +14,11 @@ from peer.outer.compress.base import Compressor, NonFiniteError, Payload, Payloa
 from peer.outer.compress.feedback import Residual
 from peer.outer.fragments import partition
 from peer.outer.optimizer import OuterOptimizer
+from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
-PIECE = 1 << 18  # elements that are worked on at a time: temporaries of 1 MB stay in the cache, and in the heap
-_DIGEST_TAG = b"atoll-state-1"
+PIECE = 1 << 17  # elements that are worked on at a time: temporaries of 512 KB stay in the cache, and in the heap
+_DIGEST_TAG = b"atoll-state-2"
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,8 @@ class Update:
     def __post_init__(self) -> None:
         if not self.parts:
             raise PayloadError("an update of 0 parts; it must have at least 1")
-        step = max(1, PIECE // self.compressor.block) * self.compressor.block
         for payload, (start, stop) in zip(self.parts, self.bounds, strict=True):
-            n = stop - start
-            for first in range(0, max(n, 1), step):
-                self.compressor.decode_range(payload, n, first, min(first + step, n))
+            self.compressor.check(payload, stop - start)
 
     @classmethod
     def split(cls, payload: bytes, numel: int, num_parts: int, compressor: Compressor) -> Update:
@@ -77,20 +75,21 @@ class Update:
         return b"".join(self.parts)
 
     def digest(self) -> str:
-        """SHA-256 of `payload` as 64 hex digits."""
-        hasher = hashlib.sha256()
-        for part in self.parts:
-            hasher.update(part)
-        return hasher.hexdigest()
+        """BLAKE3 of `payload` as 64 hex digits."""
+        return hashing.digest(*self.parts).hex()
 
-    def decode_range(self, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of D as a new fp32 [stop - start]; both multiples of the block, or stop == numel."""
-        decoded = torch.empty(stop - start)
+    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.
+
+        Args:
+            out: where to write them; a new vector by default.
+        """
+        decoded = torch.empty(stop - start) if out is None else out
         for payload, (first, last) in zip(self.parts, self.bounds, strict=True):
             a, b = max(start, first), min(stop, last)
             if a < b:
-                piece = self.compressor.decode_range(payload, last - first, a - first, b - first)
-                decoded[a - start : b - start] = piece
+                own = decoded[a - start : b - start]
+                self.compressor.decode_range(payload, last - first, a - first, b - first, own)
         return decoded
 
 
@@ -135,9 +134,9 @@ class OuterState:
         return self.anchor.numel()
 
     def chunk_digests(self) -> list[bytes]:
-        """SHA-256 (32 bytes) of each CHUNK of elements as raw little-endian fp32: the anchor's, then each buffer's."""
+        """BLAKE3 (32 bytes) of each CHUNK of elements as raw little-endian fp32: the anchor's, then each buffer's."""
         return [
-            _sha256(tensor[start:stop])
+            hashing.digest(_bytes_of(tensor[start:stop]))
             for tensor in (self.anchor, *self.buffers)
             for start, stop in chunks(self.numel, CHUNK)
         ]
@@ -192,21 +191,27 @@ class OuterState:
             NonFiniteError: the update would carry the state beyond fp32's range; it must not be committed.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
+        by_chunk = [self._preview_chunk(update, *bounds) for bounds in chunks(self.numel, CHUNK)]
+        by_tensor = zip(*by_chunk, strict=True)
+        return state_digest([digest for own in by_tensor for digest in own], self.numel, len(self.buffers))
+
+    def _preview_chunk(self, update: Update, first: int, last: int) -> list[bytes]:
+        """The digests of one chunk of the anchor and of each buffer after `update`."""
         tensors = (self.anchor, *self.buffers)
-        scratch = torch.empty(len(tensors), min(PIECE, self.numel))
-        digests: list[list[bytes]] = [[] for _ in tensors]
-        for first, last in chunks(self.numel, CHUNK):
-            hashers = [hashlib.sha256() for _ in tensors]
-            for start, stop in pieces(first, last):
-                shadows = [row[: stop - start].copy_(t[start:stop]) for row, t in zip(scratch, tensors, strict=True)]
-                self.optimizer.step_(shadows[0], shadows[1:], update.decode_range(start, stop), round=self.round)
-                for shadow, hasher in zip(shadows, hashers, strict=True):
-                    if not is_finite(shadow):
-                        raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
-                    hasher.update(_bytes_of(shadow))
-            for hasher, own_digests in zip(hashers, digests, strict=True):
-                own_digests.append(hasher.digest())
-        return state_digest([digest for own in digests for digest in own], self.numel, len(self.buffers))
+        scratch = torch.empty(len(tensors) + 1, min(PIECE, last - first))
+        hashers = [hashing.Hasher() for _ in tensors]
+        for start, stop in pieces(first, last):
+            *shadows, decoded = (row[: stop - start] for row in scratch)
+            for shadow, tensor in zip(shadows, tensors, strict=True):
+                shadow.copy_(tensor[start:stop])
+            self.optimizer.step_(
+                shadows[0], shadows[1:], update.decode_range(start, stop, decoded), round=self.round
+            )
+            for shadow, hasher in zip(shadows, hashers, strict=True):
+                if not is_finite(shadow):
+                    raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
+                hasher.update(_bytes_of(shadow))
+        return [hasher.digest() for hasher in hashers]
 
     def apply(self, update: Update, round: int, lineage_id: str) -> None:
         """Take the outer step with `update`, in place, and stand at `round` and `lineage_id`.
@@ -214,9 +219,11 @@ class OuterState:
         Cannot fail half-way: an `Update` was checked when it was made. `preview` tells the digest beforehand.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
+        scratch = torch.empty(min(PIECE, self.numel))
         for start, stop in pieces(0, self.numel):
             buffers = [buffer[start:stop] for buffer in self.buffers]
-            self.optimizer.step_(self.anchor[start:stop], buffers, update.decode_range(start, stop), round=self.round)
+            decoded = update.decode_range(start, stop, scratch[: stop - start])
+            self.optimizer.step_(self.anchor[start:stop], buffers, decoded, round=self.round)
         self.round = round
         self.lineage_id = lineage_id
 
@@ -246,10 +253,6 @@ def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """[start, stop), with `start` a multiple of CHUNK, cut into pieces small enough for the cache."""
     for first in range(start, stop, PIECE):
         yield first, min(first + PIECE, stop)
-
-
-def _sha256(chunk: Tensor) -> bytes:
-    return hashlib.sha256(_bytes_of(chunk)).digest()
 
 
 def _bytes_of(chunk: Tensor) -> memoryview:

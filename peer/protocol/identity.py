@@ -6,6 +6,7 @@ Source: libp2p peer-ids specification (an identity multihash of the protobuf-enc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import base58
 from cryptography.exceptions import InvalidSignature
@@ -21,6 +22,7 @@ _IDENTITY_MULTIHASH = b"\x00\x24"
 KEY_FILE_BYTES = len(_PRIVATE_HEADER) + 64
 SIGNATURE_BYTES = 64
 MAX_PEER_ID_CHARS = 64
+KNOWN_KEYS = 256
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def verify(peer_id: str, domain: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
+@lru_cache(KNOWN_KEYS)  # reading base58 takes twice as long as to verify a signature
 def _public_key(peer_id: str) -> Ed25519PublicKey:
     header = _IDENTITY_MULTIHASH + _PUBLIC_HEADER
     if len(peer_id) > MAX_PEER_ID_CHARS:

@@ -7,8 +7,9 @@ two thirds of the roster over that hash are its certificate.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from peer.errors import ProtocolError
 from peer.protocol.identity import MAX_PEER_ID_CHARS, verify
 from peer.protocol.manifest import Digest, Spec
 from peer.protocol.records import Count, dump_json
+from peer.protocol.weights import WeightRule
 
 VOTE_DOMAIN = "vote"
 PeerIdText = Annotated[str, Field(min_length=1, max_length=MAX_PEER_ID_CHARS)]
@@ -89,26 +91,44 @@ class RosterLimits:
 
     Attributes:
         min_members, max_members: group size.
-        max_tokens: the weight of one seat.
+        rule: what the members weigh.
     """
 
     min_members: int = 1
     max_members: int = 64
-    max_tokens: int = 2**40
+    rule: WeightRule = field(default_factory=WeightRule)
 
-    def check(self, link: Link) -> None:
-        """Raise ProtocolError when the link's roster is outside."""
+    def check(self, link: Link, seen: Mapping[str, int]) -> None:
+        """Raise ProtocolError when the link's roster is outside.
+
+        Args:
+            seen: rounds that each peer was in before this one, on this lineage.
+        """
         if not self.min_members <= len(link.roster) <= self.max_members:
             raise ProtocolError(f"round {link.round} has {len(link.roster)} members; the run allows {self}")
-        heaviest = max(member.tokens for member in link.roster)
-        if heaviest > self.max_tokens:
-            raise ProtocolError(f"round {link.round} has a weight of {heaviest}; the run allows {self.max_tokens}")
+        allowed = self.rule.weigh([(member.peer_id, member.tokens) for member in link.roster], seen)
+        for member, tokens in zip(link.roster, allowed, strict=True):
+            if member.tokens != tokens:
+                raise ProtocolError(
+                    f"round {link.round} has a weight of {member.tokens} for {member.peer_id}; the run allows {tokens}"
+                )
 
 
 def check_chain(
-    certificates: Sequence[Certificate], run_id: str, parent: str, first_round: int, limits: RosterLimits | None = None
+    certificates: Sequence[Certificate],
+    run_id: str,
+    parent: str,
+    first_round: int,
+    limits: RosterLimits | None = None,
+    seen: Counter[str] | None = None,
 ) -> None:
-    """Raise ProtocolError unless the certificates lead, link by link, on from `parent` at `first_round`."""
+    """Raise ProtocolError unless the certificates lead, link by link, on from `parent` at `first_round`.
+
+    Args:
+        limits: of rosters; None checks none.
+        seen: rounds that each peer was in up to `parent`; those of the certificates are added as they pass.
+    """
+    seen = Counter() if seen is None else seen
     for offset, certificate in enumerate(certificates):
         link = certificate.link
         if link.run_id != run_id:
@@ -116,14 +136,46 @@ def check_chain(
         if link.parent != parent or link.round != first_round + offset:
             raise ProtocolError(f"link of round {link.round} does not follow {parent[:12]} at {first_round + offset}")
         if limits is not None:
-            limits.check(link)
+            limits.check(link, seen)
         certificate.check()
+        seen.update(member.peer_id for member in link.roster)
         parent = link.id
 
 
 def chain_weight(certificates: Iterable[Certificate]) -> int:
     """Committed tokens of a chain: what fork choice compares."""
     return sum(certificate.link.weight for certificate in certificates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUp:
+    """What one chain holds and another does not: what a peer that changes over from the first gives up.
+
+    Attributes:
+        from_round: the first of these rounds, counted from 1; 0 if there are none.
+        rounds, tokens: of all their members.
+        own_tokens: of the peer that changes over.
+    """
+
+    from_round: int
+    rounds: int
+    tokens: int
+    own_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.rounds} rounds from {self.from_round} on, {self.tokens} tokens ({self.own_tokens} ours)"
+
+
+def given_up(before: Sequence[Certificate], after: Sequence[Certificate], peer_id: str) -> GivenUp:
+    """Compare a peer's chain before and after it changed its lineage."""
+    shared = 0
+    while shared < min(len(before), len(after)) and before[shared].link.id == after[shared].link.id:
+        shared += 1
+    lost = [certificate.link for certificate in before[shared:]]
+    own = sum(member.tokens for link in lost for member in link.roster if member.peer_id == peer_id)
+    return GivenUp(
+        from_round=shared + 1 if lost else 0, rounds=len(lost), tokens=sum(link.weight for link in lost), own_tokens=own
+    )
 
 
 def heavier(weight: int, lineage_id: str, other_weight: int, other_id: str) -> bool:

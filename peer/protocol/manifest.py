@@ -156,6 +156,18 @@ class RoundSpec(Spec):
         return self
 
 
+class TrustSpec(Spec):
+    """Whom the run trusts. `open`: strangers may join, so that a recipe of plain means gets gates and clipping, no
+    member weighs more than `largest_weight` times the median, and newcomers hold little together. `private`: the peers
+    know each other, and the recipe is followed as it stands.
+    """
+
+    mode: Literal["open", "private"] = "open"
+    largest_weight: int = Field(default=3, ge=1, le=1000)
+    probation_rounds: int = Field(default=10, ge=0, le=100_000)
+    newcomers_share: float = Field(default=0.2, ge=0.01, le=0.99)
+
+
 class RunManifest(Spec):
     """One run. `genesis` is the digest of the initial outer state: lineage id 0."""
 
@@ -168,6 +180,7 @@ class RunManifest(Spec):
     inner: InnerSpec = InnerSpec()
     recipe: RecipeSpec = RecipeSpec()
     rounds: RoundSpec = RoundSpec()
+    trust: TrustSpec = TrustSpec()
     genesis: Digest | None = None
 
     def canonical(self) -> bytes:

@@ -50,6 +50,8 @@ class PeerRecord(Spec):
     tokens_per_s: Seconds = 0.0
     loss: Annotated[float, Field(ge=0.0, lt=1e6)] | None = None
     group_size: Annotated[int, Field(ge=0, le=64)] = 0
+    client: bool = False  # accepts no connection: it dials the others
+    relayed: bool = False  # a client that can be reached through a relay
     bytes_sent: Count = 0
     bytes_received: Count = 0
     seconds_waiting: Seconds = 0.0

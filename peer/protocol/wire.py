@@ -44,6 +44,10 @@ class Kind(IntEnum):
     DATA = 13
     END = 14
     BUSY = 15
+    SEAL_SENT = 20
+    SEAL_REDUCED = 21
+    EVIDENCE = 22
+    REACH = 32
 
 
 def pack_header(kind: Kind, length: int) -> bytes:
@@ -67,13 +71,19 @@ def unpack_header(header: bytes) -> tuple[Kind, int]:
 
 
 class JoinMessage(Spec):
-    """A member's signed wish to take part in one round, with the weight of its contribution."""
+    """A member's signed wish to take part in one round, with the weight of its contribution.
+
+    `group` is the id of the standing group that it goes on with: an honest peer signs one join for each of its rounds.
+    `nonce` is another one each time, so that no two groups have the same id.
+    """
 
     run_id: Digest
     fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
     round: Count
     parent: Digest
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
+    group: Digest | None = None
+    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")] = ""
 
 
 class RejectMessage(Spec):
@@ -103,6 +113,19 @@ class StatusMessage(Spec):
     lineage_id: Digest
     weight: Count
     leader: PeerIdText
+
+
+class ReachRequest(Spec):
+    """Ask a peer to dial the address that it sees this host at, on these TCP ports."""
+
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, lt=65536)], ...], Field(max_length=4)]
+
+
+class ReachMessage(Spec):
+    """Whether one of them answered; `tried` is False if the peer sees this host at no address."""
+
+    reached: bool
+    tried: bool
 
 
 class HelloMessage(Spec):
@@ -147,6 +170,20 @@ class HistoryRequest(Spec):
         if self.what == "chunks" and self.digest is None:
             raise ValueError("a request for chunks names the lineage id of the snapshot")
         return self
+
+
+class AuditRequest(Spec):
+    """Ask a member what it can show of its last exchange.
+
+    unit: of its own part, in the sitting of id `of`: a `Reduction`, then the payload of each member. signed: what each
+    reducer of that sitting signed, as this member was told. joins: the sealed joins of round `round` of the standing
+    group `of`, as a roster.
+    """
+
+    what: Literal["unit", "signed", "joins"]
+    of: Digest
+    unit: Annotated[int, Field(ge=0, lt=2**20)] = 0
+    round: Count = 0
 
 
 class SnapshotMeta(Spec):

@@ -13,6 +13,7 @@ from peer.sim.contribution import Contribution, reader
 from peer.sim.scenario import Attack
 
 SCALE = 1000.0
+INNER_PRODUCT = 0.5
 
 
 def with_lies(contributions: Sequence[Contribution], length: int, seed: int) -> Sequence[Contribution]:
@@ -60,13 +61,19 @@ def corrupt(
     - `little`: mean - z std of the honest, see `a_little_is_enough`; `scale` is z.
     - `copy`: an honest peer's contribution, drawn anew in each call: a free rider that saves the work (Lin et al. 2019,
       arXiv 1911.12560) and moves the mean towards that peer (the "mimic" of Karimireddy et al. 2022, arXiv 2006.09365).
+    - `inner-product`: -`scale` x the mean of the honest (0.5 unless told): small enough to pass a gate on norms, and
+      turns the mean's direction if it is large (Xie et al. 2020, arXiv 1903.03936).
+    - `noise`: Gaussian, `scale` (1 unless told) times as long as its own.
+    - `zero`: nothing, a free rider.
+    - `constant`: one value everywhere, `scale` (1 unless told) times as long as its own.
 
     Args:
         own: fp32 [n], what an honest peer in its place would send; left unchanged.
-        honest: fp32 [n] each, the honest contributions of this round; `little` and `copy` fall back to `own` without.
+        honest: fp32 [n] each, the honest contributions of this round; without them, `little`, `copy` and
+            `inner-product` fall back to `own`.
         num_liars: how many lie in this round, this one included; `little` derives z from it.
         scale: see above; None for the attack's default.
-        generator: of `copy`; None for torch's own.
+        generator: of `copy` and `noise`; None for torch's own.
 
     Returns:
         A new fp32 [n].
@@ -74,7 +81,7 @@ def corrupt(
     Raises:
         ValueError: an unknown kind.
     """
-    if kind == "none" or (kind in ("little", "copy") and not honest):
+    if kind == "none" or (kind in ("little", "copy", "inner-product") and not honest):
         return own.clone()
     if kind == "sign-flip":
         return -own
@@ -86,7 +93,19 @@ def corrupt(
         return a_little_is_enough(honest, num_liars, scale)
     if kind == "copy":
         return honest[int(torch.randint(len(honest), (), generator=generator))].clone()
+    if kind == "inner-product":
+        return torch.stack(list(honest)).mean(dim=0) * -(INNER_PRODUCT if scale is None else scale)
+    if kind in ("noise", "zero", "constant"):
+        return _of_length(kind, own, 1.0 if scale is None else scale, generator)
     raise ValueError(f"attack {kind!r}: no such attack")
+
+
+def _of_length(kind: Attack, own: Tensor, scale: float, generator: torch.Generator | None) -> Tensor:
+    """What has nothing to do with `own` but its length."""
+    if kind == "zero":
+        return torch.zeros_like(own)
+    shape = torch.ones_like(own) if kind == "constant" else torch.randn(own.shape, generator=generator)
+    return shape * (scale * float(own.norm()) / max(1e-30, float(shape.norm())))
 
 
 def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None = None) -> Tensor:

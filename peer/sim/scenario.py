@@ -27,7 +27,10 @@ HORIZON_S = 7 * 86400.0
 SHARES_TOLERANCE = 0.01     # 0.33 + 0.33 + 0.33 passes for 1
 BYTES_PER_MBIT = 1e6 / 8
 
-Attack = Literal["none", "sign-flip", "scale", "nan", "little", "copy"]
+Attack = Literal[
+    "none", "sign-flip", "scale", "nan", "little", "copy", "inner-product", "noise", "zero", "constant"
+]
+SCALED_ATTACKS = ("scale", "little", "inner-product", "noise", "constant")
 Presence = tuple[tuple[float, float], ...]
 
 
@@ -85,8 +88,8 @@ class PeerClass(Spec):
             raise ValueError(f"leave_s={self.leave_s}: must be above join_s={self.join_s}")
         if self.away_s is not None and self.lifetime_s is None:
             raise ValueError("'away_s' goes with 'lifetime_s', and only with it")
-        if self.attack_scale is not None and self.attack not in ("scale", "little"):
-            raise ValueError("'attack_scale' goes with the attacks 'scale' and 'little', and only with them")
+        if self.attack_scale is not None and self.attack not in SCALED_ATTACKS:
+            raise ValueError(f"'attack_scale' goes with the attacks {', '.join(SCALED_ATTACKS)}, and only with them")
         return self
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.state import OuterState, Update, state_digest
+from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
@@ -112,13 +113,20 @@ class Fetcher:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
             StreamClosedError: it went away.
         """
-        state, history = standing.state, standing.history
+        state = standing.state
         if standing.valid:
-            onward = await self._chain(donor, len(history.chain), state.lineage_id)
+            onward = await self.onward(donor, standing)
             replayed = await self._replay(donor, onward, state, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
         return await self._snapshot(donor, standing, adopt, others)
+
+    async def onward(self, donor: str, standing: Standing) -> list[Certificate]:
+        """The donor's certificates that follow this peer's position, checked; none if it is no further. As `catch_up`
+        raises.
+        """
+        history = standing.history
+        return await self._chain(donor, len(history.chain), standing.state.lineage_id, history.seen.copy())
 
     async def genesis(self, donor: str, standing: Standing, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
@@ -152,7 +160,7 @@ class Fetcher:
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in others]
         try:
             meta, digests = await self._offer(donor, standing)
-            chain = (await self._chain(donor, 0, standing.history.genesis))[: meta.round]
+            chain = (await self._chain(donor, 0, standing.history.genesis, Counter()))[: meta.round]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             if standing.valid and not heavier(
@@ -190,9 +198,9 @@ class Fetcher:
             joined = await _piece(stream, 32 * num_chunks) or b""
         return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
-    async def _chain(self, donor: str, from_round: int, parent: str) -> list[Certificate]:
+    async def _chain(self, donor: str, from_round: int, parent: str, seen: Counter[str]) -> list[Certificate]:
         """The donor's certificates from a round on, each checked before the next is read; none if the first does not
-        follow `parent`: the donor is on another lineage, or no further than this peer.
+        follow `parent`: the donor is on another lineage, or no further than this peer. `seen`: up to `parent`.
         """
         chain: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
@@ -201,7 +209,7 @@ class Fetcher:
                 certificate = parse_json(Certificate, piece)
                 if not chain and certificate.link.parent != parent:
                     return []
-                check_chain([certificate], self._run_id, parent, from_round + len(chain), self._limits)
+                check_chain([certificate], self._run_id, parent, from_round + len(chain), self._limits, seen)
                 parent = certificate.link.id
                 chain.append(certificate)
         return chain
@@ -218,7 +226,7 @@ class Fetcher:
                     raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
         if not payload:
             return None
-        if hashlib.sha256(payload).hexdigest() != digest:
+        if hashing.digest(payload).hex() != digest:
             raise CatchUpError(f"{donor} sent an update with another digest than round {certificate.link.round}'s")
         return bytes(payload)
 

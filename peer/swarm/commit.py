@@ -15,19 +15,23 @@ log = logging.getLogger(__name__)
 
 
 async def collect_votes(
-    session: Session, link: Link, own: dict[str, str], clock: Callable[[], float]
+    session: Session, link: Link, own: dict[str, str], clock: Callable[[], float],
+    on_odd: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
+
+    Args:
+        on_odd: called with a member that signed another link (False), or none that it could have signed (True).
 
     Raises:
         RoundAborted: too many disagree, or did not vote by the session's deadline.
     """
-    signatures, members = dict(own), len(session.order)
-    waiting = {asyncio.ensure_future(_vote_of(session, peer_id, link)) for peer_id in session.inboxes}
+    signatures, members, link_id = dict(own), len(session.order), link.id
+    waiting = {asyncio.ensure_future(_vote_of(session, peer_id, link_id, on_odd)) for peer_id in session.inboxes}
     try:
         while len(signatures) < quorum(members):
             if not waiting:
-                raise RoundAborted("commit", _disagreement(session, link, signatures))
+                raise RoundAborted("commit", _disagreement(session, link_id, signatures))
             left = max(0.0, session.deadline - clock())
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -39,25 +43,29 @@ async def collect_votes(
     return signatures
 
 
-async def _vote_of(session: Session, peer_id: str, link: Link) -> tuple[str, str] | None:
+async def _vote_of(
+    session: Session, peer_id: str, link_id: str, on_odd: Callable[[str, bool], None]
+) -> tuple[str, str] | None:
     """(peer id, signature) if that member signed the same link, else None."""
     try:
         vote = await session.inboxes[peer_id].vote
     except RoundAborted as abort:
         log.info("no vote of %s: %s", peer_id, abort.reason)
         return None
-    if vote.link_id != link.id:
-        log.warning("%s computed another link: %s, not %s", peer_id, vote.link_id[:12], link.id[:12])
-        return None
-    if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(link.id), bytes.fromhex(vote.signature)):
+    if not verify(peer_id, VOTE_DOMAIN, bytes.fromhex(vote.link_id), bytes.fromhex(vote.signature)):
         log.warning("%s signed its vote wrongly", peer_id)
+        on_odd(peer_id, True)
+        return None
+    if vote.link_id != link_id:
+        log.warning("%s computed another link: %s, not %s", peer_id, vote.link_id[:12], link_id[:12])
+        on_odd(peer_id, False)
         return None
     return peer_id, vote.signature
 
 
-def _disagreement(session: Session, link: Link, signatures: dict[str, str]) -> str:
+def _disagreement(session: Session, link_id: str, signatures: dict[str, str]) -> str:
     missing = [peer_id for peer_id in session.inboxes if peer_id not in signatures]
     return (
-        f"{len(signatures)} of {len(session.order)} signed link {link.id[:12]}; "
+        f"{len(signatures)} of {len(session.order)} signed link {link_id[:12]}; "
         f"{quorum(len(session.order))} are needed; without {', '.join(missing)}"
     )

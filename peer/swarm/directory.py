@@ -38,6 +38,9 @@ class Directory:
         node: the DHT node.
         run_id: whose peers.
         clock: wall-clock seconds, as record expiry is.
+
+    Attributes:
+        banned: whose records are not shown.
     """
 
     def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
@@ -46,12 +49,18 @@ class Directory:
         self._describe: Callable[[], PeerRecord] | None = None
         self._announce_now = asyncio.Event()
         self.changed = asyncio.Event()
+        self.banned: Callable[[str], bool] = lambda _: False
 
     @property
     def peers(self) -> dict[str, PeerRecord]:
-        """Verified, unexpired records by peer id, this peer excluded."""
-        now = self._clock()
-        return {p: r for p, r in self._records.items() if r.expires_at > now and p != self._node.peer_id}
+        """Verified, unexpired records by peer id, without this peer and the banned."""
+        now, own_id = self._clock(), self._node.peer_id
+        return {p: r for p, r in self._records.items() if r.expires_at > now and p != own_id and not self.banned(p)}
+
+    @property
+    def reachable(self) -> dict[str, PeerRecord]:
+        """Those of them that this peer can open streams to: a client reaches no other client that no relay serves."""
+        return {p: r for p, r in self.peers.items() if not (self._node.client and r.client and not r.relayed)}
 
     def announce(self, describe: Callable[[], PeerRecord]) -> None:
         """Publish `describe()` every two seconds from now on, and whenever `announce_soon` is called."""
@@ -85,6 +94,7 @@ class Directory:
         if records.keys() - self._records.keys():
             self.changed.set()
         self._records = records
+        self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
 
     async def withdraw(self) -> None:
         """Say once more who we are, then stop saying it."""
@@ -105,6 +115,9 @@ class Directory:
     async def _refresh_forever(self) -> None:
         while True:
             await self.refresh()
+            if self._node.client:
+                await self._node.look_for_relay()
+                await self._node.dial(self.reachable)
             await asyncio.sleep(REFRESH_PERIOD_S)
 
 

@@ -1,9 +1,9 @@
 """The butterfly exchange of one round over raw binary streams, and the votes that commit it.
 
 Every member sends to every other, on one stream and in order: HELLO or its join, slices of its contribution to that
-reducer's part, slices of the part that it reduces itself (each encoded once, the same bytes for all) as soon as they
-are ready, its vote. Encoding, sending, reducing and receiving overlap slice by slice. What arrives goes to this round's
-inboxes, checked; nothing touches the outer state.
+reducer's part and its signature over them, slices of the part that it reduces itself (each encoded once, the same bytes
+for all) as soon as they are ready and its signature over those, its vote. Encoding, sending, reducing and receiving
+overlap slice by slice. What arrives goes to this round's inboxes, checked; nothing touches the outer state.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
 
-from peer.errors import AtollError, ProtocolError
+from peer.errors import ProtocolError
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
@@ -24,18 +24,23 @@ from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
 from peer.swarm.budget import Budget
 from peer.swarm.commit import collect_votes
+from peer.swarm.guard import Guard
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters, roster_key
+from peer.swarm.seals import GroupsDifferError, MalformedError
+from peer.swarm.senders import bounded, start_senders
 from peer.swarm.slices import SliceWork, checked_update
 from peer.swarm.standing import Standing
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.streams import Stream
 from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.watch import Watch
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
+MIN_SENDING_S = 2.0
 EARLY_STREAMS_OF_ONE = 2
 
 
@@ -50,6 +55,7 @@ class Exchange:
         numel: elements of the outer state.
         rosters: checks the joins of a standing group; None where no group stays.
         on_join: called when another member of a standing group is ready for the next round.
+        guard: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
         clock: monotonic seconds.
     """
 
@@ -62,12 +68,13 @@ class Exchange:
         numel: int,
         rosters: Rosters | None = None,
         on_join: Callable[[], None] = lambda: None,
+        guard: Guard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._work = SliceWork(recipe, numel)
+        self._work = SliceWork(recipe, numel, node.identity)
         self._node, self._clock = node, clock
         self._budget = Budget(timeout_s)
-        self._rosters, self._on_join = rosters, on_join
+        self._rosters, self._on_join, self._watch = rosters, on_join, Watch(guard)
         self._name = f"atoll/{run_id[:16]}/round"
         self._standing: Standing | None = None
         self._session: Session | None = None
@@ -96,7 +103,7 @@ class Exchange:
         assert standing is not None
         assert self._rosters is not None
         session = self._session = standing.session
-        join, sealed = self._rosters.join(position, due.tokens)
+        join, sealed = self._rosters.join(position, due.tokens, standing.identifier)
         self._send(session, standing, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in session.inboxes.items()}
         done, late = await asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -107,8 +114,11 @@ class Exchange:
             names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
             raise RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
-        _, group = self._rosters.write({**joins, self._node.peer_id: (sealed, join)}, position.lineage_id)
-        session.group = group
+        joins[self._node.peer_id] = sealed, join
+        _, group = self._rosters.write(joins, position.lineage_id)
+        session.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
+        session.seat(group)
+        self._watch.joined(standing, position.round, session)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
@@ -118,34 +128,55 @@ class Exchange:
         session = self._session
         if session is None or session.group is not group:
             session = await self._gather(group, due, state)
+        session.began = began
         session.deadline = began + self._budget.seconds(session.wire_bytes)
-        contribute = self._work.contribution(due, state)
-        reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute))
-        reduced = {peer_id: inbox.reduced for peer_id, inbox in session.inboxes.items()}
         try:
-            await self._bounded(session, [reducing, *reduced.values()], "waiting for the")
-            own, cosine = reducing.result()
-            parts = [own if peer == group.me else reduced[peer].result() for peer in session.order]
+            exchanged = await self._exchange(session, group, due, state)
+        except MalformedError as error:
+            self._watch.saw(error)
+            raise
+        except GroupsDifferError as differ:
+            raise await self._watch.explain(self._standing, session, differ) from None
+        self._budget.learn(session.wire_bytes, self._clock() - began)
+        return exchanged
+
+    async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
+        work = self._work.reduce(session, group, self._work.contribution(due, state), self._watch.begins(session))
+        reducing = asyncio.ensure_future(work)
+        signed = [inbox.signed for inbox in session.inboxes.values()]
+        try:
+            await bounded([reducing, *signed], session, self._clock, self._budget)
+            reduced = reducing.result()
+            others = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
+            parts = [reduced.payload if peer == group.me else others[peer] for peer in session.order]
             update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
+            session.heard = await self._work.hear(session)
         finally:
             await cancel_and_wait([reducing])
-        self._budget.learn(session.wire_bytes, self._clock() - began)
-        return Exchanged(update, cosine)
+        self._watch.exchanged(session, reduced.shown)
+        return Exchanged(update, reduced.cosine, reduced.dropped)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""
         session = self._session
         assert session is not None
         assert session.group is group
-        signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link.id)).hex()
-        session.own_vote.set_result(VoteMessage(link_id=link.id, signature=signature))
-        signatures = await collect_votes(session, link, {group.me: signature}, self._clock)
+        link_id = link.id
+        signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
+        session.own_vote.set_result(VoteMessage(link_id=link_id, signature=signature))
+        odd = partial(self._watch.odd_vote, session)
+        signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)
         await self._all_sent(session)
+        self._watch.committed(session)
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, session: Session) -> None:
-        """After this the trainer may change the snapshot, and the anchor may change."""
-        left = max(0.0, session.deadline - self._clock())
+        """After this the trainer may change the snapshot, and the anchor may change.
+
+        There is a certificate: whoever does not read may hold the others up as long again as the round took so far.
+        """
+        now = self._clock()
+        left = min(max(0.0, session.deadline - now), max(MIN_SENDING_S, now - session.began))
         _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
         await self._work.idle()
@@ -206,8 +237,8 @@ class Exchange:
         codec = state.compressor
         assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
         session = Session(order, group.index, state.numel, codec, group)
-        open_join = self._rosters.open_join if self._rosters else None
-        standing = Standing(session, group.id, open_join, self._on_join, self._on_break)
+        open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
+        standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._watch.saw)
         async with self._arrived:
             self._standing, self._session = standing, session
             self._arrived.notify_all()
@@ -226,33 +257,11 @@ class Exchange:
         self, session: Session, standing: Standing, due: Due, state: OuterState, first: tuple[Kind, bytes] | None
     ) -> None:
         """Start a sender to each other member."""
-        contribute = self._work.contribution(due, state)
 
-        async def to_one(peer_id: str, index: int, before: asyncio.Task[None] | None) -> None:
-            if before is not None:
-                await asyncio.wait({before})
-            stream = await self._stream(standing, peer_id)
-            session.outbound[peer_id] = stream
-            if first is not None:
-                await stream.send(*first)
-            ready = 0
-            for start, stop in session.slices(index):
-                await stream.send(Kind.PART, await contribute(start, stop))
-                while ready < len(session.own_reduced) and session.own_reduced[ready].done():
-                    await stream.send(Kind.REDUCED, session.own_reduced[ready].result())
-                    ready += 1
-            for future in session.own_reduced[ready:]:
-                await stream.send(Kind.REDUCED, await asyncio.shield(future))
-            await stream.send_message(Kind.VOTE, await asyncio.shield(session.own_vote))
+        def stream_to(peer_id: str) -> Awaitable[Stream]:
+            return self._stream(standing, peer_id)
 
-        before = session.senders
-        session.senders = {
-            peer_id: asyncio.ensure_future(to_one(peer_id, index, before.get(peer_id)))
-            for index, peer_id in enumerate(session.order)
-            if index != session.me
-        }
-        for task in session.senders.values():
-            task.add_done_callback(_retrieve)
+        start_senders(session, self._work, self._work.contribution(due, state), stream_to, first)
 
     async def _stream(self, standing: Standing, peer_id: str) -> Stream:
         stream = standing.outbound.get(peer_id)
@@ -290,38 +299,3 @@ class Exchange:
                 if not self._early[remote]:
                     del self._early[remote]
         return self._standing if known() else None
-
-    # -- waiting -----------------------------------------------------------------------------------------------------
-
-    async def _bounded(self, session: Session, wanted: list[asyncio.Future[Any]], doing: str) -> None:
-        """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
-        work = _completed(wanted, session.senders.values())
-        try:
-            await asyncio.wait_for(work, max(0.0, session.deadline - self._clock()))
-        except asyncio.TimeoutError:
-            self._budget.allow_longer(session.wire_bytes)
-            stage, late = session.late()
-            whose = f"{stage} of {', '.join(late)}" if late else "own part"
-            raise RoundAborted("exchange", f"deadline passed {doing} {whose}", late[0] if late else None) from None
-        except StreamClosedError as error:
-            raise RoundAborted("exchange", str(error), culprit=error.remote) from None
-        except RoundAborted:
-            raise
-        except AtollError as error:
-            raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
-
-async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
-    """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""
-    missing = set(wanted)
-    waiting = missing.union(watched)
-    while missing:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for future in done:
-            future.result()
-        missing -= done
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """A sender's failure is raised where the round waits; after the round it is nobody's."""
-    if not task.cancelled() and task.exception() is not None:
-        log.debug("a sender ended: %s", task.exception())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 
 from peer.errors import ProtocolError
+from peer.outer.compress.base import Payload
+from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, chain_weight
 from peer.protocol.records import dump_json, parse_json
 
@@ -24,12 +28,14 @@ class History:
     Attributes:
         chain: certificates from genesis on.
         weight: committed tokens of the whole chain.
+        seen: in how many of its rounds each peer was.
     """
 
     def __init__(self, folder: Path, genesis: str) -> None:
         self.folder, self.genesis = folder, genesis
         self.chain: list[Certificate] = []
         self.weight = 0
+        self.seen: Counter[str] = Counter()
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -43,25 +49,60 @@ class History:
         if lineage_id not in ids:
             return False
         self.replace(chain[: ids.index(lineage_id)])
+        self._drop_torn_update()
         return True
 
-    def append(self, certificate: Certificate, payload: bytes) -> None:
-        """Record a committed round: the update first, then the link, each durable before the next."""
-        _write(self._update_path(certificate.link.update_digest), payload)
+    def append(self, certificate: Certificate, *parts: Payload) -> None:
+        """Record a committed round: the update, whose bytes are `parts`, then the link.
+
+        Both outlive this process from here on, and the machine once `sync` has returned, which must be called before
+        the next round is appended: at most the newest update can be torn.
+        """
+        path = self._update_path(certificate.link.update_digest)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.writelines(parts)
+        temporary.replace(path)
         with self.chain_path.open("ab") as file:
             file.write(dump_json(certificate) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
         self.chain.append(certificate)
         self.weight += certificate.link.weight
-        self._prune()
+        self.seen.update(member.peer_id for member in certificate.link.roster)
+        self._forget_oldest()
+
+    def sync(self) -> None:
+        """Wait until the round that was appended last is on the disk; no round waits for this but the one after it."""
+        newest = [self._update_path(self.chain[-1].link.update_digest)] if self.chain else []
+        for path in (*newest, self.chain_path):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def replace(self, chain: list[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one)."""
         _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
         self.chain = list(chain)
         self.weight = chain_weight(chain)
+        self.seen = Counter(member.peer_id for one in chain for member in one.link.roster)
         self._prune()
+
+    def _forget_oldest(self) -> None:
+        """After one more round: the update that is not among the newest any more, unless a newer round has it, too."""
+        for left in self.chain[-KEPT_UPDATES - 1 : -KEPT_UPDATES]:
+            digest = left.link.update_digest
+            if all(one.link.update_digest != digest for one in self.chain[-KEPT_UPDATES:]):
+                self._update_path(digest).unlink(missing_ok=True)
+
+    def _drop_torn_update(self) -> None:
+        """The newest update, if the machine went down before it was on the disk: donors would serve it."""
+        if self.chain:
+            digest = self.chain[-1].link.update_digest
+            path = self._update_path(digest)
+            if path.exists() and hashing.digest(path.read_bytes()).hex() != digest:
+                path.unlink()
 
     def _prune(self) -> None:
         kept = {self._update_path(one.link.update_digest) for one in self.chain[-KEPT_UPDATES:]}

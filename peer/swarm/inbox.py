@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
+from peer.outer.compress.base import Payload
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
+from peer.protocol.statements import SEAL_BYTES, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.swarm.pipe import blank
+from peer.swarm.seals import Heard, sitting_of
 from peer.swarm.streams import Stream
 
 T = TypeVar("T")
@@ -25,52 +29,67 @@ class Inbox:
     Attributes:
         join: its sealed join and what that says, in the rounds of a standing group after the first.
         parts: one future for each slice of its contribution to this peer's part.
+        sent: its signature over those.
         reduced: the part that it reduced, whole.
+        signed: its signature over that.
         vote: its vote.
     """
 
     def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
-        self.parts: list[asyncio.Future[bytearray]] = [loop.create_future() for _ in part_sizes]
-        self.reduced: asyncio.Future[bytearray] = loop.create_future()
+        self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
+        self.sent: asyncio.Future[Seal] = loop.create_future()
+        self.reduced: asyncio.Future[Payload] = loop.create_future()
+        self.signed: asyncio.Future[Seal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
         self._part_sizes, self._reduced_sizes = tuple(part_sizes), tuple(reduced_sizes)
 
     async def fill(self, stream: Stream) -> None:
-        """Read one round from the stream: slices of both kinds, each kind in order, then the vote.
+        """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
 
         Raises:
             ProtocolError, StreamClosedError, RoundAborted: nothing more comes; the caller tells the futures.
         """
-        parts, reduced, position = 0, 0, 0
-        body = bytearray(sum(self._reduced_sizes))
-        if not self._reduced_sizes:
-            _deliver(self.reduced, body)
-        while True:
-            expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
-            if parts < len(self._part_sizes):
-                expected[Kind.PART] = self._part_sizes[parts]
-            if reduced < len(self._reduced_sizes):
-                expected[Kind.REDUCED] = self._reduced_sizes[reduced]
-            if len(expected) == 1:
-                break
-            kind, length = await stream.receive_header(expected)
-            if kind is Kind.ABORT:
-                raise await _aborted_by(stream, length)
-            if length != expected[kind]:
-                raise ProtocolError(f"{stream.remote} sent {length} bytes of {kind.name}; must be {expected[kind]}")
-            if kind is Kind.PART:
-                piece = bytearray(length)
-                await stream.receive_body(memoryview(piece))
-                _deliver(self.parts[parts], piece)
-                parts += 1
+        counts = dict.fromkeys((Kind.PART, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
+        position, body = 0, blank(sum(self._reduced_sizes))
+        while not (counts[Kind.SEAL_SENT] and counts[Kind.SEAL_REDUCED]):
+            kind, length = await self._next(stream, counts)
+            if kind is Kind.REDUCED:
+                await stream.receive_body(body[position : position + length])
+                position += length
             else:
-                await stream.receive_body(memoryview(body)[position : position + length])
-                reduced, position = reduced + 1, position + length
-                if reduced == len(self._reduced_sizes):
-                    _deliver(self.reduced, body)
+                piece = blank(length)
+                await stream.receive_body(piece)
+                self._deliver(kind, counts[Kind.PART], piece, body)
+            counts[kind] += 1
         await self._fill_vote(stream)
+
+    def _deliver(self, kind: Kind, parts: int, piece: memoryview, body: memoryview) -> None:
+        if kind is Kind.PART:
+            _deliver(self.parts[parts], piece)
+        elif kind is Kind.SEAL_SENT:
+            _deliver(self.sent, Seal.parse(piece))
+        else:
+            _deliver(self.reduced, body)
+            _deliver(self.signed, Seal.parse(piece))
+
+    async def _next(self, stream: Stream, counts: Mapping[Kind, int]) -> tuple[Kind, int]:
+        """The next frame's kind and length, which is exactly what it must be."""
+        expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
+        for kind, seal, sizes in (
+            (Kind.PART, Kind.SEAL_SENT, self._part_sizes), (Kind.REDUCED, Kind.SEAL_REDUCED, self._reduced_sizes),
+        ):  # fmt: skip
+            if counts[kind] < len(sizes):
+                expected[kind] = sizes[counts[kind]]
+            elif not counts[seal]:
+                expected[seal] = SEAL_BYTES
+        kind, length = await stream.receive_header(expected)
+        if kind is Kind.ABORT:
+            raise await _aborted_by(stream, length)
+        if length != expected[kind]:
+            raise ProtocolError(f"{stream.remote} sent {length} bytes of {kind.name}; must be {expected[kind]}")
+        return kind, length
 
     async def _fill_vote(self, stream: Stream) -> None:
         kind, length = await stream.receive_header({Kind.VOTE: MAX_MESSAGE_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
@@ -82,7 +101,7 @@ class Inbox:
 
     def fail(self, abort: RoundAborted) -> None:
         """Nothing more comes."""
-        _fail(abort, self.join, *self.parts, self.reduced, self.vote)
+        _fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
 
 
 class Session:
@@ -98,15 +117,20 @@ class Session:
         bounds: [start, stop) of each member's part.
         outbound: the streams to the others.
         own_reduced: one future for each slice of this peer's part, to send as soon as it is there.
+        own_seal: this peer's signature over its part, once it is reduced.
         own_vote: what is sent last.
+        sitting: what all signatures of the round name; known with the group.
+        joins: the sealed joins of a standing group's round, this peer's own among them.
+        heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
-        deadline: monotonic; infinite until the exchange begins.
+        began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
     """
 
     def __init__(self, order: tuple[str, ...], me: int, numel: int, codec: Sliced, group: Group | None = None) -> None:
         loop = asyncio.get_running_loop()
-        self.order, self.me, self.codec, self.group = order, me, codec, group
+        self.order, self.me, self.codec = order, me, codec
+        self.group: Group | None = None
         self.bounds = partition(numel, len(order), codec.block)
         sizes = [self.sizes(index) for index in range(len(order))]
         self.inboxes = {
@@ -114,10 +138,22 @@ class Session:
         }
         self.outbound: dict[str, Stream] = {}
         self.own_reduced: list[asyncio.Future[bytes]] = [loop.create_future() for _ in sizes[me]]
+        self.own_seal: asyncio.Future[Seal] = loop.create_future()
         self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
+        self.sitting: asyncio.Future[Sitting] = loop.create_future()
+        self.joins: dict[str, bytes] = {}
+        self.heard: Heard | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
+        self.began = 0.0
         self.deadline = float("inf")
+        if group is not None:
+            self.seat(group)
+
+    def seat(self, group: Group) -> None:
+        """All have joined: the round is that of this group."""
+        self.group = group
+        self.sitting.set_result(sitting_of(group))
 
     def slices(self, index: int) -> Slices:
         """The slices of that member's part, in elements."""
@@ -137,16 +173,20 @@ class Session:
 
     def late(self) -> tuple[str, list[str]]:
         """What is missing, and whose."""
-        parts = [p for p, inbox in self.inboxes.items() if not all(future.done() for future in inbox.parts)]
+        parts = [
+            peer_id
+            for peer_id, inbox in self.inboxes.items()
+            if not (inbox.sent.done() and all(future.done() for future in inbox.parts))
+        ]
         if parts:
             return "part", sorted(parts)
-        return "reduced", sorted(p for p, inbox in self.inboxes.items() if not inbox.reduced.done())
+        return "reduced", sorted(peer_id for peer_id, inbox in self.inboxes.items() if not inbox.signed.done())
 
     def close(self, abort: RoundAborted) -> None:
         """The round is over."""
         for inbox in self.inboxes.values():
             inbox.fail(abort)
-        futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_vote)
+        futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_seal, self.own_vote, self.sitting)
         for future in futures:
             future.cancel()
 

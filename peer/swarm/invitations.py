@@ -22,6 +22,7 @@ from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0
+LAST_CALL = 0.75  # of a leader's wait: whoever is asked for its contribution then still comes in time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +32,22 @@ class Self:
     Attributes:
         position: round and lineage id now.
         due_in_s: seconds until this peer's next contribution would be due anyway.
+        halfway: whether at least half of that contribution is trained.
         hurry: ask for a contribution now, with whatever has been trained.
         training: False while joining or when finished: invitations are then declined.
+        client: this machine accepts no connection: others cannot wait at it.
         nudge: a peer on a heavier lineage has shown itself; catch up from it.
+        standing: the members of the group that goes on without matchmaking; empty if there is none.
     """
 
     position: Callable[[], Position]
     due_in_s: Callable[[], float]
+    halfway: Callable[[], bool]
     hurry: Callable[[], None]
     training: Callable[[], bool]
     nudge: Callable[[str, int, str], None]
+    standing: Callable[[], frozenset[str]] = frozenset
+    client: bool = False
 
 
 class Invitations:
@@ -51,18 +58,23 @@ class Invitations:
         run_id: names the stream handler.
         me: this peer, as seen by itself.
         changed: set whenever an answer changes what a leader waits for.
+        window_s: the straggler window.
+        clock: monotonic seconds.
+        heeds: whether a standing group ends for the sake of who invites.
 
     Attributes:
         behind: a peer that answered from a heavier lineage since this was last cleared.
     """
 
     def __init__(
-        self, node: Node, run_id: str, directory: Directory, view: View, me: Self, changed: asyncio.Event
+        self, node: Node, run_id: str, directory: Directory, view: View, me: Self, changed: asyncio.Event,
+        window_s: float, clock: Callable[[], float], heeds: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._node, self._run_id, self._directory, self._view = node, run_id, directory, view
-        self._me, self._changed = me, changed
+        self._me, self._changed, self._heeds = me, changed, heeds
         self._name = f"atoll/{run_id[:16]}/invite"
-        self._moved = asyncio.Event()
+        self._window_s, self._clock = window_s, clock
+        self._moved, self._moved_at = asyncio.Event(), clock()
         self.behind: str | None = None
 
     async def start(self) -> None:
@@ -71,7 +83,7 @@ class Invitations:
     def moved(self) -> None:
         """This peer's position changed: answers that are held are given again."""
         self._moved.set()
-        self._moved = asyncio.Event()
+        self._moved, self._moved_at = asyncio.Event(), self._clock()
 
     async def send(self, peer_id: str, wait_s: float) -> None:
         """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
@@ -140,8 +152,10 @@ class Invitations:
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._view.learn(leader)
+            if not self._heeds(leader):
+                return False  # the group of this peer goes on: to say anything else would let the leader wait in vain
             if leader == self._view.leader() and self._me.due_in_s() > invite.wait_s:
-                self._me.hurry()
+                self._come(invite, position)
             return True
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
         if behind:
@@ -149,6 +163,23 @@ class Invitations:
         else:
             self._view.knock(leader)
         return behind
+
+    def _come(self, invite: InviteMessage, position: Position) -> None:
+        """Contribute early; but with less than half of a contribution, as late as the leader waits, and not within a
+        straggler window of the last commit: else whoever is always first would have everybody send next to nothing.
+        """
+        wait_s = 0.0
+        if not self._me.halfway():
+            wait_s = max(LAST_CALL * invite.wait_s, self._moved_at + self._window_s - self._clock())
+        if wait_s <= 0.0:
+            self._me.hurry()
+            return
+
+        def hurry() -> None:
+            if self._me.position() == position:
+                self._me.hurry()
+
+        asyncio.get_running_loop().call_later(wait_s, hurry)
 
     def _status(self, coming: bool) -> StatusMessage:
         position = self._me.position()

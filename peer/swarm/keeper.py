@@ -46,6 +46,7 @@ class Keeper:
         self.valid = False
         self.position = Position(0, history.genesis, 0)
         self._lock = asyncio.Lock()
+        self._syncing: asyncio.Future[None] | None = None
         self.shelf = Shelf(history, state, self.still, lambda: self.valid)
 
     def restore(self, chains: list[Path]) -> Head | None:
@@ -76,14 +77,17 @@ class Keeper:
         """Apply a certified update; `contributed` is the snapshot of this peer that went into it."""
         link = certificate.link
         async with self._lock:
-            await asyncio.to_thread(self.history.append, certificate, update.payload)
+            await self._synced()
+            await asyncio.to_thread(self.history.append, certificate, *update.parts)
             self._unsettle()
             await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
             self._write_head(link.state_digest, contributed)
+            self._syncing = asyncio.get_running_loop().run_in_executor(None, self.history.sync)
 
     async def adopt(self, path: Path, chain: list[Certificate]) -> None:
         """Take a verified snapshot file as the state, and its verified chain."""
         async with self._lock:
+            await self._synced()
             self._unsettle()
             await asyncio.to_thread(load_snapshot, path, self.state)
             self.state.round = len(chain)
@@ -97,6 +101,12 @@ class Keeper:
         """Hold the outer state still: nothing changes inside."""
         async with self._lock:
             yield
+
+    async def _synced(self) -> None:
+        """Return when the round before is on the disk."""
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            await syncing
 
     def _unsettle(self) -> None:
         self.memory.head = None

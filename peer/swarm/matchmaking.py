@@ -63,6 +63,7 @@ class Matchmaker:
         rosters: makes and checks joins and rosters.
         me: this peer, as seen by itself.
         clock: monotonic seconds.
+        refuses: whom this peer gives no seat.
     """
 
     def __init__(
@@ -74,16 +75,20 @@ class Matchmaker:
         rosters: Rosters,
         me: Self,
         clock: Callable[[], float] = time.monotonic,
+        refuses: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
         self._me, self._clock = me, clock
         self._seats: dict[str, Seat] = {}
-        self.view = View(node.peer_id, run_id, directory, me.position, clock)
+        self.view = View(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
+        self._refuses = refuses
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
         self._changed = asyncio.Event()
-        self._invitations = Invitations(node, run_id, directory, self.view, me, self._changed)
+        self._invitations = Invitations(
+            node, run_id, directory, self.view, me, self._changed, rounds.straggler_wait_s, clock, self._heeds
+        )
         self._join_name = f"atoll/{run_id[:16]}/join"
 
     async def start(self) -> None:
@@ -102,10 +107,25 @@ class Matchmaker:
         return self._rounds.straggler_wait_s + SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
-        """For whose sake a standing group forms anew; if it is full, only now and then, so that all have turns."""
-        if len(members) >= self._rounds.max_group and self._clock() < self._formed + LONGEST_WAIT_S:
-            return []
-        return self._newcomers.among(self._wanted() - members)
+        """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""
+        wanted = (peer_id for peer_id in self._wanted() - members if self._has_place(members, peer_id))
+        return self._newcomers.among(wanted)
+
+    def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
+        if self._clock() >= self._formed + LONGEST_WAIT_S:
+            return True
+        if len(members) >= self._rounds.max_group:
+            return False
+        return not (self.view.solitary(newcomer) and any(map(self.view.solitary, members)))
+
+    def _heeds(self, leader: str) -> bool:
+        """Whether this peer's standing group, if it is in one, forms anew at its next round because `leader` invites:
+        `newcomers` will say the same.
+        """
+        members = self._me.standing()
+        if not members or leader in members:
+            return True
+        return self._has_place(members, leader) and self._newcomers.invited(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
@@ -121,10 +141,14 @@ class Matchmaker:
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
         position, window_s = self._me.position(), self._rounds.straggler_wait_s
-        if self._me.due_in_s() > window_s:
-            self._me.hurry()
+        self._hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
         asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
+
+    def _hurry_if_halfway(self) -> None:
+        """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
+        if self._me.due_in_s() > self._rounds.straggler_wait_s and self._me.halfway():
+            self._me.hurry()
 
     def _hurry_at(self, position: Position) -> None:
         if self._me.position() == position:
@@ -171,13 +195,13 @@ class Matchmaker:
         try:
             while True:
                 self._changed.clear()
-                if self._invitations.behind is not None:
-                    raise RoundAborted("match", f"{self._invitations.behind} is on a heavier lineage", behind=True)
+                if (ahead := self._invitations.behind) is not None:
+                    raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
                 if self.view.leader() != self._node.peer_id:
                     await self._disband(self.view.leader())
                     return None
                 pending = self._pending(probes, started)
-                members = len(self._present(join.parent)) + 1
+                members = len(self._chosen(join.parent)) + 1
                 waited = self._clock() - self._window_start(started)
                 if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
                     return await self._form(sealed, join)
@@ -204,6 +228,16 @@ class Matchmaker:
             if (seat.join.round, seat.join.parent) == (round, parent)
         }
 
+    def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
+        """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
+        chosen: list[tuple[str, Seat]] = []
+        solitary = self._me.client
+        for peer_id, seat in sorted(self._present(parent).items(), key=lambda item: item[1].since):
+            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self.view.solitary(peer_id)):
+                chosen.append((peer_id, seat))
+                solitary = solitary or self.view.solitary(peer_id)
+        return chosen
+
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
         expected = [peer_id for peer_id in self.view.expected() if peer_id not in self._seats]
@@ -214,9 +248,8 @@ class Matchmaker:
         return [peer_id for peer_id in expected if not probes[peer_id].done()]
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
-        """Fix the roster, earliest first up to the group limit, and tell it to the members."""
-        waiting = sorted(self._present(join.parent).items(), key=lambda item: item[1].since)
-        chosen = waiting[: self._rounds.max_group - 1]
+        """Fix the roster and tell it to the members."""
+        chosen = self._chosen(join.parent)
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins, join.parent)
@@ -240,7 +273,7 @@ class Matchmaker:
     async def _on_join(self, stream: Stream) -> None:
         _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), invitations.PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
-        reason, leader = self._judge(join)
+        reason, leader = ("excluded", None) if self._refuses(stream.remote) else self._judge(join)
         if reason is not None:
             if reason == "behind":
                 self.view.knock(stream.remote)
@@ -252,8 +285,8 @@ class Matchmaker:
             self.view.learn(stream.remote)
         self._changed.set()
         at_our_round = join.parent == self._me.position().lineage_id
-        if at_our_round and self._me.due_in_s() > self._rounds.straggler_wait_s:
-            self._me.hurry()
+        if at_our_round:
+            self._hurry_if_halfway()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         window_s = self._rounds.straggler_wait_s

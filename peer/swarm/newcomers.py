@@ -18,6 +18,7 @@ class Newcomers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waits: dict[str, tuple[float, float]] = {}
+        self._honoured: dict[str, float] = {}
 
     def among(self, peer_ids: Iterable[str]) -> list[str]:
         """Those of `peer_ids` that are to be tried now, in order."""
@@ -33,6 +34,19 @@ class Newcomers:
             if until <= now:
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
                 self._waits[peer_id] = (now + wait_s, wait_s)
+
+    def invited(self, peer_id: str) -> bool:
+        """Whether the group forms anew for who invites one of its members: once in each wait, even before its end."""
+        now = self._clock()
+        until, wait_s = self._waits.get(peer_id, (now, 0.0))
+        if until <= now:
+            return True
+        if now - self._honoured.get(peer_id, -LONGEST_WAIT_S) < wait_s:
+            return False
+        self._honoured = {peer: at for peer, at in self._honoured.items() if at + LONGEST_WAIT_S > now}
+        self._honoured[peer_id] = now
+        self._waits[peer_id] = (now, wait_s)
+        return True
 
     def came(self, peer_ids: Iterable[str]) -> None:
         """A group formed with these."""

@@ -9,43 +9,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from peer.errors import AtollError, ProtocolError, UserError
+from peer.errors import ProtocolError
 from peer.protocol.identity import Identity
+from peer.swarm.daemon import (
+    OPEN_TIMEOUT_S,
+    NodeConfig,
+    explain_join_failure,
+    is_client,
+    refuse_taken_identity,
+    start_daemon,
+)
 from peer.swarm.keys import load_or_create_identity
 from peer.swarm.pipe import Pipe
+from peer.swarm.reach import REACH_NAME, ReachServer
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
 from peer.swarm.validator import SealedRecordValidator
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Stream], Awaitable[None]]
-OPEN_TIMEOUT_S = 10.0
 RECONNECT_PERIOD_S = 5.0
+CLIENT_RECHECK_S = 0.1
+DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
 MAX_ADDRESSES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeConfig:
-    """Where a node listens, whom it knows, and who it is."""
-
-    identity_path: Path
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...] = ()
-    initial_peers: tuple[str, ...] = ()
-    nat_port_map: bool = True
-    check_identity: bool = True
+CIRCUIT = "/p2p-circuit"
 
 
 @dataclass
@@ -53,7 +51,11 @@ class Node:
     """A running host. Create with `start_node`.
 
     Attributes:
-        traffic: byte counters by purpose ("round", "history").
+        client: this machine accepts no connection; it dials the others.
+        traffic: byte counters by purpose ("round", "history", "audit").
+        refuses: whose streams are closed unread.
+        relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
+        clients: those of the others that accept none, as far as the directory has heard.
     """
 
     config: NodeConfig
@@ -61,7 +63,11 @@ class Node:
     p2p: Any
     dht: Any
     maddrs: tuple[str, ...]
+    client: bool = False
+    relayed: bool = False
+    clients: frozenset[str] = frozenset()
     traffic: dict[str, Traffic] = field(default_factory=dict)
+    refuses: Callable[[str], bool] = lambda _: False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _open_streams: dict[str, int] = field(default_factory=dict)
 
@@ -82,6 +88,9 @@ class Node:
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             stream = Stream(str(info.peer_id), Pipe.adopt(reader, writer), traffic)
+            if self.refuses(stream.remote):
+                stream.close()
+                return
             try:
                 with self._admitted(stream.remote):
                     await handler(stream)
@@ -116,13 +125,45 @@ class Node:
 
     async def open(self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S) -> Stream:
         """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time."""
+        work = self._call(peer_id, name)
         try:
-            _, reader, writer = await asyncio.wait_for(
-                self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name), timeout_s
-            )
+            _, reader, writer = await asyncio.wait_for(work, timeout_s)
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {error or type(error).__name__}") from None
         return Stream(peer_id, Pipe.adopt(reader, writer), self.traffic.setdefault(purpose, Traffic()))
+
+    async def _call(self, peer_id: str, name: str) -> Any:
+        while not self.client and peer_id in self.clients and peer_id not in await self._connected():
+            await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody; through a relay it would be reached as well
+        return await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
+
+    async def _connected(self) -> set[str]:
+        return {str(info.peer_id) for info in await self.p2p.list_peers()}
+
+    async def dial(self, peer_ids: Iterable[str]) -> None:
+        """Make sure of a connection to each of these; a client does, so that they can open streams to it."""
+        try:
+            missing = set(peer_ids) - await asyncio.wait_for(self._connected(), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return
+        await asyncio.gather(*(self._dial(peer_id) for peer_id in list(missing)[:DIALS_AT_ONCE]))
+
+    async def _dial(self, peer_id: str) -> None:
+        try:
+            await asyncio.wait_for(self.p2p._client.connect(PeerID.from_base58(peer_id), []), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            log.info("cannot dial %s: %s", peer_id, error or type(error).__name__)
+
+    async def look_for_relay(self) -> None:
+        """Find out whether libp2p has found a relay for this client, which takes it some minutes."""
+        try:
+            maddrs = await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), OPEN_TIMEOUT_S)
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            return
+        relayed = any(CIRCUIT in str(address) for address in maddrs)
+        if relayed != self.relayed:
+            log.info("other clients reach this one through a relay" if relayed else "no relay serves this client now")
+        self.relayed = relayed
 
     async def addresses(self) -> tuple[str, ...]:
         """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""
@@ -131,7 +172,7 @@ class Node:
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             return ()
         found = [f"{info.addrs[0]}/p2p/{info.peer_id}" for info in connected if info.addrs]
-        return tuple(found[:MAX_ADDRESSES])
+        return tuple([address for address in found if CIRCUIT not in address][:MAX_ADDRESSES])
 
     async def connect(self, address: str) -> bool:
         """Make sure of a connection to a known address and of a place in each other's routing tables."""
@@ -179,11 +220,16 @@ async def start_node(config: NodeConfig) -> Node:
     existed = config.identity_path.exists()
     identity = load_or_create_identity(config.identity_path)
     if existed and config.initial_peers and config.check_identity:
-        await _refuse_taken_identity(config, identity)
-    p2p = await _start_daemon(config, str(config.identity_path))
+        await refuse_taken_identity(config, identity)
+    p2p = await start_daemon(config, str(config.identity_path))
+    client = await is_client(config, p2p)
+    if client:
+        await p2p.shutdown()
+        p2p = await start_daemon(config, str(config.identity_path), client)
     try:
         dht = await DHTNode.create(
             p2p=p2p,
+            client_mode=client,
             # bound to the identity: a node cannot choose its place in the key space
             node_id=DHTID.generate(source=identity.peer_id.encode()),
             initial_peers=[Multiaddr(address) for address in config.initial_peers] or None,
@@ -192,69 +238,13 @@ async def start_node(config: NodeConfig) -> Node:
         )
     except (ValidationError, RuntimeError) as error:
         await p2p.shutdown()
-        raise _explain_join_failure(error, config.initial_peers) from None
+        raise explain_join_failure(error, config.initial_peers) from None
     maddrs = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
-    node = Node(config, identity, p2p, dht, maddrs)
+    node = Node(config, identity, p2p, dht, maddrs, client)
+    if not client:
+        await node.serve(REACH_NAME, "reach", ReachServer(p2p).answer)
     node.spawn(node.keep_connected())
     return node
-
-
-async def _start_daemon(config: NodeConfig, identity_path: str | None) -> Any:
-    local_only = all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in config.host_maddrs)
-    try:
-        return await P2P.create(
-            initial_peers=list(config.initial_peers),
-            host_maddrs=list(config.host_maddrs),
-            announce_maddrs=list(config.announce_maddrs) or None,
-            identity_path=identity_path,
-            check_if_identity_free=False,
-            nat_port_map=config.nat_port_map and not local_only,
-            auto_nat=not local_only,
-            startup_timeout=15,
-        )
-    except P2PDaemonError as error:
-        if "bootstrap peers" in str(error):
-            raise _explain_join_failure(error, config.initial_peers) from None
-        raise UserError(
-            f"the libp2p daemon did not start: {error}", "check --host-maddrs and --announce-maddrs"
-        ) from None
-
-
-async def _refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
-    """Ask the swarm whether this identity is already there (another machine with a copy of the key)."""
-    probe_config = NodeConfig(
-        identity_path=config.identity_path,
-        host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-        initial_peers=config.initial_peers,
-        nat_port_map=False,
-    )
-    probe = await _start_daemon(probe_config, None)
-    try:
-        await asyncio.wait_for(probe._client.connect(PeerID.from_base58(identity.peer_id), []), OPEN_TIMEOUT_S)
-    except (P2PDaemonError, asyncio.TimeoutError):
-        return
-    finally:
-        await probe.shutdown()
-    raise UserError(
-        f"identity in use: a live peer already has the id {identity.peer_id}",
-        f"each peer needs a key of its own: give another --identity-path than {config.identity_path}",
-    )
-
-
-def _explain_join_failure(error: Exception, initial_peers: Sequence[str]) -> AtollError:
-    text = str(error)
-    if "local time" in text:
-        return UserError(f"this machine's clock differs from the swarm's: {text}", "set it (NTP), then join again")
-    if "can't access this node" in text:
-        return UserError(
-            "the bootstrap cannot connect back to this peer",
-            "open a port and listen on it (--host-maddrs /ip4/0.0.0.0/tcp/PORT), and if the public address\n"
-            "differs from this machine's own, name it: --announce-maddrs /ip4/PUBLIC_IP/tcp/PORT",
-        )
-    return UserError(
-        f"cannot join: no answer from {', '.join(initial_peers)}",
-        "check that the bootstrap is running and the address is complete, or ask the organiser for another one",
-    )
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from peer.errors import ProtocolError
+from peer.protocol import hashing
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.snapshots import chunk_places
 
 MAX_INDEX_BYTES = 1 << 28
+_LINE = re.compile(rb"[0-9]{1,8}")  # below MAX_CHUNKS; and int() refuses thousands of digits in its own way
 
 
 class PartialFile:
@@ -95,7 +97,7 @@ class PartialFile:
         return self.path
 
     def _fits(self, index: int, body: bytes | memoryview) -> bool:
-        return len(body) == self.places[index][1] and hashlib.sha256(body).digest() == self._digests[index]
+        return len(body) == self.places[index][1] and hashing.digest(body) == self._digests[index]
 
 
 def _read_index(path: Path) -> tuple[SnapshotMeta, set[int]] | None:
@@ -103,5 +105,5 @@ def _read_index(path: Path) -> tuple[SnapshotMeta, set[int]] | None:
     with contextlib.suppress(OSError, ProtocolError):
         if path.stat().st_size <= MAX_INDEX_BYTES:
             head, *lines = path.read_bytes().split(b"\n")
-            return parse_json(SnapshotMeta, head), {int(line) for line in lines[:-1] if line.isdigit()}
+            return parse_json(SnapshotMeta, head), {int(line) for line in lines[:-1] if _LINE.fullmatch(line)}
     return None

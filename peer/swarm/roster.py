@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -13,10 +15,12 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Member
 from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
 from peer.swarm.keeper import Position
 
 JOIN_DOMAIN = "join"
+NONCE_BYTES = 8
 Joins = list[tuple[str, JoinMessage]]
 
 
@@ -37,24 +41,41 @@ class Rosters:
     Args:
         identity: this peer.
         run_id, rounds: the run and its group limits.
-        nominal_tokens: tokens of one regular contribution: the cap of every weight.
+        rule: what members weigh.
+        seen: in how many rounds of the lineage that this peer is on each peer was.
     """
 
-    def __init__(self, identity: Identity, run_id: str, rounds: RoundSpec, nominal_tokens: int) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run_id: str,
+        rounds: RoundSpec,
+        rule: WeightRule,
+        seen: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._identity, self._run_id, self._rounds = identity, run_id, rounds
-        self._nominal_tokens = nominal_tokens
+        self._rule, self._seen = rule, seen
 
-    def join(self, position: Position, tokens: int) -> tuple[JoinMessage, bytes]:
-        """This peer's join for the next round at `position`, and the same sealed."""
-        join = JoinMessage(run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=tokens)
+    def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
+        """This peer's join for the next round at `position`, and the same sealed; `group`: of the standing group."""
+        join = JoinMessage(
+            run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=tokens, group=group,
+            nonce=secrets.token_hex(NONCE_BYTES),
+        )  # fmt: skip
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
 
-    def open_join(self, sealed: bytes, remote: str, position: Position) -> JoinMessage:
-        """A join that `remote` hands in; raises ProtocolError when it is not its own, or for no round that can be."""
+    def open_join(self, sealed: bytes, remote: str, position: Position, group: str | None = None) -> JoinMessage:
+        """A join that `remote` hands in, for the standing group `group` or to a leader.
+
+        Raises:
+            ProtocolError: it is not its own, or for a group or round that cannot be.
+        """
         signer, payload = open_sealed(JOIN_DOMAIN, sealed)
         join = parse_json(JoinMessage, payload)
         if signer != remote or join.run_id != self._run_id:
             raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
+        if join.group != group:
+            raise ProtocolError(f"{remote} handed in a join for another group")
         if join.fragment != 0 or (join.parent == position.lineage_id and join.round != position.round):
             raise ProtocolError(f"{remote} wants fragment {join.fragment} of round {join.round}, which does not exist")
         return join
@@ -87,13 +108,14 @@ class Rosters:
         if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:
-            if join.model_copy(update={"tokens": mine.tokens}) != mine:
+            if join.model_copy(update={"tokens": mine.tokens, "nonce": mine.nonce}) != mine:
                 raise ProtocolError(f"the join of {peer_id} is for another round")
 
     def _group(self, joins: Joins) -> Group:
         peer_ids = [peer_id for peer_id, _ in joins]
+        weights = self._rule.weigh([(peer_id, join.tokens) for peer_id, join in joins], self._seen())
         members = tuple(
-            Member(peer_id=peer_id, tokens=min(join.tokens, self._nominal_tokens)) for peer_id, join in joins
+            Member(peer_id=peer_id, tokens=tokens) for peer_id, tokens in zip(peer_ids, weights, strict=True)
         )
         index = peer_ids.index(self._identity.peer_id)
         identifier = group_id([join for _, join in joins], peer_ids)

@@ -10,18 +10,21 @@ from collections.abc import Callable
 from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
-from peer.protocol.lineage import Certificate, Link, RosterLimits, heavier
+from peer.protocol.lineage import Certificate, GivenUp, Link, RosterLimits, given_up, heavier
 from peer.protocol.manifest import RunManifest
+from peer.protocol.weights import WeightRule
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
+from peer.swarm.guard import guard_of
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
+from peer.swarm.missed import Missed, went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import StreamClosedError
@@ -33,6 +36,8 @@ ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
 NOT_HEAVIER_S = 3.0
+UNREACHABLE_S = 1.0
+UNPROVEN_S = 30.0
 DISTRUST_S = 60.0
 
 
@@ -66,17 +71,25 @@ class Rounds:
         me = Self(
             position=self.position,
             due_in_s=self._due_in_s,
+            halfway=self._halfway,
             hurry=self._hurry,
             training=self._taking_part,
             nudge=self._nudge,
+            client=node.client,
+            standing=lambda: self._exchange.stands(self.position()),
         )
-        rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, nominal_tokens)
-        self._matchmaker = Matchmaker(node, directory, manifest.run_id, manifest.rounds, rosters, me)
+        rule = WeightRule.of(manifest.trust, nominal_tokens)
+        rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, rule, lambda: keeper.history.seen)
+        recipe = run_recipe(manifest)
+        self._guard = guard_of(node, directory, manifest.run_id, recipe, keeper, self._on_ban)
+        self._matchmaker = Matchmaker(
+            node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses
+        )
         self._exchange = Exchange(
-            node, manifest.run_id, manifest.rounds.timeout_s, swarm_recipe(manifest.recipe), keeper.state.numel,
-            rosters, self._matchmaker.gathering,
+            node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel, rosters,
+            self._matchmaker.gathering, self._guard,
         )  # fmt: skip
-        limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, nominal_tokens)
+        limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits, self._accuse)
         self._merged = asyncio.Event()
         self._merged.set()
@@ -90,6 +103,7 @@ class Rounds:
         self._aborts_in_row = 0
         self._stood = False
         self._regrouped: str | None = None
+        self._missed = Missed(node.peer_id)
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -115,6 +129,14 @@ class Rounds:
         if self.progress is None:
             return float("inf")
         return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
+
+    def _halfway(self) -> bool:
+        """Whether no more is left to train for the next contribution than has been trained for it."""
+        progress, due_in_s = self.progress, self._due_in_s()
+        if progress is None or due_in_s == 0.0:
+            return due_in_s == 0.0
+        trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s
+        return due_in_s * progress.tokens_per_s <= trained
 
     # -- from the trainer --------------------------------------------------------------------------------------------
 
@@ -153,6 +175,7 @@ class Rounds:
     async def start(self) -> None:
         await self._matchmaker.start()
         await self._exchange.start()
+        await self._guard.start()
 
     async def join(self, resumed: Head | None) -> None:
         """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
@@ -202,7 +225,7 @@ class Rounds:
                 if await self.catch_up():
                     await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
                     self._due = None
-                    self._announce_anchor(None)
+                    self._announce_anchor(self._missed.contributed)
                     continue
             if self._due is not None:
                 await self._one_round(self._due)
@@ -229,6 +252,7 @@ class Rounds:
         now_sent, now_received = self._traffic()
         traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
         record = record.model_copy(update={**traffic, "stood": self._stood, "regrouped": self._regrouped})
+        record = record.model_copy(update={"audits": self._guard.notes()})
         self._tell(Round(record=record))
         if record.status == "committed":
             self._aborts_in_row = 0
@@ -245,19 +269,27 @@ class Rounds:
             if await self._until_caught_up():
                 return
             if record.culprit is not None:
-                self._matchmaker.view.avoid(record.culprit)  # it said that we are behind, and nobody can show it
+                # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
+                self._matchmaker.view.avoid(record.culprit, UNPROVEN_S)
         else:
             log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
             self._aborts_in_row += 1
+            if record.culprit is not None:
+                self._matchmaker.view.doubt_relay(record.culprit)
             longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._aborts_in_row)
             await asyncio.sleep(self._rng.uniform(0.0, longest))
+            if record.phase != "match":  # the snapshot that was sent must stay until this is known
+                others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
+                missed = await went_on(self._fetcher, others, self._standing, self._rng)
+                if missed is not None:
+                    self._nudge(*missed)
         if not self._donors():
             self._want_snapshot()
 
     async def _until_somebody_comes(self) -> None:
         deadline = _now() + ALONE_RECHECK_S
         while _now() < deadline and not self._matchmaker.anybody_waiting:
-            peers = self._directory.peers.values()
+            peers = self._directory.reachable.values()
             if any(peer.lineage_id == self.keeper.state.lineage_id and peer.state == "training" for peer in peers):
                 return
             if self._donors():
@@ -268,7 +300,7 @@ class Rounds:
         for _ in range(BEHIND_TRIES):
             await self._directory.refresh()
             if await self.catch_up():
-                self._announce_anchor(None)
+                self._announce_anchor(self._missed.contributed)
                 return True
             await asyncio.sleep(RECHECK_S)
         return False
@@ -282,15 +314,16 @@ class Rounds:
         mine = (self.keeper.position.weight, self.keeper.position.lineage_id)
         self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
         nudged = [donor for donor in self._nudged if donor not in self._distrusted]
-        return list(dict.fromkeys([*nudged, *ahead(self._directory.peers, self._standing(), self._distrusted)]))
+        return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self._standing(), self._distrusted)]))
 
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
-        before = self.position()
+        before, chain = self.position(), tuple(self.keeper.history.chain)
+        self._missed.begin()
         for donor in self._donors():
             self._nudged.pop(donor, None)
             try:
-                others = helpers(self._directory.peers, donor, self._distrusted)
+                others = helpers(self._directory.reachable, donor, self._distrusted)
                 how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self.keeper.adopt, others)
             except NotHeavierError as error:
                 log.info("%s", error)
@@ -299,8 +332,10 @@ class Rounds:
                 self._accuse(donor, str(error))
             except (StreamClosedError, asyncio.TimeoutError) as error:
                 log.info("donor %s went away: %s", donor, error)
+                self._distrust(donor, UNREACHABLE_S)  # its record stays for a while; asking at once again would spin
             else:
-                self._report_catch_up(how, before)
+                lost = given_up(chain, self.keeper.history.chain, self._node.peer_id)
+                self._report_catch_up(how, before, lost)
                 return True
         if self.position() == before:
             return False
@@ -316,7 +351,7 @@ class Rounds:
         self._distrusted.add(donor)
         asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
 
-    def _report_catch_up(self, how: CaughtUp, before: Position) -> None:
+    def _report_catch_up(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
         self._matchmaker.moved()
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
@@ -324,8 +359,10 @@ class Rounds:
             else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
         )
-        log.info("caught up to round %d: %s", self.keeper.state.round, reason)
         now = self.position()
+        if lost is not None and lost.rounds:
+            reason += f"; yielded {lost}: {now.weight} tokens are heavier than {before.weight}"
+        log.info("caught up to round %d: %s", now.round, reason)
         record = RoundRecord(
             status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
             replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,
@@ -333,7 +370,14 @@ class Rounds:
         self._tell(Round(record=record))
 
     async def _replay(self, update: Update, certificate: Certificate) -> None:
-        await self.keeper.apply(update, certificate, None)
+        await self.keeper.apply(update, certificate, self._missed.replaying(certificate))
+
+    def _on_ban(self, culprit: str, reason: str) -> None:
+        now = self.position()
+        record = RoundRecord(
+            status="banned", round=now.round, lineage_id=now.lineage_id, culprit=culprit, reason=reason
+        )
+        self._tell(Round(record=record))
 
     def _announce_anchor(self, contributed: int | None) -> None:
         self._merged.clear()
@@ -346,9 +390,10 @@ class Rounds:
         """The standing group's next round; through the directory if there is none, or others want in."""
         position = self.position()
         members = self._exchange.stands(position)
-        self._stood = bool(members) and not self._matchmaker.newcomers(members)
+        banned = sorted(filter(self._guard.banned, members))
+        self._stood = bool(members) and not banned and not self._matchmaker.newcomers(members)
         self._regrouped = None
-        reason = RoundAborted("match", "others want to take part")
+        reason = RoundAborted("match", f"{banned[0]} is banned" if banned else "others want to take part")
         if self._stood:
             try:
                 return await self._exchange.again(due, self.keeper.state, position, self._matchmaker.patience_s)
@@ -360,10 +405,14 @@ class Rounds:
         await self._exchange.dissolve(reason)
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
+        for peer_id in filter(self._guard.banned, group.others):
+            self._guard.meet(group.others)  # its leader does not know yet
+            raise RoundAborted("match", f"{peer_id} is banned, and has a seat in that group", peer_id)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()
+        self._missed.sending(state.lineage_id, due.sequence)
         return await self._exchange.exchange(group, due, state)
 
     async def commit(self, group: Group, link: Link) -> Certificate:

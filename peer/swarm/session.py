@@ -33,16 +33,17 @@ from peer.link.messages import (
     decode,
     encode,
 )
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe, trust_in_words
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
+from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.node import Node, NodeConfig, start_node
+from peer.swarm.node import Node, start_node
 from peer.swarm.recorder import Recorder
 from peer.swarm.rounds import Rounds
 from peer.swarm.serving import HistoryServer
@@ -126,7 +127,11 @@ class AgentSession:
         self._nickname = start.nickname
         self._channel.tell(
             Published(
-                manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id, maddrs=node.maddrs
+                manifest=manifest.model_dump(mode="json"),
+                organiser=organiser,
+                peer_id=node.peer_id,
+                maddrs=node.maddrs,
+                client=node.client,
             )
         )
         mapped: Mapped = await self._channel.expect(Mapped)
@@ -156,7 +161,7 @@ class AgentSession:
         tell: Callable[[ToTrainer], None],
     ) -> tuple[Rounds, Head | None]:
         assert manifest.genesis is not None
-        recipe = swarm_recipe(manifest.recipe)
+        recipe = run_recipe(manifest)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         state = OuterState(
             memory.anchor, memory.buffers, recipe.optimizer, Sliced(compressor(recipe.compressor)), 0, manifest.genesis
@@ -166,6 +171,7 @@ class AgentSession:
         keeper = Keeper(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
         resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
+        log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
         nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
         rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, tell, self._rng)
         return rounds, resumed
@@ -174,6 +180,10 @@ class AgentSession:
         await rounds.join(resumed)
         watching = node.spawn(self._show_swarm(directory, rounds, node))
         running = asyncio.ensure_future(rounds.run())
+        ends: list[asyncio.Future[Any]] = [running, self._stop]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # a bug ends the agent, and its trainer starts another; without rounds it is of no use
         stop = await self._stop
         rounds.leaving = True
         directory.announce_soon()
@@ -241,6 +251,8 @@ class AgentSession:
             tokens_per_s=progress.tokens_per_s if progress else 0.0,
             loss=progress.loss if progress else None,
             group_size=rounds.group_size,
+            client=node.client,
+            relayed=node.relayed,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,
@@ -273,5 +285,6 @@ def _node_config(start: Start) -> NodeConfig:
         announce_maddrs=start.announce_maddrs,
         initial_peers=start.initial_peers,
         nat_port_map=start.nat_port_map,
+        client_mode=start.client_mode,
         check_identity=not start.restarted,
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,15 +15,33 @@ from torch import Tensor
 from peer.outer.aggregate import Aggregator
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.feedback import Residual
-from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
+from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
+from peer.outer.refusals import ROBUST
 from peer.outer.round import Due, Group, RoundAborted, bound, mean_cosine, reduce_range
 from peer.outer.state import OuterState, Update
+from peer.protocol.identity import Identity
+from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.inbox import Session
+from peer.swarm.seals import Heard, Kept, MalformedError, close_reduction, hear
 
-Contribute = Callable[[int, int], Awaitable[bytes]]
+log = logging.getLogger(__name__)
+FEWEST_TO_BEAR_ONE = 4  # a quarter
+_PLACE = re.compile(r"contribution (\d+)$")
+Contribute = Callable[[int, int, Leaves], Awaitable[bytes]]
 Encode = Callable[[int, Read], bytes]
 T = TypeVar("T")
+
+
+class Reduced(NamedTuple):
+    """One reduced part: its payload, the mean cosine of the contributions to it, who was left out of it, and what can
+    be shown of it.
+    """
+
+    payload: bytes
+    cosine: float | None
+    dropped: tuple[Drop, ...]
+    shown: Kept
 
 
 class SliceWork:
@@ -29,14 +50,16 @@ class SliceWork:
     Args:
         recipe: aggregator and error feedback.
         numel: elements of the outer state.
+        identity: signs what this peer sends and what it reduces.
     """
 
-    def __init__(self, recipe: Recipe, numel: int) -> None:
-        self._aggregator = recipe.aggregator
+    def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
+        self._aggregator, self._identity = recipe.aggregator, identity
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
         self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
         self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
         self._running: set[asyncio.Future[Any]] = set()
+        self._said_of = 0
 
     async def commit(self) -> None:
         """The round was applied."""
@@ -69,44 +92,78 @@ class SliceWork:
             running.exception()  # retrieved: raised where somebody still waits
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """(start, stop) -> this slice of this peer's contribution, encoded in a thread."""
+        """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
 
-        async def encode(start: int, stop: int) -> bytes:
-            bounds = ((start, stop),)
-            (payload,) = await self._in_thread(state.encode_contribution, due.snapshot, bounds, self._lost)
+        def work(start: int, stop: int, leaves: Leaves) -> bytes:
+            (payload,) = state.encode_contribution(due.snapshot, ((start, stop),), self._lost)
+            leaves.add(payload)
             return payload
+
+        async def encode(start: int, stop: int, leaves: Leaves) -> bytes:
+            return await self._in_thread(work, start, stop, leaves)
 
         return encode
 
-    async def reduce(self, session: Session, group: Group, contribute: Contribute) -> tuple[bytes, float | None]:
-        """Reduce this peer's part as its slices arrive; -> its payload, and the mean cosine of the contributions.
+    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:
+        """Sign what this peer sent to `reducer`, once all have joined."""
+        sitting = await asyncio.shield(session.sitting)
+        return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
+
+    async def hear(self, session: Session) -> Heard:
+        """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
+        seals = {peer_id: inbox.signed.result() for peer_id, inbox in session.inboxes.items()}
+
+        def work() -> Heard:
+            leaves = {peer_id: Leaves() for peer_id in seals}
+            for index, peer_id in enumerate(session.order):
+                position = 0
+                for size in session.sizes(index) if peer_id in seals else ():
+                    body = memoryview(session.inboxes[peer_id].reduced.result())
+                    leaves[peer_id].add(body[position : position + size])
+                    position += size
+            return hear(session.sitting.result(), seals, leaves)
+
+        return await self._in_thread(work)
+
+    async def reduce(self, session: Session, group: Group, contribute: Contribute, keep: bool = False) -> Reduced:
+        """Reduce this peer's part, slice by slice as they arrive.
+
+        Args:
+            keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
 
         Raises:
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
         """
         members = len(group.members)
+        self._say_what_is_borne(members)
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
-        slices = session.slices(session.me)
-        arrived: list[list[Payload]] = []
+        kept: list[list[Payload]] = [[] for _ in session.order]
         reduced: list[bytes] = []
-        for index, (start, stop) in enumerate(slices):
-            own = await contribute(start, stop)
+        for index, (start, stop) in enumerate(session.slices(session.me)):
+            own = await contribute(start, stop, job.leaves[group.me])
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
             for inbox in session.inboxes.values():  # a slice is freed as soon as it is reduced
                 inbox.parts[index] = _spent()
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
-            if job.aggregator.separable:
-                reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
-                session.own_reduced[index].set_result(reduced[-1])
-            else:
-                arrived.append(payloads)
-        if not job.aggregator.separable and slices:
-            reduced = [await self._in_thread(job.whole, arrived, session.codec, slices[0][0], slices[-1][1])]
-            position = 0
-            for future, size in zip(session.own_reduced, session.sizes(session.me), strict=True):
-                future.set_result(reduced[0][position : position + size])
-                position += size
-        return b"".join(reduced), mean_cosine(job.gram)
+            for pieces, payload in zip(kept if keep else (), payloads, strict=False):
+                pieces.append(payload)
+            reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
+            session.own_reduced[index].set_result(reduced[-1])
+        shown = await self._sign(session, job, kept if keep else ())
+        return Reduced(b"".join(reduced), mean_cosine(job.gram), job.drops(len(reduced)), shown)
+
+    async def _sign(self, session: Session, job: _Reduction, payloads: Sequence[Sequence[Payload]]) -> Kept:
+        """Check the others' signatures and add this reducer's."""
+        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
+        statement = (session.sitting.result(), job.leaves, seals, job.outputs, payloads)
+        kept: Kept = await self._in_thread(close_reduction, self._identity, *statement)
+        session.own_seal.set_result(kept.seal)
+        return kept
+
+    def _say_what_is_borne(self, members: int) -> None:
+        if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
+            log.warning("a group of %d: no lie can be borne, %d members bear one", members, FEWEST_TO_BEAR_ONE)
+        self._said_of = members
 
 
 class _Reduction:
@@ -115,24 +172,42 @@ class _Reduction:
     def __init__(self, session: Session, group: Group, aggregator: Aggregator, lost: Residual | None) -> None:
         self.aggregator = aggregator
         self.gram: Tensor = torch.zeros(len(group.members), len(group.members), dtype=torch.float64)
-        self._order, self._lost = session.order, lost
+        self.leaves = {peer_id: Leaves() for peer_id in session.order}
+        self.outputs = Leaves()
+        self._me, self._order, self._lost = group.me, session.order, lost
         self._weights = [member.tokens for member in group.members]
-
-    def whole(self, slices: list[list[Payload]], codec: Sliced, start: int, stop: int) -> bytes:
-        """A part that must be aggregated as a whole."""
-        return self.one([b"".join(pieces) for pieces in zip(*slices, strict=True)], codec, start, stop)
+        self._dropped: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
 
     def one(self, payloads: list[Payload], codec: Compressor, start: int, stop: int) -> bytes:
-        """Aggregate [start, stop) and encode the result once."""
+        """Aggregate the slice [start, stop) and encode the result once."""
+        for peer_id, payload in zip(self._order, payloads, strict=True):
+            if peer_id != self._me:
+                self.leaves[peer_id].add(payload)
+        dropped: dict[int, str] = {}
         try:
-            return reduce_range(
-                payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start)
-            )
+            reduced = reduce_range(
+                payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start),
+                dropped,
+            )  # fmt: skip
         except PayloadError:
             self._blame(payloads, codec, stop - start)
             raise
         except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
+        for place, reason in dropped.items():
+            self._dropped[self._order[place]] += 1
+            named = _PLACE.sub(lambda match: self._order[int(match[1])], reason)
+            self._reasons.setdefault(self._order[place], named[:MAX_REASON_CHARS])
+        self.outputs.add(reduced)
+        return reduced
+
+    def drops(self, slices: int) -> tuple[Drop, ...]:
+        """Whom the aggregator left out, of so many slices."""
+        return tuple(
+            Drop(peer_id=peer_id, slices=count, of=slices, reason=self._reasons[peer_id])
+            for peer_id, count in self._dropped.most_common(MAX_DROPS)
+        )
 
     def _encode(self, codec: Compressor, start: int) -> Encode | None:
         lost = self._lost
@@ -143,12 +218,12 @@ class _Reduction:
             try:
                 codec.decode(payload, numel)
             except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed contribution: {error}", culprit=peer_id) from None
+                raise MalformedError(f"malformed contribution: {error}", peer_id) from None
 
 
-def _spent() -> asyncio.Future[bytearray]:
-    future: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
-    future.set_result(bytearray())
+def _spent() -> asyncio.Future[Payload]:
+    future: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
+    future.set_result(b"")
     return future
 
 
@@ -161,5 +236,5 @@ def checked_update(session: Session, parts: tuple[Payload, ...], numel: int) -> 
             try:
                 Update((part,), stop - start, session.codec)
             except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed mean: {error}", culprit=peer_id) from None
+                raise MalformedError(f"malformed mean: {error}", peer_id) from None
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from typing import Protocol
 import torch
 
 from peer.outer.state import CHUNK, OuterState, chunks, state_digest
+from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
@@ -115,7 +115,7 @@ class SnapshotWriter:
     def put(self) -> None:
         """Hash and write what was copied last."""
         view = self._copied[: self._length].numpy().data.cast("B")
-        self._digests.append(hashlib.sha256(view).digest())
+        self._digests.append(hashing.digest(view))
         self._file.write(view)
 
     def finish(self) -> SnapshotFile:

@@ -34,6 +34,7 @@ class Standing:
         open_join: opens and checks the join of a member for the round at a position.
         on_join: called when a member is ready for the next round, unless this peer was first.
         on_break: called once, with this group, as soon as it cannot go on.
+        on_offence: called when a member has broken the protocol on its stream.
 
     Attributes:
         session: of the round that runs or is to come.
@@ -48,6 +49,7 @@ class Standing:
         open_join: OpenJoin | None,
         on_join: Callable[[], None],
         on_break: Callable[[Standing], None],
+        on_offence: Callable[[RoundAborted], None] = lambda _: None,
     ) -> None:
         self.session, self.identifier = first, identifier
         self.position: Position | None = None
@@ -55,6 +57,7 @@ class Standing:
         self.broken: RoundAborted | None = None
         self.outbound: dict[str, Stream] = {}
         self._open_join, self._on_join, self._on_break = open_join, on_join, on_break
+        self._on_offence = on_offence
         self._inbound: dict[str, Stream] = {}
         self._advances = 0
         self._moved = asyncio.Event()
@@ -74,7 +77,10 @@ class Standing:
                 inbox = None  # all that a round has brought is free once it is applied
                 advances, inbox = await self._next(stream, advances)
         except (ProtocolError, StreamClosedError) as error:
-            self._fail(inbox, remote, RoundAborted("exchange", str(error), culprit=remote))
+            abort = RoundAborted("exchange", str(error), culprit=remote)
+            if isinstance(error, ProtocolError):
+                self._on_offence(abort)
+            self._fail(inbox, remote, abort)
         except RoundAborted as abort:
             self._fail(inbox, remote, abort)
 

@@ -11,6 +11,7 @@ from peer.swarm.keeper import Position
 GONE_FOR_S = 6.0
 KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
 MAX_KNOCKING = 64
+RELAY_DOUBT_S = 120.0
 
 
 class View:
@@ -22,6 +23,8 @@ class View:
         directory: live peers by their own account.
         position: where this peer stands.
         clock: monotonic seconds.
+        refuses: with whom this peer does not sit down: neither expected nor followed.
+        client: this peer accepts no connection.
     """
 
     def __init__(
@@ -31,10 +34,14 @@ class View:
         directory: Directory,
         position: Callable[[], Position],
         clock: Callable[[], float],
+        refuses: Callable[[str], bool] = lambda _: False,
+        client: bool = False,
     ) -> None:
+        self._client = client
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
-        self._position, self._clock = position, clock
+        self._position, self._clock, self._refuses = position, clock, refuses
         self._gone: dict[str, float] = {}
+        self._doubted: dict[str, float] = {}
         self._knocked: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
@@ -44,14 +51,38 @@ class View:
         self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
         self._knocked = {peer_id: until for peer_id, until in self._knocked.items() if until > now}
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
-        return [peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone]
+        there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone)
+        return [peer_id for peer_id in there if not self._refuses(peer_id)]
 
     def leader(self) -> str:
-        """The lowest hash among this peer and those that are known to be at its lineage id."""
+        """The lowest hash among this peer and those that are known to be at its lineage id; none that others cannot
+        open streams to, unless there is nobody else.
+        """
         lineage_id, known = self._position().lineage_id, self._known()
         peers = self._directory.peers
         level = [p for p in self.expected() if p in known or (p in peers and peers[p].lineage_id == lineage_id)]
-        return min([self._own_id, *level], key=self._rank)
+        open_to_all = [peer_id for peer_id in level if not self.is_client(peer_id)]
+        if not self._client:
+            open_to_all.append(self._own_id)
+        return min(open_to_all or [self._own_id], key=self._rank)
+
+    def solitary(self, peer_id: str) -> bool:
+        """Whether this peer is a client that no other client reaches, not even through a relay."""
+        if peer_id == self._own_id or peer_id not in self._directory.peers:
+            return self.is_client(peer_id)
+        record = self._directory.peers[peer_id]
+        return record.client and (not record.relayed or self._doubted.get(peer_id, 0.0) > self._clock())
+
+    def doubt_relay(self, peer_id: str) -> None:
+        """A round failed through this peer: if it is a client, it may be that its relay does not serve it."""
+        if self.is_client(peer_id):
+            self._doubted[peer_id] = self._clock() + RELAY_DOUBT_S
+
+    def is_client(self, peer_id: str) -> bool:
+        """Whether this peer accepts no connection, by its own account."""
+        if peer_id == self._own_id:
+            return self._client
+        return peer_id in self._directory.peers and self._directory.peers[peer_id].client
 
     def learn(self, *peer_ids: str) -> None:
         """These have shown that they stand at our lineage id."""
@@ -62,9 +93,9 @@ class View:
         if len(self._knocked) < MAX_KNOCKING:
             self._knocked[peer_id] = self._clock() + KNOCK_S
 
-    def avoid(self, peer_id: str) -> None:
+    def avoid(self, peer_id: str, seconds: float = GONE_FOR_S) -> None:
         """Neither follow nor expect this peer for some seconds."""
-        self._gone[peer_id] = self._clock() + GONE_FOR_S
+        self._gone[peer_id] = self._clock() + seconds
 
     def _known(self) -> frozenset[str]:
         lineage_id, companions = self._companions

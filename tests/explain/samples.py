@@ -49,6 +49,11 @@ def caught_up(round: int, at: float, reason: str, **fields: Any) -> RoundRecord:
     return _record("caught_up", round, at, reason=reason, **fields)
 
 
+def banned(round: int, at: float, culprit: str, reason: str) -> RoundRecord:
+    """This peer has proof against another."""
+    return _record("banned", round, at, culprit=culprit, reason=reason)
+
+
 GROUP = {"members": (ALPHA, BRAVO, CHARLIE), "weights": (5120, 5120, 4096)}
 STORY = [
     alone(1, 1.0),

@@ -11,8 +11,8 @@ from rich.console import Console
 from peer.explain.names import Names
 from peer.explain.page import Page
 from peer.explain.words import entries, summary
-from peer.outer.record import RoundRecord
-from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, caught_up, committed
+from peer.outer.record import Drop, RoundRecord
+from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, banned, caught_up, committed
 
 
 def page(records: list[RoundRecord], width: int = 200) -> list[str]:
@@ -144,6 +144,18 @@ def test_what_others_sent_is_no_command_to_the_terminal_and_no_flood() -> None:
     assert len(Names().within("x" * 5000)) < 500
 
 
+def test_audits_and_bans_are_told() -> None:
+    audits = (f"unit 3 of {BRAVO}'s part in round 2: computed again, and right",)
+    ban = banned(3, 6.0, BRAVO, "it reduced falsely, in round 3, unit 0 of its part; this peer audited it")
+    records = [committed(3, 0.0, audits=audits), aborted(4, 5.0, "match", "x"), ban, committed(4, 9.0)]
+    told = [line.strip() for line in page(records)]
+    assert "audited: unit 3 of bravo's part in round 2: computed again, and right" in told
+    assert any("banned bravo" in line and line.endswith("for good") for line in told)
+    assert "because it reduced falsely, in round 3, unit 0 of its part; this peer audited it" in told
+    assert any("contributed again in round 4, committed 4.00 s later" in line for line in told)
+    assert summary(records).startswith("2 committed (2 by a group that stood), 1 aborted, 0 caught up, 1 banned")
+
+
 def test_a_record_without_its_keeper_is_still_told() -> None:
     bare = RoundRecord(status="committed", round=3, lineage_id="a" * 64, members=(ALPHA, BRAVO), weights=(1, 2))
     assert page([bare]) == [
@@ -151,3 +163,17 @@ def test_a_record_without_its_keeper_is_still_told() -> None:
         "                     weights in tokens: ALPHA1 1, BRAV22 2",
         "                     sent 0 B, received 0 B",
     ]
+
+
+def test_who_was_left_out_of_the_average_is_named_with_the_reason() -> None:
+    drops = (
+        Drop(peer_id=CHARLIE, slices=3, of=3, reason="median cosine -0.41 to the rest, whose own is 0.3"),
+        Drop(peer_id=BRAVO, slices=1, of=3, reason=f"near-duplicate (cosine 0.999900) of {ALPHA}"),
+    )
+    lines = " ".join(" ".join(page([committed(3, 44.0, dropped=drops)])).split())
+    assert (
+        "left out: charlie CHAR33, in 3 of 3 slices that this peer averaged: "
+        "median cosine -0.41 to the rest, whose own is 0.3"
+    ) in lines
+    assert "in 1 of 3 slices that this peer averaged: near-duplicate (cosine 0.999900) of alpha" in lines
+    assert "left out" not in " ".join(page([committed(3, 44.0)]))

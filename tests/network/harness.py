@@ -6,6 +6,7 @@ amount at every step, so that a test can compute what the swarm must arrive at.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -24,7 +25,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.compose import swarm_recipe
+from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.protocol.manifest import RunManifest
 
@@ -67,7 +68,10 @@ class VectorReplica:
 class BootstrapProcess:
     """`atoll-bootstrap` as a child; `address` is what a peer joins with."""
 
-    def __init__(self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0,
+        host: str = "127.0.0.1",
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "run.yaml"
         path.write_text(manifest_text)
@@ -75,7 +79,7 @@ class BootstrapProcess:
         self._command = [
             sys.executable, "-m", "peer.demo.launch", str(os.getpid()),
             sys.executable, "-m", "bootstrap.cli", str(path), "--json", "--state-dir", str(folder),
-            "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
+            "--host-maddrs", f"/ip4/{host}/tcp/{port}",
         ]  # fmt: skip
         if initial_peers:
             self._command += ["--initial-peers", *initial_peers]
@@ -106,11 +110,10 @@ class BootstrapProcess:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        try:
-            self.process.wait(5)
-        finally:
-            self.process.kill()
-            self.log.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)  # on busy cores the interpreter alone takes seconds to end
+        self.kill()
+        self.log.close()
 
 
 @dataclass
@@ -126,6 +129,7 @@ class Member:
     replica: VectorReplica | None = None
     peer_id: str = ""
     maddrs: tuple[str, ...] = ()
+    client: bool = False
     records: list[RoundRecord] = field(default_factory=list)
     swarm: Swarm | None = None
     stopped: Stopped | None = None
@@ -192,10 +196,10 @@ class TestSwarm:
 
     def __init__(
         self, folder: Path, *, hidden: int = 16, steps: int = 5, wait: float = 5.0, total: int | None = None,
-        recipe: str = DILOCO,
+        recipe: str = DILOCO, min_group: int = 2,
     ) -> None:
         self.folder = folder
-        rounds = f", total: {total}" if total else ""
+        rounds = f", min_group: {min_group}" + (f", total: {total}" if total else "")
         self.manifest_text = MANIFEST.format(hidden=hidden, recipe=recipe, steps=steps, wait=wait, total=rounds)
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []
@@ -203,8 +207,11 @@ class TestSwarm:
 
     def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
         self.folder.mkdir(exist_ok=True)
-        self.bootstraps.append(BootstrapProcess(self.folder / name, self.manifest_text, initial_peers, port))
+        self.bootstraps.append(self._start_bootstrap(self.folder / name, initial_peers, port))
         return self.bootstraps[-1]
+
+    def _start_bootstrap(self, folder: Path, initial_peers: Sequence[str], port: int) -> BootstrapProcess:
+        return BootstrapProcess(folder, self.manifest_text, initial_peers, port)
 
     def add(self, *names: str, address: str | None = None, genesis: Tensor | None = None) -> list[Member]:
         """Start members together and bring each to its first anchor."""
@@ -224,24 +231,38 @@ class TestSwarm:
     def _launch(self, name: str, address: str, number: int) -> Member:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        agent = AgentProcess(folder / "agent.log")
-        start = Start(
+        agent = self._agent(folder)
+        start = self._start_of(name, address, folder)
+        self._start_agent(name, agent)
+        agent.send(start)
+        return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
+
+    def _start_of(self, name: str, address: str, folder: Path) -> Start:
+        return Start(
             initial_peers=(address,),
             host_maddrs=("/ip4/127.0.0.1/tcp/0",),
             identity_path=str(folder / "identity.key"),
             nickname=name,
             directory=str(folder),
         )
+
+    def _start_agent(self, name: str, agent: AgentProcess) -> None:  # noqa: ARG002
         agent.start()
-        agent.send(start)
-        return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
+
+    def _agent(self, folder: Path) -> AgentProcess:
+        return AgentProcess(folder / "agent.log")
 
     def _connect(self, member: Member, genesis: Tensor) -> None:
         published = member.agent.expect(Published, 60.0)
         assert isinstance(published, Published)
+        self._map(member, published, genesis)
+
+    @staticmethod
+    def _map(member: Member, published: Published, genesis: Tensor) -> None:
+        """Build the member's "model" once the manifest is known."""
         manifest = RunManifest.model_validate(published.manifest)
-        member.peer_id, member.maddrs = published.peer_id, published.maddrs
-        recipe = swarm_recipe(manifest.recipe)
+        member.peer_id, member.maddrs, member.client = published.peer_id, published.maddrs, published.client
+        recipe = run_recipe(manifest)
         buffers = recipe.optimizer.num_buffers
         numel = genesis.numel() // (1 + buffers)
         memory = SharedState(member.agent.memory_descriptor, numel, buffers)

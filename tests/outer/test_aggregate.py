@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from peer.errors import UserError
 from peer.outer.aggregate import CHUNK, Aggregator, DirectionAverage, Mean
+from peer.outer.gated import Gated
 from peer.outer.registry import AGGREGATORS, parameters
-from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean
+from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from tests.outer.contributions import gaussian
 
 ALL: list[Aggregator] = [
@@ -103,8 +104,6 @@ def test_which_are_separable() -> None:
     assert {type(aggregator) for aggregator in ALL} == set(AGGREGATORS.values())
     assert parameters(Mean) == {"normalise": "weights"}
     assert parameters(DirectionAverage) == {}
-    assert "inner" not in parameters(Gated)
-    assert Gated().inner == CentredClipping()
 
 
 def clipped_64(x: NDArray[np.float64], w: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -181,6 +180,8 @@ def test_agrees_with_float64(
         (lambda: CentredClipping(tolerance=1.0), r"tolerance=1.0: must be in \[0, 1\)"),
         (lambda: Gated(max_norm_ratio=math.inf), "max_norm_ratio=inf: must be finite and at least 1"),
         (lambda: Gated(min_cosine=1.0), r"min_cosine=1.0: must be in \[-1, 1\)"),
+        (lambda: Gated(min_share=1.0), r"min_share=1.0: must be in \[0, 1\)"),
+        (lambda: Gated(radius=0.5), "radius=0.5: must be finite and at least 1"),
         (lambda: Gated(max_duplicate_cosine=0.0), r"max_duplicate_cosine=0.0: must be in \(0, 1\]"),
     ],
 )

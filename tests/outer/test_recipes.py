@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,18 +13,19 @@ from peer.errors import UserError
 from peer.outer.adaptive import Adagrad, Adam, Yogi
 from peer.outer.aggregate import DirectionAverage, Mean
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
-from peer.outer.compose import resolve, swarm_recipe
+from peer.outer.compose import resolve, run_recipe, swarm_recipe, trust_in_words
 from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.gated import Gated
 from peer.outer.local import Plain, Proximal, Replay
 from peer.outer.merging import Accelerated, Eager, Elastic, Mix
 from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, describe
-from peer.outer.robust import CentredClipping
+from peer.outer.robust import CentredClipping, CoordinateMedian
 from peer.outer.schedules import Every, GradientChange, Strided
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll
 from peer.outer.topology import BandwidthMatching, Groups, Neighbours, RandomPairs
-from peer.protocol.manifest import RecipeSpec
+from peer.protocol.manifest import RecipeSpec, RunManifest
 
 
 def recipe(name: str, **overrides: Any) -> Recipe:
@@ -298,3 +300,25 @@ def test_infinity_is_described_as_nothing() -> None:
         name="x", source="", summary="", payload="gradient", schedule=Every(steps=1),
         straggler=ComputeTimeout(tau_s=math.inf),
     ))["straggler"]["tau_s"] is None
+
+
+def manifest_of(recipe: dict[str, Any], **trust: Any) -> RunManifest:
+    model = {"architecture": "llama", "config": {}}
+    return RunManifest.model_validate({"name": "a", "model": model, "recipe": recipe, "trust": trust})
+
+
+def test_an_open_run_has_gates_unless_its_manifest_or_its_recipe_names_another_aggregator() -> None:
+    assert run_recipe(manifest_of({"name": "diloco"})).aggregator == Gated()
+    assert run_recipe(manifest_of({"name": "diloco"}, mode="private")) == RECIPES["diloco"]
+    assert run_recipe(manifest_of({"name": "diloco", "aggregator": "mean"})).aggregator == Mean()
+    assert run_recipe(manifest_of({"name": "diloco", "aggregator": "median"})).aggregator == CoordinateMedian()
+    assert replace(run_recipe(manifest_of({"name": "lagoon"})), aggregator=Mean()) == RECIPES["lagoon"]
+
+
+def test_trust_is_told_in_one_line() -> None:
+    newcomers = "newcomers of less than 10 rounds 20% together"
+    assert trust_in_words(manifest_of({})) == f"open: aggregator gated, weights up to 3 x the median, {newcomers}"
+    assert trust_in_words(manifest_of({"name": "diloco", "aggregator": "mean"}, probation_rounds=0)) == (
+        "open: aggregator mean (one liar can ruin it), weights up to 3 x the median"
+    )
+    assert trust_in_words(manifest_of({}, mode="private")) == "private: aggregator mean; every member is trusted"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +14,14 @@ from peer.protocol.lineage import (
     Certificate,
     Link,
     Member,
+    RosterLimits,
     chain_weight,
     check_chain,
     heavier,
     quorum,
 )
+from peer.protocol.manifest import TrustSpec
+from peer.protocol.weights import WeightRule
 
 RUN = "1" * 64
 GENESIS = "0" * 64
@@ -141,6 +146,38 @@ def test_one_uncertified_link_voids_a_chain():
     chain[1] = Certificate(link=chain[1].link, signatures=sign(chain[1].link, PEERS[:2]))
     with pytest.raises(ProtocolError, match="round 1 has 2 valid signatures"):
         check_chain(chain, RUN, GENESIS, 0)
+
+
+OPEN = RosterLimits(2, 4, WeightRule.of(TrustSpec(probation_rounds=2), 1000))
+
+
+def open_chain(*rosters):
+    """A chain whose rounds have these members and weights, by their places among PEERS."""
+    chain, parent = [], GENESIS
+    for round, roster in enumerate(rosters):
+        members = tuple(Member(peer_id=PEERS[place].peer_id, tokens=tokens) for place, tokens in roster.items())
+        one = link(round=round, parent=parent).model_copy(update={"roster": members})
+        chain.append(certificate(one))
+        parent = one.id
+    return chain
+
+
+def test_a_chain_keeps_the_limits_of_an_open_run():
+    fair = open_chain({0: 100, 1: 300}, {0: 100, 1: 100}, {0: 100, 1: 100, 2: 50}, {0: 100, 2: 26}, {0: 3, 2: 1, 3: 1})
+    check_chain(fair, RUN, GENESIS, 0, OPEN)
+    seen = Counter({PEERS[0].peer_id: 2, PEERS[1].peer_id: 2})
+    check_chain(fair[2:], RUN, fair[1].link.id, 2, OPEN, seen)
+    assert seen[PEERS[0].peer_id] == 5
+    before = ({0: 100, 1: 100}, {0: 100, 1: 100})
+    forged = {
+        "weight of 301 for .*; the run allows 300": open_chain({0: 100, 1: 301}),
+        "weight of 1001 for .*; the run allows 1000": open_chain({0: 1000, 1: 1001}),
+        "weight of 100 for .*; the run allows 50": open_chain(*before, {0: 100, 1: 100, 2: 100}),
+        "weight of 1000 for .*; the run allows 125": open_chain(*before, {2: 1000, 3: 1000}),
+    }
+    for reason, chain in forged.items():
+        with pytest.raises(ProtocolError, match=reason):
+            check_chain(chain, RUN, GENESIS, 0, OPEN)
 
 
 LINEAGES = st.tuples(st.integers(0, 3), st.sampled_from(["a" * 64, "b" * 64, "c" * 64]))

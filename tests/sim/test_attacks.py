@@ -22,6 +22,17 @@ def test_simple_lies():
     assert corrupt("nan", OWN, HONEST).isnan().all()
 
 
+def test_lies_of_their_own_length():
+    length = OWN.norm()
+    assert corrupt("zero", OWN, HONEST).tolist() == [0.0] * 3
+    assert corrupt("constant", OWN, HONEST, scale=2.0).tolist() == pytest.approx([float(2 * length) / 3**0.5] * 3)
+    noise = corrupt("noise", OWN, HONEST, scale=10.0, generator=torch.Generator().manual_seed(1))
+    assert noise.norm() == pytest.approx(10 * length)
+    assert corrupt("inner-product", OWN, HONEST).tolist() == [-1.5, -1.0, -2.5]
+    assert corrupt("inner-product", OWN, HONEST, scale=10.0).tolist() == [-30.0, -20.0, -50.0]
+    assert corrupt("inner-product", OWN, []).tolist() == OWN.tolist()
+
+
 @pytest.mark.parametrize("kind", get_args(Attack))
 def test_every_kind_gives_a_new_tensor_of_the_same_shape_and_changes_no_input(kind):
     own, honest = OWN.clone(), [vector.clone() for vector in HONEST]

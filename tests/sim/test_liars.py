@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from peer.sim.scenario import PeerProfile
-from tests.sim.tiny import PUBLISHED, SGD, commits_of, simulate
+from tests.sim.tiny import PUBLISHED, SGD, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import TinyTask
 
 IDEAL = PeerProfile()
@@ -42,8 +44,24 @@ def test_robust_aggregators_survive_what_ruins_the_mean(name: str, aggregator: s
     assert not ruined.loss < 2.8
 
 
+class TrustsNobody:
+    """An aggregator that drops everybody."""
+
+    separable = True
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        raise ValueError(f"{len(contributions)} contributions of weight {sum(weights)} were dropped")
+
+
 def test_a_round_in_which_nobody_is_trusted_changes_nothing() -> None:
-    gates = {"name": "gated", "min_cosine": 0.99, "max_duplicate_cosine": 1.0}
-    run, commits = commits_of("fedavg", steps=20, steps_per_round=10, aggregator=gates, inner=SGD)
+    recipe = replace(recipe_of("fedavg", steps_per_round=10), aggregator=TrustsNobody())
+    run, commits = commits_of(recipe, steps=20, inner=SGD)
     assert [commit.dropped for commit in commits] == [[0, 1, 2, 3]] * 2
     assert torch.equal(run.consensus, TinyTask().initial())
+
+
+def test_where_no_gate_can_tell_nobody_is_dropped() -> None:
+    gates = {"name": "gated", "min_cosine": 0.99, "max_duplicate_cosine": 1.0}
+    run, commits = commits_of("fedavg", steps=20, steps_per_round=10, aggregator=gates, inner=SGD)
+    assert [commit.dropped for commit in commits] == [[], []]
+    assert not torch.equal(run.consensus, TinyTask().initial())

@@ -212,7 +212,7 @@ def test_classes_are_spread_evenly():
     ("[{share: 1, up_mbps: [0, 20]}]", "", "peers.0: up_mbps=[0, 20]: 0 and null mean unlimited"),
     ("[{share: 1, jitter: .nan}]", "", "peers.0: jitter=nan: Input should be a finite number"),
     ("[{share: 1, attack: signflip}]", "", "peers.0: attack='signflip': Input should be 'none', 'sign-flip', 'scale'"),
-    ("[{share: 1, attack_scale: 3}]", "", "peers.0: 'attack_scale' goes with the attacks 'scale' and 'little'"),
+    ("[{share: 1, attack_scale: 3}]", "", "peers.0: 'attack_scale' goes with the attacks scale, little, inner-product"),
     ("[{share: 1, count: 2}]", "", "peers.0: give exactly one of 'share' and 'count'"),
     ("[{speed: 1}]", "", "peers.0: give exactly one of 'share' and 'count'"),
     ("[{share: 1, away_s: 3}]", "", "peers.0: 'away_s' goes with 'lifetime_s'"),

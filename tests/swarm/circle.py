@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
@@ -12,7 +13,10 @@ from peer.outer.round import Due
 from peer.outer.state import OuterState
 from peer.protocol.lineage import Link
 from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
+from peer.swarm.guard import Guard
+from peer.swarm.judge import Judge
 from peer.swarm.keeper import Position
 from peer.swarm.roster import Rosters
 from tests.swarm.runs import RUN, contributions, make_state
@@ -23,18 +27,28 @@ NOMINAL = 10_000
 PATIENCE_S = 5.0
 
 
+class Never(random.Random):
+    """Draws no round for an audit."""
+
+    def random(self):
+        return 1.0
+
+
 class Seat:
     """One member; its weight is 100 (index + 1) tokens."""
 
-    def __init__(self, node, index, numel, codec, recipe, elements):
+    def __init__(self, node, index, numel, codec, recipe, elements, folder=None):
         self.node, self.tokens = node, 100 * (index + 1)
         plain = make_state(numel)
         sliced = Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec))
         self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), sliced)
         self.state.lineage_id = plain.lineage_id
-        self.rosters = Rosters(node.identity, RUN, ROUNDS, NOMINAL)
+        self.rosters = Rosters(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
-        self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called)
+        judge = Judge(RUN, numel, sliced, recipe)
+        # random audits are left out: a test says what is audited, and when
+        self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
+        self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard)
         self.weight = 0
         self.streams = 0
         opening = node.open
@@ -60,12 +74,16 @@ class Seat:
 class Circle:
     """`count` members at genesis."""
 
-    def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None):
-        self.seats = [Seat(network.node(), index, numel, codec, recipe, elements) for index in range(count)]
+    def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None, folder=None):
+        """`folder`: where the guards of all seats keep bans; None for exchanges without guards."""
+        self.seats = [Seat(network.node(), index, numel, codec, recipe, elements, folder) for index in range(count)]
+        self._joins = None
 
     async def start(self):
         for seat in self.seats:
             await seat.exchange.start()
+            if seat.guard is not None:
+                await seat.guard.start()
         return self
 
     def locals(self):
@@ -73,11 +91,10 @@ class Circle:
         return contributions(self.seats[0].state, len(self.seats), self.seats[0].state.round)
 
     def _first(self, seat):
-        joins = {}
-        for other in self.seats:
-            join, sealed = other.rosters.join(other.position, other.tokens)
-            joins[other.peer_id] = sealed, join
-        return seat.rosters.write(joins, seat.state.lineage_id)[1]
+        if self._joins is None:
+            joins = {other.peer_id: other.rosters.join(other.position, other.tokens) for other in self.seats}
+            self._joins = {peer_id: (sealed, join) for peer_id, (join, sealed) in joins.items()}
+        return seat.rosters.write(self._joins, seat.state.lineage_id)[1]
 
     async def again(self, index, patience_s=PATIENCE_S):
         """One member's wish for the next round of the standing group."""

@@ -12,6 +12,7 @@ from peer.outer.round import Due
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Position
@@ -50,20 +51,23 @@ class PlainDirectory:
 class Member:
     """One peer: a production matchmaker, everything around it played."""
 
-    def __init__(self, node, rounds):
+    def __init__(self, node, rounds, client=False):
+        self.client, self.relayed = client, False
         self.node, self.directory = node, PlainDirectory()
         self.position = Position(5, PARENT, 100)
+        self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
         me = Self(
             position=lambda: self.position,
             due_in_s=lambda: self.due_in_s,
+            halfway=lambda: self.halfway,
             hurry=self.hurried.set,
             training=lambda: self.training,
             nudge=lambda *claim: self.nudges.append(claim),
+            client=client,
         )
-        self.matchmaker = Matchmaker(
-            node, self.directory, RUN, rounds, Rosters(node.identity, RUN, rounds, NOMINAL), me
-        )
+        rosters = Rosters(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
+        self.matchmaker = Matchmaker(node, self.directory, RUN, rounds, rosters, me)
 
     @property
     def peer_id(self):
@@ -73,6 +77,7 @@ class Member:
         values = {
             "run_id": RUN, "nickname": "x", "state": "training", "round": self.position.round,
             "lineage_id": self.position.lineage_id, "lineage_weight": self.position.weight, "expires_at": 1e10,
+            "client": self.client, "relayed": self.relayed,
         }  # fmt: skip
         return PeerRecord(**{**values, **changes})
 
@@ -96,11 +101,14 @@ class Member:
         return stream
 
 
-async def gather(network, count, *, wait=30.0, low=2, high=16):
-    """`count` members who all know each other, in the order of their rank: the first leads."""
+async def gather(network, count, *, wait=30.0, low=2, high=16, clients=()):
+    """`count` members who all know each other, in the order of their rank: the first leads.
+
+    `clients` are the numbers of those that say that they accept no connection.
+    """
     rounds = RoundSpec(min_group=low, max_group=high, straggler_wait_s=wait)
     identities = sorted((Identity.generate() for _ in range(count)), key=lambda identity: rank(identity.peer_id))
-    members = [Member(network.node(identity), rounds) for identity in identities]
+    members = [Member(network.node(one), rounds, number in clients) for number, one in enumerate(identities)]
     for member in members:
         await member.matchmaker.start()
         member.directory.peers = {other.peer_id: other.record() for other in members if other is not member}

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from hivemind.p2p import P2PDaemonError
 
 from peer.protocol.identity import Identity
-from peer.swarm.node import Node, NodeConfig
+from peer.swarm.daemon import NodeConfig
+from peer.swarm.node import Node
 from peer.swarm.pipe import Pipe
 from peer.swarm.streams import Stream, Traffic
 from peer.swarm.tasks import cancel_and_wait

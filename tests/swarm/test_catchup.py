@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import hashlib
-
 import pytest
+from blake3 import blake3
 
 from peer.errors import ProtocolError
 from peer.outer.state import CHUNK, Update
@@ -107,7 +106,7 @@ async def test_a_certified_update_that_overflows(network, tmp_path, joiner):
 
 
 async def _one_lying_round(network, run, update, payload, **lies):
-    lies = {"update_digest": hashlib.sha256(payload).hexdigest(), **lies}
+    lies = {"update_digest": blake3(payload).hexdigest(), **lies}
     certificate = run.certify(update, **lies)
     run.history.append(certificate, payload)
     return await ScriptedDonor(network.node(), run).start()

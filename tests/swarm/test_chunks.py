@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from peer.protocol.records import dump_json
 from peer.protocol.wire import Kind
 from peer.swarm import chunks
 from peer.swarm.chunks import Lane, much_slower
@@ -250,6 +251,15 @@ async def test_a_damaged_index_counts_for_nothing(run, donors, joiner, index):
     await joiner.catch_up(donors[0])
     assert_same(joiner, run)
     assert len(donors[0].chunks_asked) == CHUNKS
+
+
+async def test_an_index_with_a_number_that_no_chunk_has_counts_for_what_is_right(run, donors, joiner):
+    lines = [dump_json(donors[0].meta), b"0", b"9" * 5000, b"1", b""]
+    (joiner.folder / "incoming.index").write_bytes(b"\n".join(lines))
+    (joiner.folder / "incoming.bin").write_bytes(b"".join(donors[0].pieces[:2]))
+    await joiner.catch_up(donors[0])
+    assert_same(joiner, run)
+    assert sorted(donors[0].chunks_asked) == list(range(2, CHUNKS))
 
 
 def damage(path, position):

@@ -6,18 +6,21 @@ import time
 import pytest
 import torch
 
+from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import partition
 from peer.outer.round import RoundAborted
 from peer.protocol.lineage import VOTE_DOMAIN, quorum
+from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
 from peer.swarm import budget as budget_module
 from peer.swarm import exchange as exchange_module
 from peer.swarm.budget import MIN_BUDGET_S, Budget
 from tests.swarm.gathering import until
-from tests.swarm.runs import reduce_all
+from tests.swarm.runs import contributions, reduce_all
 from tests.swarm.table import NAME, Table, other_digest
 
+GATED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator="gated"))
 NAN_SCALE = b"\x00\x00\xc0\x7f"
 
 
@@ -295,3 +298,43 @@ class TestCommit:
         outcomes = await table.all()
         with pytest.raises(RoundAborted, match="1 of 2 votes by the deadline"):
             await table.exchanges[0].commit(table.groups[0], table.link(0, outcomes[0].update))
+
+
+async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reason_on_record(network):
+    table = Table(network, 4, recipe=GATED, timeout_s=5.0)
+    liar = table.nodes[3].peer_id
+    codec, numel = table.states[0].compressor, table.states[0].numel
+    bounds = partition(numel, 4, codec.block)
+    own = table.states[3].encode_contribution(table.locals[3], bounds)
+
+    async def malformed(start, stop, leaves):
+        piece = own[bounds.index((start, stop))]
+        sent = NAN_SCALE * (len(piece) // 4) + bytes(len(piece) % 4) if start == 0 else piece
+        leaves.add(sent)
+        return sent
+
+    table.exchanges[3]._work.contribution = lambda *_: malformed
+    outcomes = await table.all()
+    assert len({outcome.update.payload for outcome in outcomes}) == 1
+    assert [(drop.peer_id, drop.slices, drop.of, drop.reason) for drop in outcomes[0].dropped] == [
+        (liar, 1, 1, "holds NaN or infinity")
+    ]
+    assert all(not outcome.dropped for outcome in outcomes[1:])
+
+
+async def test_who_sends_a_thousand_times_too_much_is_left_out_everywhere(network):
+    table = Table(network, 4, recipe=GATED)
+    state = table.states[0]
+    shared = torch.randn(state.numel, generator=torch.Generator().manual_seed(7))
+    table.locals = [local - 0.01 * shared for local in contributions(state, 4, seed=1)]  # cosines of about .5
+    honest = list(table.locals)
+    table.locals[2] = state.anchor + 1000.0 * (table.locals[2] - state.anchor)
+    outcomes = await table.all()
+    for outcome in outcomes:
+        assert [drop.peer_id for drop in outcome.dropped] == [table.nodes[2].peer_id]
+        assert "is above 3 x the median" in outcome.dropped[0].reason
+    weights = [weight for index, weight in enumerate(table.weights) if index != 2]
+    kept = [state.anchor - honest[index] for index in (0, 1, 3)]
+    mean = sum(weight * delta for weight, delta in zip(weights, kept, strict=True)) / sum(weights)
+    update = outcomes[0].update.decode_range(0, state.numel)
+    assert float(torch.nn.functional.cosine_similarity(update, mean, dim=0)) > 0.995

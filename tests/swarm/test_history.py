@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
+from blake3 import blake3
 
 from peer.outer.state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
@@ -25,9 +24,11 @@ def test_what_is_appended_is_on_disk_and_verifies(run):
     check_chain(chain, RUN, run.history.genesis, 0)
     assert [certificate.link.state_digest for certificate in chain] == run.states[1:]
     assert run.history.weight == 3 * 3 * TOKENS
+    assert set(run.history.seen.values()) == {3}
+    assert set(run.history.seen) == {member.peer_id for member in chain[0].link.roster}
     for certificate in chain:
         path = run.history.update(certificate.link.update_digest)
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == certificate.link.update_digest
+        assert blake3(path.read_bytes()).hexdigest() == certificate.link.update_digest
     assert run.history.update("f" * 64) is None
 
 
@@ -38,6 +39,7 @@ def test_a_chain_loads_up_to_the_state_that_is_there(run, tmp_path):
         other = History(tmp_path / f"other{rounds}", run.history.genesis)
         assert other.load(run.history.chain_path, lineage_id)
         assert other.chain == run.history.chain[:rounds]
+        assert set(other.seen.values()) == ({rounds} if rounds else set())
         assert read_chain(other.chain_path) == other.chain
 
 
@@ -74,6 +76,25 @@ def test_rounds_go_on_after_a_torn_line(run):
     assert again.load(path, lineage_id)
     again.append(run.history.chain[1], b"update")
     assert read_chain(path) == run.history.chain
+
+
+def test_an_update_that_was_torn_by_a_loss_of_power_is_not_served(run):
+    run.commit(3)
+    digests = [certificate.link.update_digest for certificate in run.history.chain]
+    torn = run.history.update(digests[2])
+    torn.write_bytes(torn.read_bytes()[:-1] + b"\x00\x00")
+    again = History(run.history.folder, run.history.genesis)
+    assert again.load(again.chain_path, run.history.chain[-1].link.id)
+    assert again.chain == run.history.chain
+    assert [again.update(digest) is not None for digest in digests] == [True, True, False]
+
+
+def test_syncing_survives_an_update_that_is_gone(run):
+    run.history.sync()
+    run.commit(2)
+    run.history.update(run.history.chain[-1].link.update_digest).unlink()
+    run.history.sync()
+    assert read_chain(run.history.chain_path) == run.history.chain
 
 
 def updates_on_disk(history):
@@ -122,7 +143,7 @@ def test_a_snapshot_file_survives_with_its_digests(numel, tmp_path):
     assert state_digest(snapshot.digests, numel, 1) == state.digest()
     content, position = snapshot.path.read_bytes(), 0
     for length, digest in zip(chunk_lengths(snapshot.meta), snapshot.digests, strict=True):
-        assert hashlib.sha256(content[position : position + length]).digest() == digest
+        assert blake3(content[position : position + length]).digest() == digest
         position += length
     other = make_state(numel)
     other.anchor.zero_()

@@ -149,6 +149,57 @@ async def test_a_group_has_a_limit(network):
     await cancel_and_wait(works)
 
 
+async def test_a_client_is_nobodys_leader(network):
+    client, second, third = await gather(network, 3, clients=(0,))
+    assert {member.matchmaker.view.leader() for member in (client, second, third)} == {second.peer_id}
+    groups = await together(client.match(), second.match(), third.match())
+    assert {len(group.members) for group in groups} == {3}
+
+
+async def test_a_client_alone_does_not_wait_for_another(network):
+    client, other = await gather(network, 2, clients=(0, 1))
+    network.cut(client.peer_id)
+    network.cut(other.peer_id)
+    with pytest.raises(RoundAborted, match="1 of at least 2 peers") as caught:
+        await client.match()
+    assert caught.value.alone
+
+
+async def test_a_group_takes_in_one_client(network):
+    members = await gather(network, 4, wait=1.0, clients=(1, 3))
+    works = [asyncio.ensure_future(member.match()) for member in members]
+    await until(lambda: sum(task.done() for task in works) == 3)
+    taken = names(works[0].result())
+    assert len(taken) == 3
+    assert {members[0].peer_id, members[2].peer_id} < taken
+    assert {task.result().id for task in works if task.done()} == {works[0].result().id}
+    await cancel_and_wait(works)
+
+
+async def test_a_group_takes_in_clients_that_a_relay_serves_until_a_round_fails_through_one(network):
+    leader, first, second = await gather(network, 3, wait=0.2, clients=(1, 2))
+    for member in (leader, first):
+        member.directory.peers[second.peer_id] = second.record(relayed=True)
+    groups = await together(*(member.match() for member in (leader, first, second)))
+    assert {len(group.members) for group in groups} == {3}
+    assert leader.matchmaker.newcomers(frozenset((leader.peer_id, first.peer_id))) == [second.peer_id]
+    leader.matchmaker.view.doubt_relay(second.peer_id)
+    leader.matchmaker.view.doubt_relay(leader.peer_id)  # no client: nothing to doubt
+    assert leader.matchmaker.newcomers(frozenset((leader.peer_id, first.peer_id))) == []
+    assert not leader.matchmaker.view.solitary(leader.peer_id)
+
+
+async def test_clients_have_turns(network):
+    leader, first, second = await gather(network, 3, clients=(1, 2))
+    pair = frozenset((leader.peer_id, first.peer_id))
+    now = leader.matchmaker._formed
+    for later, expected in ((LONGEST_WAIT_S - 1.0, []), (LONGEST_WAIT_S + 1.0, [second.peer_id])):
+        leader.matchmaker._clock = lambda later=later: now + later
+        assert leader.matchmaker.newcomers(pair) == expected
+    leader.matchmaker._formed = now + LONGEST_WAIT_S
+    assert leader.matchmaker.newcomers(frozenset((leader.peer_id,))) == sorted((first.peer_id, second.peer_id))
+
+
 async def test_a_peer_on_its_own_says_so(network):
     (lonely,) = await gather(network, 1)
     with pytest.raises(RoundAborted, match="1 of at least 2 peers") as caught:
@@ -183,7 +234,7 @@ async def test_a_leader_that_learns_of_a_heavier_lineage_says_that_it_is_behind(
     member.move(NEXT)
     with pytest.raises(RoundAborted, match="heavier lineage") as caught:
         await leader.match()
-    assert caught.value.behind
+    assert (caught.value.behind, caught.value.culprit) == (True, member.peer_id)
     assert leader.nudges[0][0] == member.peer_id
 
 
@@ -298,3 +349,51 @@ async def test_a_member_is_hurried_after_the_window_whatever_it_heard_before(net
     member.matchmaker.gathering()
     member.hurried.clear()  # as if nobody had listened
     await asyncio.wait_for(member.hurried.wait(), 1.0)
+
+
+async def test_who_is_less_than_halfway_is_not_hurried_by_whoever_is_first_but_the_window_ends(network):
+    leader, hasty, member = await gather(network, 3, wait=0.4)
+    for slow in (leader, member):
+        slow.due_in_s, slow.halfway = 1000.0, False
+    began = time.monotonic()
+    waiting = asyncio.ensure_future(hasty.match())
+    await until(lambda: leader.matchmaker.anybody_waiting)
+    member.matchmaker.gathering()
+    assert not leader.hurried.is_set()
+    assert not member.hurried.is_set()
+    await asyncio.wait_for(asyncio.gather(leader.hurried.wait(), member.hurried.wait()), 5.0)
+    assert time.monotonic() - began >= 0.4
+    await cancel_and_wait([waiting])
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.2])
+async def test_an_invitation_hurries_nobody_within_a_window_of_the_last_commit(network, wait_s):
+    leader, member = await gather(network, 2, wait=0.4)
+    member.due_in_s, member.halfway = 1000.0, False
+    member.move(NEXT)
+    moved = time.monotonic()
+    stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
+    invite = InviteMessage(run_id=RUN, round=6, parent=NEXT, weight=200, wait_s=wait_s)
+    leader.move(NEXT)
+    member.matchmaker.view.learn(leader.peer_id)
+    await stream.send_message(Kind.INVITE, invite)
+    status = await stream.receive_message(Kind.STATUS, StatusMessage)
+    assert status.coming
+    assert not member.hurried.is_set()
+    await asyncio.wait_for(member.hurried.wait(), 5.0)
+    assert time.monotonic() - moved >= 0.39
+    stream.close()
+
+
+async def test_a_wish_of_before_the_last_commit_hurries_nobody_after_it(network):
+    leader, member = await gather(network, 2, wait=0.1)
+    member.due_in_s, member.halfway = 1000.0, False
+    stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
+    await stream.send_message(Kind.INVITE, InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=0.1))
+    await stream.receive_message(Kind.STATUS, StatusMessage)
+    member.move(NEXT)
+    again = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, again.set)
+    await again.wait()
+    assert not member.hurried.is_set()
+    stream.close()

@@ -52,3 +52,23 @@ def test_old_entries_are_forgotten():
         newcomers.missed([f"peer {number}"])
         clock.now += 1.0
     assert len(newcomers._waits) <= FIRST_WAIT_S + LONGEST_WAIT_S + 1
+
+
+def test_an_invitation_is_honoured_once_in_each_wait():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    tries = 0
+    for _ in range(4 * 1000):  # somebody who invites without end, and with whom no group ever forms
+        if newcomers.invited("x") and newcomers.among(["x"]):
+            tries += 1
+            newcomers.missed(["x"])
+        clock.now += 0.25
+    quiet = Newcomers(clock)
+    tries_without = 0
+    for _ in range(4 * 1000):
+        if quiet.among(["x"]):
+            tries_without += 1
+            quiet.missed(["x"])
+        clock.now += 0.25
+    assert tries_without < tries <= 2 * tries_without + 1
+    assert newcomers.invited("y")

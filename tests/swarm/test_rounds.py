@@ -1,11 +1,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from peer.outer.record import RoundRecord
+from peer.protocol.manifest import parse_manifest
+from peer.protocol.records import PeerRecord
+from peer.swarm import rounds as rounds_module
+from peer.swarm.courtesy import Courtesy
+from peer.swarm.history import History
+from peer.swarm.keeper import Position
 from peer.swarm.rounds import Rounds
+from peer.swarm.streams import StreamClosedError
+from tests.swarm.gathering import PARENT, gather
+from tests.swarm.runs import RUN, make_state
+
+QUICKSTART = Path(__file__).parents[2] / "configs/runs/quickstart.yaml"
 
 
 @pytest.mark.parametrize("how", ["it leaves between rounds", "its rounds are cancelled"])
@@ -27,3 +42,51 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
         running.cancel()
     await asyncio.wait({running}, timeout=5.0)
     assert ended == [("this peer leaves", True)]
+
+
+async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network, monkeypatch):
+    leader, liar = await gather(network, 2)
+    rounds = Rounds.__new__(Rounds)
+    rounds._matchmaker = leader.matchmaker
+
+    async def nobody_shows_it():
+        return False
+
+    monkeypatch.setattr(rounds, "_until_caught_up", nobody_shows_it, raising=False)
+    monkeypatch.setattr(rounds, "_donors", lambda: ["somebody"], raising=False)
+    assert leader.matchmaker.view.expected() == [liar.peer_id]
+    record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
+    await rounds._after_abort(record)
+    assert leader.matchmaker.view.expected() == []
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + rounds_module.UNPROVEN_S - 1.0)
+    assert leader.matchmaker.view.expected() == []
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + rounds_module.UNPROVEN_S)
+    assert leader.matchmaker.view.expected() == [liar.peer_id]
+
+
+async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network, tmp_path, monkeypatch):
+    """Its record outlives it by seconds: a peer that is behind it must not spin meanwhile."""
+    node, asked = network.node(), []
+
+    async def gone(peer_id, *_):
+        asked.append(peer_id)
+        await asyncio.sleep(0)
+        raise StreamClosedError(peer_id, "cannot be reached")
+
+    monkeypatch.setattr(node, "open", gone)
+    ahead = PeerRecord(run_id=RUN, nickname="x", state="training", round=9, lineage_id="f" * 64, lineage_weight=99,
+                       expires_at=1e10)  # fmt: skip
+    state = make_state()
+    keeper = SimpleNamespace(
+        state=state, history=History(tmp_path, state.lineage_id), valid=True, position=Position(0, state.lineage_id, 0),
+        adopt=None, shelf=SimpleNamespace(courtesy=Courtesy()),
+    )  # fmt: skip
+    directory = SimpleNamespace(peers={"donor": ahead}, reachable={"donor": ahead})
+    manifest = parse_manifest(QUICKSTART.read_text(), "quickstart")
+    rounds = Rounds(node, directory, manifest, keeper, "organiser", 64, print, random.Random(0))
+    running = asyncio.ensure_future(rounds.run())
+    for _ in range(200):  # turns of the loop
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running}, timeout=5.0)
+    assert asked == ["donor"]

@@ -16,6 +16,7 @@ from peer.outer.state import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm import budget as budget_module
+from peer.swarm import exchange as exchange_module
 from peer.swarm.roster import roster_key
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
@@ -149,7 +150,8 @@ async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(net
 
 
 async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(network, monkeypatch):
-    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 0.6)
+    monkeypatch.setattr(exchange_module, "MIN_SENDING_S", 0.2)  # for whoever does not read, once there is a certificate
+    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 20.0)
     circle = await Circle(network, 4).start()
     await circle.round()
     slow = circle.seats[3]
@@ -163,11 +165,12 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
         await asyncio.Event().wait()
 
     stream.send = stuck
-    locals_ = circle.locals()
+    locals_, session = circle.locals(), circle.seats[0].exchange._standing.session
     outcomes = await asyncio.gather(
         *(circle.one_round(index, local, None) for index, local in enumerate(locals_)), return_exceptions=True
     )
     assert circle.seats[0].state.round == 2, outcomes  # committed, and applied
+    assert session.deadline > time.monotonic()  # nobody waited for its end
     assert circle.seats[0].exchange.stands(circle.seats[0].position) == frozenset()
 
 

@@ -89,7 +89,7 @@ class Compressor(Codec, Protocol):
             NonFiniteError: see `encode`.
         """
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> Tensor:
+    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Elements [start, stop) of `decode(payload, n)`, reading (and checking) only what they need.
 
         Args:
@@ -97,9 +97,17 @@ class Compressor(Codec, Protocol):
             n: elements in the payload.
             start: a multiple of `block`.
             stop: a multiple of `block`, or n.
+            out: where to write them: fp32 [stop - start], contiguous, on the CPU; a new vector by default.
 
         Raises:
             PayloadError: wrong length, or a malformed value within the range.
+        """
+
+    def check(self, payload: Payload, n: int) -> None:
+        """Refuse what `decode(payload, n)` would refuse, with little work and temporaries of a few MB.
+
+        Raises:
+            PayloadError: see `decode`.
         """
 
     def bind(self, shapes: Shapes) -> Compressor:
@@ -180,6 +188,26 @@ def groups(start: int, stop: int, block: int, elements: int) -> Iterator[tuple[i
     step = max(1, elements // block) * block
     for first in range(start, stop, step):
         yield first, min(first + step, stop)
+
+
+def check_by_decoding(compressor: Compressor, payload: Payload, n: int) -> None:
+    """`Compressor.check` where nothing is less work than to decode.
+
+    Raises:
+        PayloadError: see `Compressor.decode`.
+    """
+    scratch = torch.empty(min(n, max(READ_ELEMENTS, compressor.block)))
+    compressor.decode_range(payload, n, 0, 0)  # checks the length of an empty one, too
+    for start, stop in groups(0, n, compressor.block, READ_ELEMENTS):
+        compressor.decode_range(payload, n, start, stop, scratch[: stop - start])
+
+
+def receiver(out: Tensor | None, n: int) -> Tensor:
+    """`out`, or a new vector: fp32 [n]."""
+    if out is None:
+        return empty_vector(n)
+    assert out.shape == (n,), f"out {tuple(out.shape)} is not ({n},)"
+    return out
 
 
 def empty_vector(n: int) -> Tensor:

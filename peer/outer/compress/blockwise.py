@@ -16,14 +16,15 @@ from peer.outer.compress.base import (
     Payload,
     Plain,
     Read,
+    check_by_decoding,
     check_length,
     check_range,
     check_vector,
     empty_payload,
-    empty_vector,
     group_elements,
     groups,
     read_bytes,
+    receiver,
 )
 from peer.outer.compress.bits import packed_bytes
 from peer.outer.compress.values import Values
@@ -63,17 +64,21 @@ class InBlocks(Plain):
         """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> Tensor:
+    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """See `Compressor.decode_range`."""
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
-        decoded = empty_vector(stop - start)
+        decoded = receiver(out, stop - start)
         full_stop = stop - stop % self.block
         for first, last in groups(start, full_stop, self.block, GROUP_ELEMENTS):
             self._read(view, n, first, decoded[first - start : last - start].view(-1, self.block))
         if start < stop and full_stop < stop:
             self._read(view, n, full_stop, decoded[full_stop - start :].view(1, -1))
         return decoded
+
+    def check(self, payload: Payload, n: int) -> None:
+        """See `Compressor.check`."""
+        check_by_decoding(self, payload, n)
 
     @property
     @abstractmethod

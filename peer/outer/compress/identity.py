@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from peer.outer.compress.base import (
@@ -16,13 +15,14 @@ from peer.outer.compress.base import (
     PayloadError,
     Plain,
     Read,
+    check_by_decoding,
     check_length,
     check_range,
     check_vector,
-    empty_vector,
     group_elements,
     groups,
     is_finite,
+    receiver,
 )
 
 
@@ -61,19 +61,21 @@ class Fp32(Plain):
         """See `Compressor.decode`."""
         return self.decode_range(payload, n, 0, n)
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> Tensor:
+    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """See `Compressor.decode_range`."""
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
-        if start == stop:
-            return torch.empty(0)
-        decoded = empty_vector(stop - start)
+        decoded = receiver(out, stop - start)
         for first, last in groups(start, stop, 1, GROUP_ELEMENTS):
             piece = decoded[first - start : last - start]
             piece.numpy()[:] = np.frombuffer(view, "<f4", last - first, 4 * first)
             if not is_finite(piece):
                 raise PayloadError(f"fp32 payload holds NaN or infinity within values [{start}, {stop})")
         return decoded
+
+    def check(self, payload: Payload, n: int) -> None:
+        """See `Compressor.check`."""
+        check_by_decoding(self, payload, n)
 
     def wire_bytes(self, n: int) -> int:
         """4 n."""

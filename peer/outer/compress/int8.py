@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.compress.base import PayloadError, check_finite
+from peer.outer.compress.base import Payload, PayloadError, check_finite, check_length
 from peer.outer.compress.blockwise import InBlocks
 from peer.outer.compress.values import largest_magnitudes
 
@@ -55,11 +55,17 @@ class BlockInt8(InBlocks):
         scales = np.frombuffer(view, "<f4", out.shape[0], scale_offset)
         _check_scales(scales, start // self.block)
         values = np.frombuffer(view, np.int8, out.numel(), value_offset)
-        if values.min() < -LEVELS:
-            stop = start + out.numel()
-            raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
-        out.copy_(torch.from_numpy(values.copy()).view(out.shape))
+        _check_values(values, start)
+        np.copyto(out.numpy(), values.reshape(out.shape))
         out.mul_(torch.from_numpy(scales.astype(np.float32)).unsqueeze(1))
+
+    def check(self, payload: Payload, n: int) -> None:
+        """See `Compressor.check`: the scales and the range of the values tell, without decoding."""
+        view = check_length(payload, self.wire_bytes(n), self.name, n)
+        if n:
+            scale_offset, value_offset = self._offsets(n, 0)
+            _check_scales(np.frombuffer(view, "<f4", -(-n // self.block), scale_offset), 0)
+            _check_values(np.frombuffer(view, np.int8, n, value_offset), 0)
 
     def _offsets(self, n: int, start: int) -> tuple[int, int]:
         """Bytes before the scale and the value of element `start`, the first of a block."""
@@ -74,6 +80,12 @@ def _quantize(rows: Tensor, scales: Tensor, values: Tensor) -> None:
     scales.copy_(divisors.masked_fill(largest == 0, 0.0))
     # |row| / divisor exceeds 127 by rounding only, so that the nearest integer always fits.
     values.copy_((rows / divisors.unsqueeze(1)).round_())
+
+
+def _check_values(values: NDArray[np.int8], start: int) -> None:
+    if values.min() < -LEVELS:
+        stop = start + values.size
+        raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
 
 
 def _check_scales(scales: NDArray[np.float32], first_block: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, empty_vector, groups
+from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, groups, receiver
 
 SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payload's scales stand
 
@@ -65,17 +65,25 @@ class Sliced(Plain):
         """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int) -> Tensor:
+    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """See `Compressor.decode_range`."""
         if n <= self.elements:
-            return self.base.decode_range(payload, n, start, stop)
+            return self.base.decode_range(payload, n, start, stop, out)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         check_range(self.block, n, start, stop)
-        decoded = empty_vector(stop - start)
+        decoded = receiver(out, stop - start)
         for first, last, piece in self._pieces(view, n, start, stop):
             a, b = max(start, first), min(stop, last)
-            decoded[a - start : b - start] = self.base.decode_range(piece, last - first, a - first, b - first)
+            self.base.decode_range(piece, last - first, a - first, b - first, decoded[a - start : b - start])
         return decoded
+
+    def check(self, payload: Payload, n: int) -> None:
+        """See `Compressor.check`."""
+        view = check_length(payload, self.wire_bytes(n), self.name, n)
+        if n == 0:
+            self.base.check(view, 0)
+        for first, last, piece in self._pieces(view, n, 0, n):
+            self.base.check(piece, last - first)
 
     def _pieces(self, view: memoryview, n: int, start: int, stop: int) -> Iterator[tuple[int, int, memoryview]]:
         """(first, last, payload) of every slice that [start, stop) meets."""

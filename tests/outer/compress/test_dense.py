@@ -116,6 +116,9 @@ def test_ranges_are_slices_of_the_whole(codec: Compressor) -> None:
     whole = codec.decode(payload, n)
     for start, stop in [(0, n), (b, 2 * b), (2 * b, n), (3 * b, n), (b, b), (n, n)]:
         assert torch.equal(codec.decode_range(memoryview(payload), n, start, stop), whole[start:stop])
+        out = torch.full((stop - start,), torch.nan)
+        assert codec.decode_range(payload, n, start, stop, out) is out
+        assert torch.equal(out, whole[start:stop])
 
 
 @pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))

@@ -10,6 +10,7 @@ import torch
 
 from peer.outer.compress.base import Codec, Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS, codec
+from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.state import Update
 
@@ -54,6 +55,24 @@ def test_500_mutated_payloads(codec: Compressor) -> None:
         assert decoded.shape == (n,)
         assert torch.isfinite(decoded).all()
     assert 200 < refused < 500
+
+
+@pytest.mark.parametrize("codec", [*COMPRESSORS.values(), Sliced(COMPRESSORS["int8"], 512)], ids=lambda c: repr(c)[:24])
+def test_checking_refuses_what_decoding_refuses(codec: Compressor) -> None:
+    """Without decoding, where that is less work; a vector of three slices, the last of which ends within a block."""
+    n, rng = 1300, random.Random(4)
+    good = codec.encode(torch.randn(n, generator=torch.Generator().manual_seed(0)))
+    codec.check(good, n)
+    codec.check(codec.encode(torch.empty(0)), 0)
+    for _ in range(500):
+        payload = mutate(good, rng)
+        try:
+            codec.decode(payload, n)
+        except PayloadError:
+            with pytest.raises(PayloadError):
+                codec.check(payload, n)
+        else:
+            codec.check(payload, n)
 
 
 @pytest.mark.parametrize("parts", [codec(name).bind(SHAPES).seeded(3) for name in SPARSE], ids=SPARSE)

@@ -1,0 +1,255 @@
+"""What a quarter of liars does to an open run: `python -m benchmarks.attacks --report docs/results/attacks.json`.
+
+16 simulated peers, 4 of them bad, learn the task of configs/sim/long.yaml for 60 rounds under each of ten attacks, with
+the aggregator that open runs have. As on a swarm, the vector is cut into one part per member, each part is judged and
+averaged by itself, and contributions and means travel as 8-bit integers. `clean` is the same run with nobody bad and
+the plain mean. Passed: the validation loss is at most 2% above clean, and less than 1% of the honest contributions to
+parts are dropped. A row that the report holds already is not computed again; --slice is a short look for every change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from peer.errors import UserError
+from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.compose import resolve
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import SLICE
+from peer.outer.fragments import partition
+from peer.outer.gated import Gated
+from peer.outer.products import inner_products, largest_magnitude
+from peer.protocol.manifest import RecipeSpec, RunManifest
+from peer.sim.build import language_task, load_windows
+from peer.sim.job import one_thread
+from peer.sim.plan import Windows, check_writable, load_task
+from peer.sim.scenario import Attack, PeerProfile
+from peer.sim.simulate import Setup, Simulation
+
+TASK = "configs/sim/long.yaml"
+PEERS, BAD = 16, (3, 7, 11, 15)
+ATTACKS: dict[str, tuple[Attack, float | None]] = {
+    "sign-flip": ("sign-flip", None),
+    "x1000": ("scale", 1000.0),
+    "nan": ("nan", None),
+    "a little is enough": ("little", 1.0),
+    "copies": ("copy", None),
+    "inner product": ("inner-product", 0.5),
+    "mean reversed x10": ("inner-product", 10.0),
+    "noise x10": ("noise", 10.0),
+    "zero": ("zero", None),
+    "constant": ("constant", 1.0),
+}
+CLEAN = "none"
+GATES = {"holds": "not finite", "norm": "norm", "near-duplicate": "copy", "median": "direction"}
+SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
+LOSS_LIMIT, DROP_LIMIT = 1.02, 0.01
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByParts:
+    """An aggregator as the reducers of a swarm apply it: to each slice of each member's part by itself.
+
+    Attributes:
+        inner: the aggregator.
+        members: parts of the vector.
+        block: of the codec; no part cuts one.
+        bad: who lies.
+        tally: of parts, and of honest and bad contributions that were dropped.
+        gates: which gate dropped the honest.
+        cosines: the mean one between honest contributions of each part.
+    """
+
+    separable: ClassVar[bool] = False
+    inner: Aggregator
+    members: int
+    block: int
+    bad: tuple[int, ...] = ()
+    tally: Counter[str] = field(default_factory=Counter)
+    gates: Counter[str] = field(default_factory=Counter)
+    cosines: list[float] = field(default_factory=list)
+
+    def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """See `Aggregator.aggregate`."""
+        # what is not finite never came so far; all that is missing was bad
+        who = [i for i in range(self.members) if len(contributions) == self.members or i not in self.bad]
+        pieces = []
+        for first, last in partition(contributions[0].numel(), self.members, self.block):
+            for start in range(first, last, SLICE):
+                part = [contribution[start : min(start + SLICE, last)] for contribution in contributions]
+                pieces.append(self._one(part, weights, who))
+        return torch.cat(pieces)
+
+    def _one(self, part: Sequence[Tensor], weights: Sequence[float], who: Sequence[int]) -> Tensor:
+        self.tally["parts"] += 1
+        self._count_cosine([x for i, x in zip(who, part, strict=True) if i not in self.bad])
+        if not isinstance(self.inner, Gated):
+            return self.inner.aggregate(part, weights)
+        result, reasons = self.inner.judged(part, weights)
+        for place, reason in reasons.items():
+            copied = reason.startswith("near-duplicate") and who[int(reason.rsplit(" ", 1)[1])] in self.bad
+            kind = "bad" if who[place] in self.bad else "copied" if copied else "honest"
+            self.tally[kind] += 1
+            if kind == "honest":
+                self.gates[GATES[reason.split(" ", 1)[0]]] += 1
+        return result
+
+    def _count_cosine(self, honest: Sequence[Tensor]) -> None:
+        products = inner_products(honest, [largest_magnitude(vector) for vector in honest])
+        norms = [math.sqrt(products[i][i]) for i in range(len(honest))]
+        if min(norms) > 0:
+            pairs = [products[i][j] / (norms[i] * norms[j]) for i in range(len(honest)) for j in range(i)]
+            self.cosines.append(sum(pairs) / len(pairs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """What all runs have in common."""
+
+    manifest: RunManifest
+    windows: Windows
+    rounds: int
+    steps: int
+
+    def run(self, name: str, aggregator: Aggregator, seed: int) -> Row:
+        """One run; `none` has nobody bad."""
+        kind, scale = ATTACKS.get(name, ("none", None))
+        bad = BAD if name != CLEAN else ()
+        spec = RecipeSpec(name="diloco", compressor="int8", steps_per_round=self.steps, outer_momentum=0.6)
+        parts = ByParts(inner=aggregator, members=PEERS, block=compressor("int8").block, bad=bad)
+        honest = PeerProfile()
+        liar = replace(honest, attack=kind, attack_scale=scale)
+        each = self.manifest.inner.batch_sequences * self.manifest.data.sequence_length
+        setup = Setup(
+            recipe=replace(resolve(spec), aggregator=parts), inner=self.manifest.inner,
+            profiles=tuple(liar if peer in bad else honest for peer in range(PEERS)),
+            tokens=self.rounds * self.steps * each * PEERS, seed=seed, evaluations=1,
+        )
+        result = Simulation(setup, language_task(self.manifest, self.windows, seed)).run()
+        loss = result.val_loss
+        return {
+            "attack": name, "aggregator": "gated" if isinstance(aggregator, Gated) else "mean", "seed": seed,
+            "rounds": self.rounds, "steps_per_round": self.steps,
+            "val_loss": loss if loss is not None and math.isfinite(loss) else None,
+            "honest_contributions": parts.tally["parts"] * (PEERS - len(bad)), "honest_drops": parts.tally["honest"],
+            "honest_drops_by_gate": dict(sorted(parts.gates.items())),
+            "bad_contributions": parts.tally["parts"] * len(bad) if kind != "nan" else 0,
+            "bad_drops": parts.tally["bad"], "counted_as_their_copy": parts.tally["copied"],
+            "honest_cosine": sum(parts.cosines) / len(parts.cosines) if parts.cosines else None,
+            "wall_seconds": result.wall_seconds,
+        }
+
+
+class Report:
+    """Rows in a file, written after each run: what is there is not computed again.
+
+    Args:
+        path: JSON; created if missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+
+    def find(self, name: str, aggregator: str, seed: int, rounds: int, steps: int) -> Row | None:
+        """The row of this run, if it was made."""
+        wanted = (name, aggregator, seed, rounds, steps)
+        keys = ("attack", "aggregator", "seed", "rounds", "steps_per_round")
+        return next((row for row in self.rows if tuple(row[key] for key in keys) == wanted), None)
+
+    def keep(self, row: Row) -> None:
+        """Add a row and write the file."""
+        self.rows.append(row)
+        document = {"benchmark": "attacks", "peers": PEERS, "bad": len(BAD), "task": TASK, "rows": self.rows}
+        self._path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def judged(row: Row, clean: Row) -> Row:
+    """The row with the clean loss of its seed, and whether it passes."""
+    loss, limit = row["val_loss"], LOSS_LIMIT * clean["val_loss"]
+    dropped = row["honest_drops"] / row["honest_contributions"]
+    return row | {
+        "clean_loss": clean["val_loss"],
+        "contributions": row["honest_contributions"] + row["bad_contributions"],
+        "passed": loss is not None and loss <= limit and dropped < DROP_LIMIT,
+    }
+
+
+def line(row: Row) -> str:
+    """One run in a line."""
+    loss = "no number" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
+    above = "" if row["val_loss"] is None else f" ({row['val_loss'] / row['clean_loss'] - 1:+.1%})"
+    drops = f"honest dropped {row['honest_drops'] / row['honest_contributions']:.2%}"
+    bad = f", bad dropped {row['bad_drops'] / row['bad_contributions']:.0%}" if row["bad_contributions"] else ""
+    cosine = "" if row["honest_cosine"] is None else f", honest cosine {row['honest_cosine']:.2f}"
+    verdict = "ok    " if row["passed"] else "FAILED"
+    return f"{verdict} {row['attack']}, seed {row['seed']}: loss {loss}{above}, {drops}{bad}{cosine}"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
+    add = parser.add_argument
+    add("--report", type=Path, required=True, metavar="FILE", help="JSON; goes on from what it holds")
+    add("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME", help="default: all ten")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    add("--rounds", type=int, default=60, metavar="N", help="default: 60")
+    add("--steps", type=int, default=10, metavar="N", help="inner steps of each peer in a round (default: 10)")
+    add("--slice", action="store_true", help="three attacks, one seed, twelve rounds")
+    add("--max-minutes", type=float, default=math.inf, metavar="M", help="begin no further run after this long")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 if every run that was made passed, 1 if one did not, 2 on a user's error."""
+    arguments = build_parser().parse_args(argv)
+    names, seeds, rounds = arguments.attacks, arguments.seeds, arguments.rounds
+    if arguments.slice:
+        names, seeds, rounds = SLICE_OF_CI
+    one_thread()
+    began = time.monotonic()
+    try:
+        check_writable(arguments.report, "--report")
+        manifest = load_task(TASK)
+        campaign = Campaign(
+            manifest=manifest, windows=load_windows(manifest, ()), rounds=rounds, steps=arguments.steps
+        )
+    except UserError as error:
+        print(error.render("attacks"), file=sys.stderr)
+        return 2
+    report, passed = Report(arguments.report), True
+    for seed in seeds:
+        clean: Row | None = None
+        runs: list[tuple[str, Aggregator]] = [(CLEAN, Mean()), (CLEAN, Gated()), *((name, Gated()) for name in names)]
+        for name, aggregator in runs:
+            word = "gated" if isinstance(aggregator, Gated) else "mean"
+            row = report.find(name, word, seed, rounds, arguments.steps)
+            if row is None:
+                if time.monotonic() - began > 60 * arguments.max_minutes:
+                    print("time is up; run it again to go on")
+                    return 0 if passed else 1
+                row = campaign.run(name, aggregator, seed)
+                clean = clean or row
+                row = judged(row, clean)
+                report.keep(row)
+            clean = clean or row
+            passed = passed and row["passed"]
+            print(line(row), flush=True)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""What the members of a roster weigh: the same on every peer, from claims and from the certified chain alone.
+
+Integers throughout, so that everybody rounds alike. A rule is idempotent: weighing what it has weighed changes
+nothing, which is how a link of a chain is checked without the claims that led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from peer.protocol.manifest import TrustSpec
+
+Claim = tuple[str, int]
+"""(peer id, tokens)."""
+_WHOLE = 1000  # shares are counted in thousandths
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRule:
+    """Claimed tokens -> weights.
+
+    Attributes:
+        nominal_tokens: of one regular contribution: the most that anybody weighs.
+        largest_weight: the most as a multiple of the roster's median; None for no such limit.
+        probation_rounds: a peer that fewer committed rounds of this lineage have seen is a newcomer.
+        newcomers_thousandths: the most that all newcomers of a roster weigh together, of the whole.
+    """
+
+    nominal_tokens: int = 2**40
+    largest_weight: int | None = None
+    probation_rounds: int = 0
+    newcomers_thousandths: int = _WHOLE
+
+    @classmethod
+    def of(cls, trust: TrustSpec, nominal_tokens: int) -> WeightRule:
+        """The rule of a run: in a private one, weights are only capped by what a contribution can be."""
+        if trust.mode == "private":
+            return cls(nominal_tokens=nominal_tokens)
+        return cls(
+            nominal_tokens=nominal_tokens,
+            largest_weight=trust.largest_weight,
+            probation_rounds=trust.probation_rounds,
+            newcomers_thousandths=round(trust.newcomers_share * _WHOLE),
+        )
+
+    def weigh(self, claims: Sequence[Claim], seen: Mapping[str, int]) -> list[int]:
+        """The weights in the order of the claims.
+
+        Args:
+            claims: of a roster, at least one token each.
+            seen: rounds of the lineage so far that each peer was in; who is missing was in none.
+
+        Before anybody in the lineage has passed probation, all count alike: a run must begin somehow. Later, a roster
+        of newcomers alone weighs as little as newcomers beside one nominal contribution would, so that a crowd of them
+        makes no heavy lineage of its own.
+        """
+        tokens = [min(claimed, self.nominal_tokens) for _, claimed in claims]
+        old = [seen.get(peer_id, 0) >= self.probation_rounds for peer_id, _ in claims]
+        tokens = self._within_median(tokens, old)
+        if all(old) or max(seen.values(), default=0) < self.probation_rounds:
+            return tokens
+        return self._within_median(self._within_share(tokens, old), old)
+
+    def _within_share(self, tokens: list[int], old: list[bool]) -> list[int]:
+        """Newcomers scaled down to their share, but for one token each: a weight is at least that."""
+        if self.newcomers_thousandths >= _WHOLE:
+            return tokens
+        trusted = sum(weight for weight, is_old in zip(tokens, old, strict=True) if is_old)
+        claimed = sum(tokens) - trusted
+        limit = (trusted or self.nominal_tokens) * self.newcomers_thousandths // (_WHOLE - self.newcomers_thousandths)
+        if claimed <= limit + old.count(False):
+            return tokens
+        return [
+            weight if is_old else max(1, weight * limit // claimed)
+            for weight, is_old in zip(tokens, old, strict=True)
+        ]
+
+    def _within_median(self, tokens: list[int], old: list[bool]) -> list[int]:
+        """Capped at a multiple of the median of who has passed probation, of all if nobody has; the lower of two."""
+        if self.largest_weight is None:
+            return tokens
+        voices = [weight for weight, is_old in zip(tokens, old, strict=True) if is_old] or tokens
+        most = self.largest_weight * median_low(voices)
+        return [min(weight, most) for weight in tokens]
+

@@ -1,0 +1,209 @@
+"""Random audits: after a commit, fetch what a random reducer was sent for a random unit, and compute it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from peer.errors import ProtocolError
+from peer.outer.compress.base import Payload
+from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions
+from peer.protocol.records import MAX_RECORD_BYTES, open_sealed, parse_json
+from peer.protocol.statements import DIGEST_BYTES, SEAL_BYTES, Seal, has_reduced, leaf_of, root_of
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
+from peer.swarm.judge import Judge, NoEvidenceError, Verdict
+from peer.swarm.node import Node
+from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
+from peer.swarm.seals import Heard
+from peer.swarm.showing import audit_name
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+LEAST_PROBABILITY = 0.05
+ASK_TIMEOUT_S = 10.0
+AUDIT_TIMEOUT_S = 60.0
+
+
+def probability(members: int) -> float:
+    """That a member audits a round: one audit in a group and round on average, and more in groups above 20."""
+    return max(LEAST_PROBABILITY, 1.0 / members)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Evidence that convicts, with the payloads that it needs."""
+
+    verdict: Verdict
+    evidence: Evidence
+    payloads: Sequence[Payload] | None = None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How one audit ended: the unit is right, was not shown, or is false."""
+
+    round: int
+    reducer: str
+    unit: int
+    outcome: Literal["right", "not shown", "false"]
+    detail: str = ""
+    found: Found | None = None
+
+
+class Auditor:
+    """Asks others what they signed, and judges it.
+
+    Args:
+        judge: of this run.
+        rng: nobody else may guess what it draws.
+    """
+
+    def __init__(self, node: Node, run_id: str, judge: Judge, rng: random.Random) -> None:
+        self._node, self._name, self._judge, self._rng = node, audit_name(run_id), judge, rng
+
+    def draw(self, heard: Heard) -> tuple[str, int] | None:
+        """Whether to audit this round, and what: any unit of the others' parts is as likely as any other."""
+        members = heard.sitting.members
+        if self._rng.random() >= probability(len(members)):
+            return None
+        units = [
+            (member.peer_id, unit)
+            for place, member in enumerate(members)
+            if member.peer_id in heard.reduced and self._judge.can_audit(len(members), place)
+            for unit in range(len(heard.reduced[member.peer_id][1]))
+        ]
+        return self._rng.choice(units) if units else None
+
+    async def audit(self, heard: Heard, reducer: str, unit: int) -> Audit:
+        """Fetch one unit and compute it again."""
+        round = heard.sitting.round + 1
+        try:
+            work = self._fetch_and_judge(heard, reducer, unit)
+            found = await asyncio.wait_for(work, AUDIT_TIMEOUT_S)
+        except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
+            return Audit(round, reducer, unit, "not shown", str(error) or "took too long")
+        if found is None:
+            return Audit(round, reducer, unit, "right")
+        return Audit(round, reducer, unit, "false", found.verdict.deed, found)
+
+    async def _fetch_and_judge(self, heard: Heard, reducer: str, unit: int) -> Found | None:
+        reduction, payloads = await self._unit(heard, reducer, unit)
+        roots = self._judge.roots(reduction)
+        seal, leaves = heard.reduced[reducer]
+        mine = _roots(seal, root_of(leaves))
+        if (roots.inputs, roots.outputs) != (mine.inputs, mine.outputs):
+            two = TwoReductions(sitting=heard.sitting, reducer=reducer, first=mine, second=roots)
+            return await self._convict(Evidence(finding=two))
+        return await self._convict(Evidence(finding=reduction), payloads)
+
+    async def _convict(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Found | None:
+        try:
+            verdict = await asyncio.to_thread(self._judge.judge, evidence, payloads)
+        except NoEvidenceError:
+            return None
+        return Found(verdict, evidence, payloads)
+
+    async def _unit(self, heard: Heard, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
+        """What a reducer shows of a unit: about this sitting, payloads and digests in agreement."""
+        sitting, members = heard.sitting, len(heard.sitting.members)
+        size = self._judge.unit_bytes(members, sitting.place(reducer), unit)
+        async with _Asking(self._node, reducer, self._name, "unit", sitting.id.hex(), unit) as stream:
+            body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
+            reduction = parse_json(Reduction, body)
+            if (reduction.sitting, reduction.reducer, reduction.unit) != (sitting, reducer, unit):
+                raise ProtocolError(f"{reducer} shows something else than it was asked for")
+            if len(reduction.inputs) != members:
+                raise ProtocolError(f"{reducer} shows {len(reduction.inputs)} inputs of {members}")
+            payloads: list[Payload] = []
+            for proof in reduction.inputs:
+                _, payload = await asyncio.wait_for(stream.receive({Kind.DATA: size}, exact=True), AUDIT_TIMEOUT_S)
+                if leaf_of(payload).hex() != proof.leaf:
+                    raise ProtocolError(f"{reducer} shows a payload of another digest")
+                payloads.append(payload)
+        return reduction, payloads
+
+    async def compare(self, heard: Heard, remote: str) -> Found | None:
+        """Whether a reducer told `remote` another result than this peer, where their links differ."""
+        sitting = heard.sitting
+        width = DIGEST_BYTES + SEAL_BYTES
+        try:
+            async with _Asking(self._node, remote, self._name, "signed", sitting.id.hex()) as stream:
+                body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
+        except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
+            log.info("%s does not show what it was told: %s", remote, error)
+            return None
+        for place, member in enumerate(sitting.members[: len(body) // width]):
+            entry = body[place * width : (place + 1) * width]
+            inputs, outputs, signature = entry[:32], entry[32:64], entry[64:]
+            if member.peer_id not in heard.reduced:
+                continue
+            if not has_reduced(sitting, member.peer_id, inputs, outputs, signature):
+                continue
+            seal, leaves = heard.reduced[member.peer_id]
+            first, second = _roots(seal, root_of(leaves)), _roots(Seal(inputs, signature), outputs)
+            two = TwoReductions(sitting=sitting, reducer=member.peer_id, first=first, second=second)
+            found = await self._convict(Evidence(finding=two))
+            if found is not None:
+                return found
+        return None
+
+    async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Found | None:
+        """Who told `remote` another join than this peer for the same round of a standing group; None: it shows nothing.
+
+        Raises:
+            NoEvidenceError: what it shows gives no reason for another group.
+        """
+        try:
+            async with _Asking(self._node, remote, self._name, "joins", group, 0, round) as stream:
+                roster = parse_json(RosterMessage, await _answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
+        except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
+            log.info("%s does not show its joins: %s", remote, error)
+            return None
+        for text in roster.joins:
+            try:
+                sealed = bytes.fromhex(text[: 2 * MAX_RECORD_BYTES])
+                signer, _ = open_sealed(JOIN_DOMAIN, sealed)
+            except (ValueError, ProtocolError):
+                continue
+            if signer in joins and joins[signer] != sealed:
+                found = await self._convict(Evidence(finding=TwoJoins(first=joins[signer].hex(), second=sealed.hex())))
+                if found is not None:
+                    return found
+        raise NoEvidenceError(f"{remote} shows no joins that may not both stand")
+
+
+class _Asking:
+    """`async with`: a stream to a member with the request sent."""
+
+    def __init__(
+        self, node: Node, remote: str, name: str, what: Literal["unit", "signed", "joins"], of: str, unit: int = 0,
+        round: int = 0,
+    ) -> None:
+        self._node, self._remote, self._name = node, remote, name
+        self._request = AuditRequest(what=what, of=of, unit=unit, round=round)
+        self._stream: Stream | None = None
+
+    async def __aenter__(self) -> Stream:
+        self._stream = await self._node.open(self._remote, self._name, "audit", ASK_TIMEOUT_S)
+        await self._stream.send_message(Kind.REQUEST, self._request)
+        return self._stream
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._stream is not None
+        self._stream.close()
+
+
+async def _answer(stream: Stream, wanted: Kind, limit: int) -> bytes:
+    """The body that was asked for; raises StreamClosedError when the other end does not show it."""
+    kind, body = await asyncio.wait_for(stream.receive({wanted: limit, Kind.BUSY: 0, Kind.END: 0}), ASK_TIMEOUT_S)
+    if kind is not wanted:
+        raise StreamClosedError(stream.remote, "is busy" if kind is Kind.BUSY else "does not have it any more")
+    return body
+
+
+def _roots(seal: Seal, outputs: bytes) -> SignedRoots:
+    return SignedRoots(inputs=seal.digest.hex(), outputs=outputs.hex(), signature=seal.signature.hex())

@@ -1,0 +1,71 @@
+"""Whom this peer refuses a seat because of what it saw itself: for a while, longer each time. No proof, so no ban."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+STRIKES = 3
+FIRST_REFUSAL_S = 60.0
+LONGEST_REFUSAL_S = 3600.0
+MAX_REMEMBERED = 1024
+
+
+@dataclass
+class _Past:
+    offences: int = 0
+    unanswered: int = 0
+    refusals: int = 0
+    until: float = 0.0
+
+
+class Conduct:
+    """What others did in this peer's own sight; what a third party says of somebody does not come here.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pasts: dict[str, _Past] = {}
+
+    def saw(self, peer_id: str, what: str) -> None:
+        """It broke the protocol. A crash or a slow line is no such thing."""
+        past = self._of(peer_id)
+        past.offences += 1
+        log.warning("%s broke the protocol (%d of %d): %s", peer_id, past.offences, STRIKES, what)
+        if past.offences >= STRIKES:
+            past.offences = 0
+            self._refuse(peer_id, past)
+
+    def unanswered(self, peer_id: str) -> None:
+        """It did not show what an audit asked for. Once may be chance, thrice in a row is a choice."""
+        past = self._of(peer_id)
+        past.unanswered += 1
+        if past.unanswered >= STRIKES:
+            past.unanswered = 0
+            self._refuse(peer_id, past)
+
+    def answered(self, peer_id: str) -> None:
+        """It showed what an audit asked for, and it was right."""
+        if peer_id in self._pasts:
+            self._pasts[peer_id].unanswered = 0
+
+    def refuses(self, peer_id: str) -> bool:
+        """This peer does not sit down with it now."""
+        past = self._pasts.get(peer_id)
+        return past is not None and past.until > self._clock()
+
+    def _refuse(self, peer_id: str, past: _Past) -> None:
+        seconds = min(LONGEST_REFUSAL_S, FIRST_REFUSAL_S * 2.0**past.refusals)
+        past.refusals += 1
+        past.until = self._clock() + seconds
+        log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
+
+    def _of(self, peer_id: str) -> _Past:
+        if peer_id not in self._pasts and len(self._pasts) >= MAX_REMEMBERED:
+            self._pasts.pop(next(iter(self._pasts)))
+        return self._pasts.setdefault(peer_id, _Past())

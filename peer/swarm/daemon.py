@@ -1,0 +1,119 @@
+"""The libp2p daemon of one host: how it is started, and what its failures mean to a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import P2P, P2PDaemonError, PeerID
+
+from peer.errors import AtollError, UserError
+from peer.protocol.identity import Identity
+from peer.swarm.reach import TRIES_WITH_ROUTER, accepts_connections
+
+OPEN_TIMEOUT_S = 10.0
+IDLE_TIMEOUT_S = 120.0  # until the first call of the DHT: asking whether others reach this host comes before
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """Where a node listens, whom it knows, and who it is.
+
+    Attributes:
+        client_mode: it accepts no connection and says so; None: found out at start.
+    """
+
+    identity_path: Path
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...] = ()
+    initial_peers: tuple[str, ...] = ()
+    nat_port_map: bool = True
+    check_identity: bool = True
+    client_mode: bool | None = False
+
+    @property
+    def local_only(self) -> bool:
+        return all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in self.host_maddrs)
+
+
+async def is_client(config: NodeConfig, p2p: Any) -> bool:
+    """As the settings say, or else whether those that this host joins through cannot dial it."""
+    if config.client_mode is not None:
+        return config.client_mode
+    if not config.initial_peers or config.announce_maddrs or config.local_only:
+        return False
+
+    async def maddrs() -> list[str]:
+        return [str(address) for address in await p2p.get_visible_maddrs(latest=True)]
+
+    helpers = [address.rsplit("/", 1)[-1] for address in config.initial_peers]
+    return await accepts_connections(p2p, helpers, maddrs, TRIES_WITH_ROUTER if config.nat_port_map else 1) is False
+
+
+async def start_daemon(config: NodeConfig, identity_path: str | None, client: bool = False) -> Any:
+    """The running daemon under this key, or an anonymous one; raises UserError when it does not start.
+
+    Args:
+        client: others cannot dial it: it looks for relays among the peers that it knows.
+    """
+    try:
+        return await P2P.create(
+            initial_peers=list(config.initial_peers),
+            host_maddrs=list(config.host_maddrs),
+            announce_maddrs=list(config.announce_maddrs) or None,
+            identity_path=identity_path,
+            check_if_identity_free=False,
+            nat_port_map=config.nat_port_map and not config.local_only,
+            auto_nat=not config.local_only,
+            force_reachability="private" if client else None,
+            use_auto_relay=client,
+            startup_timeout=15,
+            idle_timeout=IDLE_TIMEOUT_S,
+        )
+    except P2PDaemonError as error:
+        if "bootstrap peers" in str(error):
+            raise explain_join_failure(error, config.initial_peers) from None
+        raise UserError(
+            f"the libp2p daemon did not start: {error}", "check --host-maddrs and --announce-maddrs"
+        ) from None
+
+
+async def refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
+    """Ask the swarm whether this identity is already there (another machine with a copy of the key)."""
+    probe_config = NodeConfig(
+        identity_path=config.identity_path,
+        host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+        initial_peers=config.initial_peers,
+        nat_port_map=False,
+    )
+    probe = await start_daemon(probe_config, None)
+    try:
+        await asyncio.wait_for(probe._client.connect(PeerID.from_base58(identity.peer_id), []), OPEN_TIMEOUT_S)
+    except (P2PDaemonError, asyncio.TimeoutError):
+        return
+    finally:
+        await probe.shutdown()
+    raise UserError(
+        f"identity in use: a live peer already has the id {identity.peer_id}",
+        f"each peer needs a key of its own: give another --identity-path than {config.identity_path}",
+    )
+
+
+def explain_join_failure(error: Exception, initial_peers: Sequence[str]) -> AtollError:
+    """The words for why a host could not join."""
+    text = str(error)
+    if "local time" in text:
+        return UserError(f"this machine's clock differs from the swarm's: {text}", "set it (NTP), then join again")
+    if "can't access this node" in text:
+        return UserError(
+            "the bootstrap cannot connect back to this peer",
+            "open a port and listen on it (--host-maddrs /ip4/0.0.0.0/tcp/PORT), and if the public address\n"
+            "differs from this machine's own, name it: --announce-maddrs /ip4/PUBLIC_IP/tcp/PORT",
+        )
+    return UserError(
+        f"cannot join: no answer from {', '.join(initial_peers)}",
+        "check that the bootstrap is running and the address is complete, or ask the organiser for another one",
+    )

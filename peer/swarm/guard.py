@@ -1,0 +1,202 @@
+"""What a peer does about liars: audits, evidence, bans for good, refusals for a while. It delays no round."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from peer.outer.compress.sliced import Sliced
+from peer.outer.recipes import Recipe
+from peer.swarm.audits import Audit, Auditor, Found
+from peer.swarm.bans import Bans
+from peer.swarm.conduct import Conduct
+from peer.swarm.courtesy import Courtesy
+from peer.swarm.directory import Directory
+from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.keeper import Keeper
+from peer.swarm.node import Node
+from peer.swarm.seals import Heard, Kept
+from peer.swarm.showing import Showing
+from peer.swarm.spreading import Spreading
+
+log = logging.getLogger(__name__)
+KEPT_S = 120.0  # payloads of a round that no other follows
+MAX_NOTES = 8
+
+
+def guard_of(
+    node: Node, directory: Directory, run_id: str, recipe: Recipe, keeper: Keeper, on_ban: Callable[[str, str], None]
+) -> Guard:
+    """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
+    codec = keeper.state.compressor
+    assert isinstance(codec, Sliced)
+    judge = Judge(run_id, keeper.state.numel, codec, recipe)
+    folder, courtesy = keeper.history.folder / "bans", keeper.shelf.courtesy
+    guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
+    node.refuses = directory.banned = guard.banned
+    return guard
+
+
+class Guard:
+    """Ties the parts together; one for each peer and run.
+
+    Args:
+        node, run_id: the network.
+        judge: of this run.
+        folder: where bans are kept.
+        on_ban: called with the culprit and the reason when somebody is banned.
+        audience: live peers, whom to tell of a ban.
+        courtesy: rounds go first.
+        rng: nobody else may guess what it draws.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        run_id: str,
+        judge: Judge,
+        folder: Path,
+        on_ban: Callable[[str, str], None] = lambda *_: None,
+        audience: Callable[[], Iterable[str]] = tuple,
+        courtesy: Courtesy | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node, self._judge = node, judge
+        self._on_ban, self._audience = on_ban, audience
+        self._courtesy = courtesy or Courtesy()
+        self.bans, self.conduct = Bans(folder), Conduct(clock)
+        self._showing = Showing(node, run_id, self._courtesy)
+        self._auditor = Auditor(node, run_id, judge, rng or random.SystemRandom())
+        self._spreading = Spreading(
+            node, run_id, judge, self.bans, self.conduct.refuses, self._on_offer, self.conduct.saw, clock
+        )
+        self._members: tuple[str, ...] = ()
+        self._freeing: asyncio.TimerHandle | None = None
+        self._auditing: asyncio.Task[None] | None = None
+        self._banning = asyncio.Lock()
+        self._notes: list[str] = []
+
+    async def start(self) -> None:
+        await self._showing.start()
+        await self._spreading.start()
+
+    def banned(self, peer_id: str) -> bool:
+        """Nothing is taken from it, and nothing given."""
+        return peer_id in self.bans
+
+    def refuses(self, peer_id: str) -> bool:
+        """It gets no seat: banned, or seen to break the protocol lately."""
+        return self.banned(peer_id) or self.conduct.refuses(peer_id)
+
+    def notes(self) -> tuple[str, ...]:
+        """What has been audited since this was last asked, in words."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+    # -- during a round ----------------------------------------------------------------------------------------------
+
+    def keeps(self, members: int, place: int) -> bool:
+        """Whether payloads are kept: only where somebody may ask for them."""
+        return self._judge.can_audit(members, place)
+
+    def joined(self, group: str, round: int, joins: Mapping[str, bytes]) -> None:
+        """All have joined a round of a standing group."""
+        self._showing.joined(group, round, joins)
+
+    def begins(self, members: Iterable[str]) -> None:
+        """An exchange begins: what the last one left is freed."""
+        self._free()
+        self._members = tuple(peer_id for peer_id in members if peer_id != self._node.peer_id)
+        self.meet(self._members)
+
+    def meet(self, peer_ids: Iterable[str]) -> None:
+        """Tell these of whom this peer has banned, unless it has done so."""
+        culprits = list(self.bans)
+        if culprits:
+            self._node.spawn(self._spreading.tell(list(peer_ids), culprits))
+
+    def reduced(self, kept: Kept) -> None:
+        """This peer has reduced its part."""
+        self._showing.reduced(kept)
+        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self._free)
+
+    def heard(self, heard: Heard) -> None:
+        """The others' parts have come, signed."""
+        self._showing.heard(heard)
+
+    def _free(self) -> None:
+        if self._freeing is not None:
+            self._freeing.cancel()
+            self._freeing = None
+        self._showing.begins()
+
+    # -- after it ----------------------------------------------------------------------------------------------------
+
+    def committed(self, heard: Heard) -> None:
+        """The round is committed: audit it, perhaps."""
+        drawn = self._auditor.draw(heard)
+        if drawn is not None and (self._auditing is None or self._auditing.done()):
+            self._auditing = self._node.spawn(self._audit(heard, *drawn))
+
+    def disagreed(self, heard: Heard, remote: str) -> None:
+        """A member signed another link than this peer: find out whether a reducer told two results."""
+        self._node.spawn(self._compare(heard, remote))
+
+    async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> str | None:
+        """Whose joins for the same round differ, if that can be shown; it is banned."""
+        try:
+            found = await self._auditor.two_faces(remote, group, round, joins)
+        except NoEvidenceError as error:
+            self.conduct.saw(remote, f"said that it has other joins: {error}")
+            return None
+        if found is None:
+            self.conduct.unanswered(remote)
+            return None
+        await self._ban(found, f"this peer and {remote} compared their joins")
+        return found.verdict.culprit
+
+    async def _compare(self, heard: Heard, remote: str) -> None:
+        found = await self._auditor.compare(heard, remote)
+        if found is not None:
+            await self._ban(found, f"this peer and {remote} compared what they were told")
+
+    async def _audit(self, heard: Heard, reducer: str, unit: int) -> None:
+        await self.take(await self._auditor.audit(heard, reducer, unit))
+
+    async def take(self, audit: Audit) -> None:
+        """Draw the consequences of an audit."""
+        what = f"unit {audit.unit} of {audit.reducer}'s part in round {audit.round}"
+        words = {"right": "computed again, and right", "not shown": "not shown", "false": "false"}[audit.outcome]
+        self._notes = [*self._notes, f"{what}: {words}{f' ({audit.detail})' if audit.detail else ''}"][-MAX_NOTES:]
+        log.info("audit of %s: %s %s", what, words, audit.detail)
+        if audit.outcome == "right":
+            self.conduct.answered(audit.reducer)
+        elif audit.found is None:
+            self.conduct.unanswered(audit.reducer)
+        else:
+            await self._ban(audit.found, "this peer audited it")
+
+    # -- bans --------------------------------------------------------------------------------------------------------
+
+    def _on_offer(self, found: Found, remote: str) -> None:
+        self._node.spawn(self._ban(found, f"{remote} showed the evidence, and it holds"))
+
+    async def _ban(self, found: Found, how: str) -> None:
+        verdict = found.verdict
+        async with self._banning:
+            if verdict.culprit in self.bans or verdict.culprit == self._node.peer_id:
+                return
+            try:
+                await asyncio.to_thread(self.bans.add, verdict, found.evidence, found.payloads)
+            except OSError as error:
+                log.error("the ban of %s holds until this peer restarts: %s", verdict.culprit, error)
+        log.error("%s is banned: it %s; %s", verdict.culprit, verdict.deed, how)
+        self._on_ban(verdict.culprit, f"it {verdict.deed}; {how}")
+        audience = dict.fromkeys([*self._members, *self._audience()])
+        self._node.spawn(self._spreading.tell(list(audience), [verdict.culprit]))

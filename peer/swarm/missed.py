@@ -1,0 +1,77 @@
+"""Rounds that went on without this peer's certificate: others may have committed what this one gave up.
+
+Its contribution is in such a round's update. A peer that did not find out would send the same progress again. With
+error feedback its residual stays that of before the round: it was taken back when the round was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from peer.errors import ProtocolError
+from peer.protocol.lineage import Certificate, chain_weight
+from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.streams import StreamClosedError
+
+log = logging.getLogger(__name__)
+ASKED = 3  # two thirds have a certificate if anybody has: all three lack it by chance in one case of 27 at most
+ASK_TIMEOUT_S = 3.0
+
+
+class Missed:
+    """What this peer sent last, until it is known what became of it.
+
+    Args:
+        own_id: this peer.
+
+    Attributes:
+        contributed: the snapshot of this peer that a replayed round contains, since the last `begin`.
+    """
+
+    def __init__(self, own_id: str) -> None:
+        self._own_id = own_id
+        self._sent: tuple[str, int] | None = None
+        self.contributed: int | None = None
+
+    def sending(self, parent: str, sequence: int) -> None:
+        """The exchange of the round after `parent` begins with this snapshot."""
+        self._sent = parent, sequence
+
+    def begin(self) -> None:
+        """This peer looks for rounds that it has missed."""
+        self.contributed = None
+
+    def replaying(self, certificate: Certificate) -> int | None:
+        """The snapshot of this peer that is in this round, or in one that has just been replayed before it.
+
+        Whoever is in the roster has contributed: no part is reduced without it.
+        """
+        link = certificate.link
+        if self._sent is not None and link.parent == self._sent[0]:
+            if any(member.peer_id == self._own_id for member in link.roster):
+                self.contributed = self._sent[1]
+            self._sent = None
+        return self.contributed
+
+
+async def went_on(
+    fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random
+) -> tuple[str, int, str] | None:
+    """Whether members of a round that this peer gave up committed it: (who, weight, lineage id) of one that did."""
+    asked = rng.sample(list(others), min(ASKED, len(others)))
+    chains = await asyncio.gather(*(_onward(fetcher, peer_id, standing()) for peer_id in asked))
+    for peer_id, chain in zip(asked, chains, strict=True):
+        if chain:
+            return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id
+    return None
+
+
+async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing) -> list[Certificate]:
+    try:
+        return await asyncio.wait_for(fetcher.onward(peer_id, standing), ASK_TIMEOUT_S)
+    except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+        log.info("%s does not say whether the round went on: %s", peer_id, error or "no answer")
+        return []

@@ -1,0 +1,145 @@
+"""Whether others can open connections to this machine: asked of peers that try it, before anybody relies on it.
+
+libp2p's connections carry streams both ways, so a machine that can only dial out takes part as a client: it dials
+whoever accepts connections, and they open their streams over what it has opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from peer.errors import ProtocolError, UserError
+from peer.protocol.address import parse_host_address
+from peer.protocol.records import dump_json, parse_json
+from peer.protocol.wire import MAX_MESSAGE_BYTES, Kind, ReachMessage, ReachRequest
+from peer.swarm.pipe import Pipe
+from peer.swarm.streams import Stream, StreamClosedError, Traffic
+
+log = logging.getLogger(__name__)
+REACH_NAME = "atoll/reach"
+GREETING = b"/multistream/1.0.0\n"  # what a libp2p host says first to whoever connects
+MAX_PORTS = 4
+DIAL_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 10.0
+ASKED_AT_MOST = 3
+DIALS_AT_ONCE = 8
+TRIES_WITH_ROUTER = 3  # a router that forwards ports on request takes a few seconds
+TRIES_UNANSWERED = 2
+RETRY_PAUSE_S = 2.0
+
+
+def tcp_ports(maddrs: Sequence[str]) -> tuple[int, ...]:
+    """The TCP ports of these addresses, at most MAX_PORTS."""
+    ports = []
+    for text in maddrs:
+        with contextlib.suppress(UserError):
+            address = parse_host_address(text.split("/p2p/", 1)[0])
+            if address.transport == "tcp":
+                ports.append(address.port)
+    return tuple(dict.fromkeys(ports))[:MAX_PORTS]
+
+
+class ReachServer:
+    """Tries, for whoever asks, whether a new connection to the address that it is seen at succeeds.
+
+    Only the address of the asker's own connection is dialled, so nobody can be made to knock elsewhere.
+
+    Args:
+        p2p: the host.
+    """
+
+    def __init__(self, p2p: Any) -> None:
+        self._p2p = p2p
+        self._dialling = asyncio.Semaphore(DIALS_AT_ONCE)
+
+    async def answer(self, stream: Stream) -> None:
+        """One question on one stream."""
+        request = await asyncio.wait_for(stream.receive_message(Kind.REACH, ReachRequest), ANSWER_TIMEOUT_S)
+        seen = await _seen_at(self._p2p, stream.remote)
+        reached = False
+        for host in seen[:MAX_PORTS]:
+            for port in request.ports:
+                async with self._dialling:
+                    reached = reached or await greets(host, port)
+        await stream.send_message(Kind.REACH, ReachMessage(reached=reached, tried=bool(seen)))
+
+
+async def accepts_connections(
+    p2p: Any, helpers: Sequence[str], ports: Callable[[], Any], tries: int
+) -> bool | None:
+    """Ask peers to dial this machine; None if none of them could say.
+
+    Args:
+        helpers: peer ids that this host can reach.
+        ports: awaitable: the ports to try, anew each time.
+        tries: so often while the answer is no; while nobody can say, twice at least.
+    """
+    answer: bool | None = None
+    for attempt in range(max(tries, TRIES_UNANSWERED)):
+        if attempt:
+            await asyncio.sleep(RETRY_PAUSE_S)
+        request = ReachRequest(ports=tcp_ports(await ports()))
+        if not request.ports:
+            return None
+        asked = [_ask(p2p, helper, request) for helper in helpers[:ASKED_AT_MOST]]
+        said = [one for one in await asyncio.gather(*asked) if one is not None]
+        answer = any(said) if said else None
+        if answer or (answer is False and attempt + 1 >= tries):
+            break
+    return answer
+
+
+async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
+    stream: Stream | None = None
+    try:
+        _, reader, writer = await asyncio.wait_for(
+            p2p.call_binary_stream_handler(PeerID.from_base58(helper), REACH_NAME), ANSWER_TIMEOUT_S
+        )
+        stream = Stream(helper, Pipe.adopt(reader, writer), Traffic())
+        await stream.send(Kind.REACH, dump_json(request))
+        _, body = await asyncio.wait_for(
+            stream.receive({Kind.REACH: MAX_MESSAGE_BYTES}), ANSWER_TIMEOUT_S + MAX_PORTS**2 * DIAL_TIMEOUT_S
+        )
+        message = parse_json(ReachMessage, body)
+        return message.reached if message.tried else None
+    except (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError) as error:
+        log.info("%s did not say whether it can reach this machine: %s", helper, error or type(error).__name__)
+        return None
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+async def greets(host: str, port: int) -> bool:
+    """Whether a libp2p host answers there."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
+        said = await asyncio.wait_for(reader.readexactly(1 + len(GREETING)), DIAL_TIMEOUT_S)
+        return said[1:] == GREETING
+    except (OSError, EOFError, asyncio.TimeoutError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+async def _seen_at(p2p: Any, peer_id: str) -> list[str]:
+    """The addresses that a connected peer's connections come from."""
+    found = []
+    for info in await asyncio.wait_for(p2p.list_peers(), ANSWER_TIMEOUT_S):
+        if str(info.peer_id) == peer_id:
+            found += [host for address in info.addrs if (host := _host(address)) is not None]
+    return list(dict.fromkeys(found))
+
+
+def _host(address: Multiaddr) -> str | None:
+    text = str(address)
+    return text.split("/")[2] if text.startswith(("/ip4/", "/ip6/")) and "/p2p-circuit" not in text else None

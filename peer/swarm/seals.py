@@ -1,0 +1,109 @@
+"""The signatures of one exchange: made, checked, and what is kept of them and of the payloads for audits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from peer.outer.compress.base import Payload
+from peer.outer.round import Group, RoundAborted
+from peer.protocol.identity import Identity
+from peer.protocol.statements import (
+    Leaves,
+    Seal,
+    Sitting,
+    has_reduced,
+    has_sent,
+    inputs_of,
+    root_of,
+    seal_reduced,
+)
+
+
+class MalformedError(RoundAborted):
+    """This peer saw itself that the culprit sent what no honest member sends."""
+
+    def __init__(self, reason: str, culprit: str) -> None:
+        super().__init__("exchange", reason, culprit)
+
+
+class GroupsDifferError(RoundAborted):
+    """Another member took part in another group than this peer: somebody joined with two faces, or it lies."""
+
+    def __init__(self, remote: str) -> None:
+        super().__init__("exchange", f"{remote} has other joins than this peer")
+        self.remote = remote
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a reducer can show of its last exchange.
+
+    Attributes:
+        leaves: for each member in roster order, the digests of its units.
+        signatures: over them, of each member; empty for the reducer itself.
+        outputs: digests of the reduced units.
+        payloads: for each member, its slices in order; empty where nobody may ask for them.
+    """
+
+    sitting: Sitting
+    reducer: str
+    leaves: Sequence[Sequence[bytes]]
+    signatures: Sequence[bytes]
+    outputs: Sequence[bytes]
+    seal: Seal
+    payloads: Sequence[Sequence[Payload]]
+
+    def unit(self, index: int) -> list[Payload]:
+        """One unit, by member."""
+        return [units[index] for units in self.payloads]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the others' reduced parts were, and their signatures: seal and unit digests by peer id."""
+
+    sitting: Sitting
+    reduced: Mapping[str, tuple[Seal, Sequence[bytes]]]
+
+
+def sitting_of(group: Group) -> Sitting:
+    """The exchange of a group, as all its members name it."""
+    join = group.join
+    return Sitting(run_id=join.run_id, round=join.round, parent=join.parent, group=group.id, members=group.members)
+
+
+def close_reduction(
+    identity: Identity, sitting: Sitting, leaves: Mapping[str, Leaves], seals: Mapping[str, Seal], outputs: Leaves,
+    payloads: Sequence[Sequence[Payload]],
+) -> Kept:
+    """Check what the others say they have sent, then sign what was made of it.
+
+    Args:
+        leaves: of each member's units, this peer's own among them.
+        seals: of the others.
+
+    Raises:
+        GroupsDifferError, MalformedError: a member was in another group, or signed something else than it sent.
+    """
+    for peer_id, seal in seals.items():
+        if seal.digest != sitting.id:
+            raise GroupsDifferError(peer_id)
+    me, digests = identity.peer_id, [leaves[member.peer_id].digests for member in sitting.members]
+    entries = []
+    for member, units in zip(sitting.members, digests, strict=True):
+        root, signature = root_of(units), seals[member.peer_id].signature if member.peer_id != me else b""
+        if member.peer_id != me and not has_sent(sitting, member.peer_id, me, root, signature):
+            raise MalformedError("its signature is not that of the contribution", member.peer_id)
+        entries.append((root, signature))
+    seal = seal_reduced(identity, sitting, inputs_of(entries), root_of(outputs.digests))
+    signatures = [signature for _, signature in entries]
+    return Kept(sitting, me, digests, signatures, outputs.digests, seal, payloads)
+
+
+def hear(sitting: Sitting, seals: Mapping[str, Seal], leaves: Mapping[str, Leaves]) -> Heard:
+    """Check the reducers' signatures over the parts that have come; raises MalformedError."""
+    for peer_id, seal in seals.items():
+        if not has_reduced(sitting, peer_id, seal.digest, root_of(leaves[peer_id].digests), seal.signature):
+            raise MalformedError("its signature is not that of the reduced part", peer_id)
+    return Heard(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

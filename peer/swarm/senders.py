@@ -1,0 +1,98 @@
+"""What one member sends in one round, a task for each other member; and the wait for what the others send."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from peer.errors import AtollError
+from peer.outer.round import RoundAborted
+from peer.protocol.statements import Leaves
+from peer.protocol.wire import Kind
+from peer.swarm.budget import Budget
+from peer.swarm.inbox import Session
+from peer.swarm.slices import Contribute, SliceWork
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+Open = Callable[[str], Awaitable[Stream]]
+
+
+def start_senders(
+    session: Session, work: SliceWork, contribute: Contribute, open_stream: Open, first: tuple[Kind, bytes] | None
+) -> None:
+    """Start a sender to each other member; what the session's present senders still have to say comes first.
+
+    Args:
+        contribute: encodes slices of this peer's contribution.
+        open_stream: the stream to a member.
+        first: a frame that comes before the rest.
+    """
+
+    async def to_one(peer_id: str, index: int, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        stream = await open_stream(peer_id)
+        session.outbound[peer_id] = stream
+        if first is not None:
+            await stream.send(*first)
+        ready, leaves = 0, Leaves()
+        for start, stop in session.slices(index):
+            await stream.send(Kind.PART, await contribute(start, stop, leaves))
+            while ready < len(session.own_reduced) and session.own_reduced[ready].done():
+                await stream.send(Kind.REDUCED, session.own_reduced[ready].result())
+                ready += 1
+        await stream.send(Kind.SEAL_SENT, (await work.seal(session, peer_id, leaves)).body)
+        for future in session.own_reduced[ready:]:
+            await stream.send(Kind.REDUCED, await asyncio.shield(future))
+        await stream.send(Kind.SEAL_REDUCED, (await asyncio.shield(session.own_seal)).body)
+        await stream.send_message(Kind.VOTE, await asyncio.shield(session.own_vote))
+
+    before = session.senders
+    session.senders = {
+        peer_id: asyncio.ensure_future(to_one(peer_id, index, before.get(peer_id)))
+        for index, peer_id in enumerate(session.order)
+        if index != session.me
+    }
+    for task in session.senders.values():
+        task.add_done_callback(_retrieve)
+
+
+async def bounded(
+    wanted: Sequence[asyncio.Future[Any]], session: Session, clock: Callable[[], float], budget: Budget
+) -> None:
+    """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
+    work = _completed(wanted, session.senders.values())
+    try:
+        await asyncio.wait_for(work, max(0.0, session.deadline - clock()))
+    except asyncio.TimeoutError:
+        budget.allow_longer(session.wire_bytes)
+        stage, late = session.late()
+        whose = f"{stage} of {', '.join(late)}" if late else "own part"
+        reason = f"deadline passed waiting for the {whose}"
+        raise RoundAborted("exchange", reason, late[0] if late else None) from None
+    except StreamClosedError as error:
+        raise RoundAborted("exchange", str(error), culprit=error.remote) from None
+    except RoundAborted:
+        raise
+    except AtollError as error:
+        raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
+
+
+async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:
+    """Wait for all of `wanted`; the first failure, of one that is only `watched` too, is raised."""
+    missing = set(wanted)
+    waiting = missing.union(watched)
+    while missing:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        missing -= done
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """A sender's failure is raised where the round waits; after the round it is nobody's."""
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("a sender ended: %s", task.exception())

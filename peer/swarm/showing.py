@@ -1,0 +1,122 @@
+"""Shows members what this peer signed in its last exchange, within quotas; the other side is `peer.swarm.audits`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from peer.errors import ProtocolError
+from peer.protocol.records import dump_json
+from peer.protocol.statements import root_of
+from peer.protocol.wire import AuditRequest, Kind
+from peer.swarm.courtesy import Courtesy
+from peer.swarm.judge import reduction_of
+from peer.swarm.node import Node
+from peer.swarm.roster import RosterMessage
+from peer.swarm.seals import Heard, Kept
+from peer.swarm.streams import Stream, StreamClosedError
+
+REQUEST_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 30.0
+AT_ONCE = 2
+ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
+MAX_ASKING = 256
+
+
+def audit_name(run_id: str) -> str:
+    """Stream handler under which a peer shows what it signed."""
+    return f"atoll/{run_id[:16]}/audit"
+
+
+class Showing:
+    """What this peer can show of its last exchange, and to whom.
+
+    Args:
+        courtesy: asked for a turn before each payload: rounds go first.
+    """
+
+    def __init__(self, node: Node, run_id: str, courtesy: Courtesy) -> None:
+        self._node, self._run_id, self._courtesy = node, run_id, courtesy
+        self._kept: Kept | None = None
+        self._heard: Heard | None = None
+        self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
+        self._asked: Counter[str] = Counter()
+        self._serving: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        await self._node.serve(audit_name(self._run_id), "audit", self._on_stream)
+
+    def joined(self, group: str, round: int, joins: Mapping[str, bytes]) -> None:
+        """All have joined a round of the standing group `group`."""
+        self._joins = group, round, joins
+
+    def begins(self) -> None:
+        """Another exchange begins: the payloads of the one before are freed."""
+        self._kept = self._heard = None
+        self._asked.clear()
+
+    def reduced(self, kept: Kept) -> None:
+        """This peer has reduced its part."""
+        self._kept = kept
+
+    def heard(self, heard: Heard) -> None:
+        """The others' parts have come, signed."""
+        self._heard = heard
+
+    async def _on_stream(self, stream: Stream) -> None:
+        request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, AuditRequest), REQUEST_TIMEOUT_S)
+        remote = stream.remote
+        busy = self._serving.total() >= AT_ONCE or len(self._asked) >= MAX_ASKING
+        if busy or self._serving[remote] or self._asked[remote] >= ASKS_OF_ONE:
+            await _send(stream, Kind.BUSY)
+            return
+        self._asked[remote] += 1
+        self._serving[remote] += 1
+        try:
+            await self._show(stream, request)
+            await _send(stream, Kind.END)
+        finally:
+            self._serving[remote] -= 1
+            self._serving += Counter()
+
+    async def _show(self, stream: Stream, request: AuditRequest) -> None:
+        """Nothing is sent of what this peer does not have, or has not for this peer."""
+        if request.what == "joins":
+            group, round, joins = self._joins
+            if (group, round) == (request.of, request.round) and stream.remote in joins:
+                message = RosterMessage(joins=tuple(blob.hex() for blob in joins.values()))
+                await _send(stream, Kind.ROSTER, dump_json(message))
+        elif request.what == "signed":
+            heard, kept = self._heard, self._kept
+            if heard is not None and kept is not None and heard.sitting.id.hex() == request.of:
+                heard.sitting.place(stream.remote)
+                await _send(stream, Kind.DATA, signed_by_all(heard, kept))
+        else:
+            await self._show_unit(stream, request)
+
+    async def _show_unit(self, stream: Stream, request: AuditRequest) -> None:
+        kept = self._kept
+        if kept is None or kept.sitting.id.hex() != request.of or not kept.payloads:
+            return
+        kept.sitting.place(stream.remote)
+        if request.unit >= len(kept.outputs):
+            raise ProtocolError(f"{stream.remote} asks for unit {request.unit} of {len(kept.outputs)}")
+        await _send(stream, Kind.EVIDENCE, dump_json(reduction_of(kept, request.unit)))
+        for payload in kept.unit(request.unit):
+            await self._courtesy.turn()
+            await _send(stream, Kind.DATA, payload)
+
+
+def signed_by_all(heard: Heard, kept: Kept) -> bytes:
+    """inputs, outputs' root and signature of every reducer, in roster order."""
+    told = {**heard.reduced, kept.reducer: (kept.seal, kept.outputs)}
+    entries = (told[member.peer_id] for member in heard.sitting.members)
+    return b"".join(seal.digest + root_of(leaves) + seal.signature for seal, leaves in entries)
+
+
+async def _send(stream: Stream, kind: Kind, body: bytes | bytearray | memoryview = b"") -> None:
+    try:
+        await asyncio.wait_for(stream.send(kind, memoryview(body)), SEND_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

@@ -1,0 +1,151 @@
+"""Passes evidence on, and hears it: verified before it is believed, offered once to each peer, false offers counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from peer.errors import ProtocolError
+from peer.outer.compress.base import Payload
+from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction
+from peer.protocol.records import dump_json, parse_json
+from peer.protocol.wire import Kind
+from peer.swarm.audits import Found
+from peer.swarm.bans import Bans
+from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+OFFER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 10.0
+HEARD_AT_ONCE = 2
+OFFERS_A_MINUTE = 6  # of one peer
+TOLD_AT_MOST = 32  # peers that one peer tells of one culprit; each of them passes it on
+REMEMBERED = 4096
+
+
+class Spreading:
+    """Both sides of an offer of evidence.
+
+    Args:
+        judge: of this run.
+        bans: who is banned already.
+        refuses: whose offers are not heard.
+        on_found: called with evidence that another peer offered and that this peer has verified.
+        on_false: called with a peer that offered evidence which shows nothing, and why.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        run_id: str,
+        judge: Judge,
+        bans: Bans,
+        refuses: Callable[[str], bool],
+        on_found: Callable[[Found, str], None],
+        on_false: Callable[[str, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._node, self._judge, self._bans, self._clock = node, judge, bans, clock
+        self._refuses, self._on_found, self._on_false = refuses, on_found, on_false
+        self._name = f"atoll/{run_id[:16]}/evidence"
+        self._told: dict[tuple[str, str], None] = {}
+        self._hearing: Counter[str] = Counter()
+        self._offers: dict[str, deque[float]] = {}
+
+    async def start(self) -> None:
+        await self._node.serve(self._name, "audit", self._on_stream)
+
+    async def tell(self, peer_ids: Iterable[str], culprits: Iterable[str]) -> None:
+        """Offer the evidence against these to those who have not heard it from this peer, one after the other."""
+        for culprit in culprits:
+            left = TOLD_AT_MOST
+            for peer_id in peer_ids:
+                if left and peer_id != culprit and peer_id not in self._bans and (peer_id, culprit) not in self._told:
+                    left -= 1
+                    self._note(peer_id, culprit)
+                    if not await self._offer(peer_id, culprit):
+                        self._told.pop((peer_id, culprit), None)  # another time
+
+    def knows(self, peer_id: str, culprit: str) -> None:
+        """This peer has told us itself."""
+        self._note(peer_id, culprit)
+
+    def _note(self, peer_id: str, culprit: str) -> None:
+        self._told[(peer_id, culprit)] = None
+        if len(self._told) > REMEMBERED:
+            del self._told[next(iter(self._told))]
+
+    async def _offer(self, peer_id: str, culprit: str) -> bool:
+        """Whether the other end has heard it, or need not."""
+        try:
+            stream = await self._node.open(peer_id, self._name, "audit")
+            try:
+                return await asyncio.wait_for(self._hand_over(stream, culprit), OFFER_TIMEOUT_S)
+            finally:
+                stream.close()
+        except (StreamClosedError, ProtocolError, asyncio.TimeoutError, OSError) as error:
+            log.info("could not tell %s of %s: %s", peer_id, culprit, error or "no answer")
+            return False
+
+    async def _hand_over(self, stream: Stream, culprit: str) -> bool:
+        proof = self._bans.proof(culprit)
+        needed = await asyncio.to_thread(self._judge.needs, proof.evidence)
+        if needed and proof.payloads is None:
+            return True
+        await stream.send(Kind.EVIDENCE, dump_json(proof.evidence))
+        kind, _ = await stream.receive({Kind.REQUEST: 0, Kind.END: 0, Kind.BUSY: 0})
+        if kind is Kind.REQUEST and proof.payloads is not None:
+            for payload in await asyncio.to_thread(_read, proof.payloads, needed):
+                await stream.send(Kind.DATA, payload)
+            await stream.receive({Kind.END: 0})
+        return kind is not Kind.BUSY
+
+    async def _on_stream(self, stream: Stream) -> None:
+        remote = stream.remote
+        if self._refuses(remote) or not self._admits(remote):
+            await stream.send(Kind.BUSY)
+            return
+        self._hearing[remote] += 1
+        try:
+            _, body = await asyncio.wait_for(stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}), ANSWER_TIMEOUT_S)
+            await asyncio.wait_for(self._hear(stream, parse_json(Evidence, body)), OFFER_TIMEOUT_S)
+        except NoEvidenceError as error:
+            self._on_false(remote, f"offered evidence that shows nothing: {error}")
+        finally:
+            self._hearing[remote] -= 1
+            self._hearing += Counter()
+        await stream.send(Kind.END)
+
+    def _admits(self, remote: str) -> bool:
+        now = self._clock()
+        self._offers = {peer: times for peer, times in self._offers.items() if times[-1] > now - 60.0}
+        times = self._offers.get(remote, deque(maxlen=OFFERS_A_MINUTE))
+        if len(times) == OFFERS_A_MINUTE or self._hearing[remote] or self._hearing.total() >= HEARD_AT_ONCE:
+            return False
+        times.append(now)
+        self._offers[remote] = times
+        return True
+
+    async def _hear(self, stream: Stream, evidence: Evidence) -> None:
+        needed = await asyncio.to_thread(self._judge.needs, evidence)
+        payloads: list[Payload] | None = None
+        if needed:
+            if isinstance(evidence.finding, Reduction) and evidence.finding.reducer in self._bans:
+                return
+            await stream.send(Kind.REQUEST)
+            payloads = [(await stream.receive({Kind.DATA: size}, exact=True))[1] for size in needed]
+        verdict = await asyncio.to_thread(self._judge.judge, evidence, payloads)
+        self.knows(stream.remote, verdict.culprit)
+        if verdict.culprit not in self._bans:
+            self._on_found(Found(verdict, evidence, payloads), stream.remote)
+
+
+def _read(path: Path, sizes: Sequence[int]) -> list[bytes]:
+    with path.open("rb") as file:
+        return [file.read(size) for size in sizes]

@@ -1,0 +1,136 @@
+"""The full campaigns: `python -m tests.network.chaos --report FILE`. The slices of `test_chaos` are the same code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from peer.errors import UserError
+from tests.network.chaos import attacks, donors, fuzz, kills, stops
+from tests.network.chaos.report import ChaosReport, Counts
+from tests.network.chaos.swarm import ChaosSwarm
+
+MEMBERS = 8
+OPEN_WITHIN_S = 600.0
+KILLS, ROUNDS = 500, 300
+STOPS = 200
+INPUTS = 1_000_000
+PARTS = 200
+Tell = Callable[[Counts], None]
+Campaign = Callable[[int, Counts, float, Path, Tell], Counts]
+
+
+@contextmanager
+def opened(folder: Path, members: int) -> Iterator[ChaosSwarm]:
+    """A swarm whose members stand at one place."""
+    swarm = ChaosSwarm(folder, steps=20, pace_s=0.1)
+    try:
+        swarm.open(*(f"peer{number}" for number in range(members)))
+        swarm.run_until(swarm.settled, OPEN_WITHIN_S)
+        yield swarm
+    finally:
+        swarm.close()
+
+
+def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Kills at every phase."""
+    left = KILLS - sum(done.get("kills_per_phase", {}).values())
+    rounds = ROUNDS - done.get("rounds", 0)
+    with opened(folder, MEMBERS) as swarm:
+        return kills.run(seed, left, swarm, at_once=4, minutes=minutes, rounds=rounds, tell=tell)
+
+
+def g4(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Stops of 5 to 120 s."""
+    with opened(folder, MEMBERS) as swarm:
+        return stops.run(seed, STOPS - done.get("stops", 0), swarm, at_once=3, minutes=minutes, tell=tell)
+
+
+def g9(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Hostile bytes, then hostile peers."""
+    fuzzed = fuzz.run(seed, INPUTS - done.get("inputs_fuzzed", 0), minutes=minutes, tell=tell)
+    names = attacks.every()[done.get("attacks", 0) + done.get("attacks_not_brought_about", 0) :]
+    with opened(folder, 2) as swarm:
+        tried = attacks.run(seed, names, swarm, minutes=minutes, tell=lambda counts: tell({**fuzzed, **counts}))
+    return {**fuzzed, **tried}
+
+
+def g11(seed: int, done: Counts, _: float, __: Path, tell: Tell) -> Counts:
+    """Lying donors."""
+    return donors.run(seed, PARTS - done.get("parts_tampered", 0), tell=tell)
+
+
+CAMPAIGNS: dict[str, Campaign] = {"G3": g3, "G4": g4, "G9": g9, "G11": g11}
+
+
+def main() -> None:
+    """Run the campaigns one after another; the report is written after each and several times in between."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.network.chaos",
+        description="Faults and attacks against real peers on this machine. Exit code 1 when a figure was missed.",
+    )
+    parser.add_argument("--report", type=Path, required=True, metavar="FILE", help="where the counts are kept, as JSON")
+    parser.add_argument(
+        "--campaign", nargs="+", choices=[*CAMPAIGNS], default=[*CAMPAIGNS], metavar="NAME",
+        help=f"of {', '.join(CAMPAIGNS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="add to the counts in FILE, with the next free seeds")
+    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of what happens to whom (default: 17)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, metavar="M", help="at most, for each campaign (default: 60)"
+    )
+    parser.add_argument(
+        "--merge", action="append", default=[], metavar="NAME=FILE",
+        help="take the counts of another command (JSON) into the report, under NAME; runs no campaign unless named",
+    )  # fmt: skip
+    try:
+        sys.exit(_run(parser.parse_args(), "--campaign" in sys.argv))
+    except UserError as error:
+        print(error.render(parser.prog), file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(arguments: argparse.Namespace, named: bool) -> int:
+    logging.disable(logging.WARNING)  # parsers in this process tell of everything that they refuse
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the swarm is ended in order
+    torch.set_num_threads(1)
+    chosen = [] if arguments.merge and not named else arguments.campaign
+    command = shlex.join(["python", "-m", "tests.network.chaos", *sys.argv[1:]]) if chosen else ""
+    report = ChaosReport(arguments.report, command, () if arguments.resume else chosen)
+    for each in arguments.merge:
+        name, _, path = each.partition("=")
+        if not path:
+            raise UserError(f"--merge={each}: must be NAME=FILE", "for example --merge G1=attacks.json")
+        report.merge(name, Path(path))
+    for name in chosen:
+        seed = report.free_seed(name, arguments.seed)
+        done = report.done(name)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as folder:
+            tell = partial(_tell, report, name, seed, began)
+            tell(CAMPAIGNS[name](seed, done, arguments.minutes, Path(folder), tell))
+    missed = [figure for figure in report.to_dict()["figures"] if figure["met"] is False]
+    for figure in missed:
+        print(f"missed: {figure['name']} is {figure['value']:g}, must be {figure['target']}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _tell(report: ChaosReport, name: str, seed: int, began: float, counts: Counts) -> None:
+    report.put(name, seed, {**counts, "seconds": round(time.monotonic() - began, 1)})
+    shown = {key: value for key, value in counts.items() if value and not isinstance(value, list)}
+    print(f"{time.monotonic() - began:7.1f} s  {name} seed {seed}: {shown}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""The parsers that bytes from strangers reach, each with valid input to start from."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
+
+from peer.errors import ProtocolError, UserError
+from peer.explain.journal import ROUNDS_FILE, JournalReader
+from peer.outer.compress.registry import compressor
+from peer.outer.record import RoundRecord
+from peer.outer.state import Update
+from peer.protocol.address import parse_host_address, parse_peer_address
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import Certificate, RosterLimits, check_chain
+from peer.protocol.manifest import RoundSpec, RunManifest, parse_manifest
+from peer.protocol.records import (
+    PeerRecord,
+    dump_json,
+    open_manifest,
+    open_sealed,
+    parse_json,
+    seal,
+    seal_manifest,
+)
+from peer.protocol.wire import (
+    AbortMessage,
+    HelloMessage,
+    HistoryRequest,
+    InviteMessage,
+    JoinMessage,
+    Kind,
+    RejectMessage,
+    SnapshotMeta,
+    StatusMessage,
+    VoteMessage,
+    pack_header,
+    unpack_header,
+)
+from peer.swarm.history import read_chain
+from peer.swarm.keeper import Position
+from peer.swarm.partial import PartialFile
+from peer.swarm.roster import JOIN_DOMAIN, RosterMessage, Rosters
+from peer.swarm.snapshots import chunk_lengths
+from peer.swarm.validator import SealedRecordValidator
+from tests.swarm.runs import RUN, Run, contributions, make_state, reduce_all
+
+NOW = 1.8e9
+CODECS = ("int8", "fp32", "fp16", "bf16", "int4", "fp4", "int2", "sign")
+ELEMENTS = 300
+
+
+@dataclass(frozen=True)
+class Parser:
+    """One parser.
+
+    Attributes:
+        name: in the report.
+        parse: bytes -> what was understood (not None), or raises one of `refuses`.
+        valid: inputs that it accepts.
+        signed: nothing but the meaning of a valid input may ever be accepted.
+        share: of all inputs, relative to the others: the slow ones get fewer.
+        meanings: of the valid inputs.
+    """
+
+    name: str
+    parse: Callable[[bytes], Any]
+    valid: tuple[bytes, ...]
+    signed: bool = False
+    share: float = 1.0
+    refuses: tuple[type[Exception], ...] = (ProtocolError,)
+    meanings: frozenset[Hashable] = field(init=False)
+
+    def __post_init__(self) -> None:
+        meanings = frozenset(self.parse(valid) for valid in self.valid) if self.signed else frozenset()
+        object.__setattr__(self, "meanings", meanings)
+
+
+def parsers(seed: int, folder: Path) -> list[Parser]:
+    """All of them. What is signed is signed with keys of this process, which no input can know.
+
+    Args:
+        folder: empty; for those that read files.
+    """
+    torch.manual_seed(seed)
+    run = Run(folder).commit(3)
+    signed = [*_signed(), *_certified(run), *_manifests()]
+    return [*_messages(run), *signed, *_payloads(), *_files(run, folder), *_addresses()]
+
+
+def _messages(run: Run) -> list[Parser]:
+    """Frame headers and the small messages inside frames."""
+    digest, other = "a" * 64, run.identities[0].peer_id
+    samples = [
+        JoinMessage(run_id=RUN, round=5, parent=digest, tokens=10),
+        RejectMessage(reason="follow", leader=other, round=7, lineage_id=digest),
+        InviteMessage(run_id=RUN, round=5, parent=digest, weight=99, wait_s=3.5),
+        StatusMessage(coming=True, round=5, lineage_id=digest, weight=12, leader=other),
+        HelloMessage(group_id=digest),
+        VoteMessage(link_id=digest, signature="0f" * 64),
+        AbortMessage(reason="gone", culprit=other),
+        HistoryRequest(what="chunks", run_id=RUN, digest=digest, indexes=(0, 5, 9)),
+        HistoryRequest(what="chain", run_id=RUN, from_round=3),
+        SnapshotMeta(round=3, lineage_id=digest, numel=1000, num_buffers=1, num_chunks=2),
+        RosterMessage(joins=("00ff", "aa")),
+        PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id=digest, lineage_weight=5,
+                   loss=2.5, expires_at=NOW),
+        run.history.chain[0],
+    ]  # fmt: skip
+    schemas = {type(sample) for sample in samples}
+    by_schema = [
+        Parser(
+            f"message {schema.__name__}", lambda data, schema=schema: parse_json(schema, data),
+            tuple(dump_json(sample) for sample in samples if type(sample) is schema),
+        )
+        for schema in sorted(schemas, key=lambda schema: schema.__name__)
+    ]  # fmt: skip
+    headers = tuple(pack_header(kind, length) for kind in Kind for length in (0, 1, 65536, 2**31))
+
+    def header(data: bytes) -> Any:
+        return unpack_header(data[:12].ljust(12, b"\0"))
+
+    def meta(data: bytes) -> Any:
+        found = parse_json(SnapshotMeta, data)
+        # sizes that a stranger announces must not become memory before they are compared with this run's
+        return len(chunk_lengths(found)) if found.numel < 1 << 24 else 0
+
+    lists = Parser("chunk lists", meta, (dump_json(samples[9]),))
+    return [Parser("frame header", header, headers, share=3.0), *by_schema, lists]
+
+
+def _signed() -> list[Parser]:
+    """Sealed records, joins, rosters, and what the DHT stores for others."""
+    me, other = Identity.generate(), Identity.generate()
+    rosters = Rosters(me, RUN, RoundSpec(min_group=2, max_group=4), 1000)
+    position = Position(5, "a" * 64, 100)
+    join, mine = rosters.join(position, 10)
+    theirs_join = JoinMessage(run_id=RUN, round=5, parent="a" * 64, tokens=20)
+    theirs = seal(other, JOIN_DOMAIN, dump_json(theirs_join))
+    message, _ = rosters.write({me.peer_id: (mine, join), other.peer_id: (theirs, theirs_join)}, "a" * 64)
+    record = PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id="2" * 64, lineage_weight=5,
+                        expires_at=NOW)  # fmt: skip
+    sealed = tuple(seal(identity, "peer", dump_json(record)) for identity in (me, other))
+    validator = SealedRecordValidator(lambda: NOW)
+
+    def stored(data: bytes) -> Any:
+        record = DHTRecord(DHTID.generate(b"k").to_bytes(), MSGPackSerializer.dumps(me.peer_id), data, NOW + 10)
+        return MSGPackSerializer.loads(data) if validator.validate(record) else None
+
+    return [
+        Parser("sealed record", lambda data: open_sealed("peer", data), sealed, signed=True, share=0.7),
+        Parser("join", lambda data: rosters.open_join(data, other.peer_id, position), (theirs,), signed=True,
+               share=0.7),
+        Parser("roster", lambda data: rosters.read(data, mine, join, other.peer_id).id, (dump_json(message),),
+               signed=True, share=0.5),
+        Parser("DHT record", stored, (MSGPackSerializer.dumps(sealed[0]),), signed=True, share=0.5),
+    ]  # fmt: skip
+
+
+def _certified(run: Run) -> list[Parser]:
+    """Certificates and chains of them."""
+    genesis, limits = run.history.genesis, RosterLimits(2, 4, 1000)
+    lines = tuple(dump_json(certificate) for certificate in run.history.chain)
+    members = {identity.peer_id for identity in run.identities}
+
+    def certificate(data: bytes) -> Any:
+        found = parse_json(Certificate, data)
+        check_chain([found], RUN, found.link.parent, found.link.round, limits)
+        # with a roster of its own a stranger certifies what it likes; its own first link still follows from nothing
+        return found.link.id if {m.peer_id for m in found.link.roster} == members else None
+
+    def chain(data: bytes) -> Any:
+        found = [parse_json(Certificate, line) for line in data.splitlines()]
+        check_chain(found, RUN, genesis, 0, limits)
+        return len(found), found[-1].link.id if found else genesis
+
+    prefixes = tuple(b"\n".join(lines[:count]) for count in range(len(lines) + 1))
+    return [
+        Parser("certificate", certificate, lines, signed=True, share=0.4),
+        Parser("chain", chain, prefixes, signed=True, share=0.2),
+    ]
+
+
+def _manifests() -> list[Parser]:
+    """As a person gives them, as the DHT holds them, and both halves of the latter with a good signature."""
+    organiser = Identity.generate()
+    texts = tuple(path.read_bytes() for path in sorted(Path("configs/runs").glob("*.yaml")))
+    manifest = parse_manifest(texts[0], "a file").model_copy(update={"genesis": "3" * 64})
+    canonical = manifest.canonical()
+
+    def from_yaml(data: bytes) -> Any:
+        return parse_manifest(data, "a file").name
+
+    def unsealed(data: bytes) -> Any:
+        return open_manifest(data)[1].run_id
+
+    def signed_text(data: bytes) -> Any:
+        return open_manifest(seal(organiser, "manifest", zlib.compress(data, 1)))[1].run_id
+
+    def signed_bytes(data: bytes) -> Any:
+        return open_manifest(seal(organiser, "manifest", data))[1].run_id
+
+    refuses = (ProtocolError, UserError)
+    return [
+        Parser("manifest, YAML", from_yaml, texts, share=0.05, refuses=refuses),
+        Parser("manifest, sealed", unsealed, (seal_manifest(organiser, manifest),), signed=True, share=0.5,
+               refuses=refuses),
+        Parser("manifest, signed JSON", signed_text, (canonical,), share=0.4, refuses=refuses),
+        Parser("manifest, signed bytes", signed_bytes, (zlib.compress(canonical, 9),), share=0.4, refuses=refuses),
+        Parser("manifest, JSON", lambda data: parse_json(RunManifest, data), (canonical,), share=0.5),
+    ]  # fmt: skip
+
+
+def _payloads() -> list[Parser]:
+    """Encoded parts of contributions and updates: whatever is accepted must be finite."""
+    vector = 0.01 * torch.randn(ELEMENTS)
+
+    def decoder(name: str) -> Callable[[bytes], Any]:
+        codec = compressor(name)
+
+        def decode(data: bytes) -> Any:
+            values = codec.decode(data, ELEMENTS)
+            if not bool(values.isfinite().all()) or values.shape != (ELEMENTS,):
+                raise AssertionError(f"{name} let through what is not finite")
+            return True
+
+        return decode
+
+    found = [
+        Parser(f"payload {name}", decoder(name), (compressor(name).encode(vector),), share=0.3) for name in CODECS
+    ]
+    state = make_state(ELEMENTS)
+
+    def update(data: bytes) -> Any:
+        return Update.split(data, ELEMENTS, 2, state.compressor).digest()
+
+    whole = reduce_all(state, contributions(state, 2, 1), [1, 1]).payload
+    return [*found, Parser("update", update, (whole,), share=0.5)]
+
+
+def _files(run: Run, folder: Path) -> list[Parser]:
+    """What a peer finds in its own folder after a crash."""
+    lines = b"\n".join(dump_json(certificate) for certificate in run.history.chain)
+    record = RoundRecord(status="committed", round=3, lineage_id="a" * 64, members=("x", "y"), weights=(1, 2))
+    journal = record.model_dump_json(exclude_defaults=True).encode() + b"\n"
+    meta = SnapshotMeta(round=3, lineage_id="a" * 64, numel=1000, num_buffers=1, num_chunks=2)
+
+    def chain(data: bytes) -> Any:
+        path = folder / "chain.jsonl"
+        path.write_bytes(data)
+        return len(read_chain(path))
+
+    def rounds(data: bytes) -> Any:
+        path = folder / ROUNDS_FILE
+        path.write_bytes(data)
+        return len(JournalReader(folder).poll().records)
+
+    def begun(data: bytes) -> Any:
+        (folder / "incoming.index").write_bytes(data)
+        return PartialFile.begun(folder) or False
+
+    return [
+        Parser("chain file", chain, (lines,), share=0.1),
+        Parser("round records", rounds, (journal, journal * 3), share=0.2),
+        Parser("index of a begun snapshot", begun, (dump_json(meta) + b"\n0\n1\n",), share=0.2),
+    ]
+
+
+def _addresses() -> list[Parser]:
+    """Addresses that others tell."""
+    peer_id = Identity.generate().peer_id
+
+    def peer(data: bytes) -> Any:
+        return str(parse_peer_address(data.decode("utf-8", "surrogateescape")))
+
+    def host(data: bytes) -> Any:
+        return str(parse_host_address(data.decode("utf-8", "surrogateescape")))
+
+    return [
+        Parser("peer address", peer, (f"/ip4/1.2.3.4/tcp/31337/p2p/{peer_id}".encode(),), refuses=(UserError,)),
+        Parser("host address", host, (b"/ip6/::1/udp/4001/quic-v1", b"/dns4/example.org/tcp/1"), refuses=(UserError,)),
+    ]
+

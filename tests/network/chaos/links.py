@@ -1,0 +1,167 @@
+"""Bad links (G6): `python -m tests.network.chaos.links --report FILE`.
+
+Three members, each behind a link of 5 Mbit/s with a round trip of 200 +- 50 ms that loses 0 to 10% of all packets, or
+that carries nothing in one direction for a while. Counted: rounds that committed and that were aborted, and whether
+each ended by its deadline; whether a member whose link was dead is back in a round of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer.outer.record import RoundRecord
+from tests.network.chaos.namespaces import Internet
+from tests.network.chaos.relay import Link
+from tests.network.chaos.wide import WideSwarm
+
+BAD = Link(mbit=5.0, delay_ms=100.0, jitter_ms=25.0, queue_ms=200.0)
+CONDITIONS = ("loss 0", "loss 1", "loss 2", "loss 5", "loss 10", "mute", "deaf")
+NAMES = ("p0", "p1", "p2")
+ROUNDS = 10
+ROUND_TIMEOUT_S = 20
+# a standing group's patience (9), then two leaders tried in vain (2 * 3), a follower's patience (13), one's own (4)
+MATCH_S = 32.0
+SLACK_S = 2.0  # to notice, on busy cores
+PHASE_TIMEOUT_S = 300.0
+HIDDEN, STEPS, TURNS_PER_STEP = 64, 5, 20
+Row = dict[str, Any]
+
+
+def run(
+    folder: Path, *, conditions: Sequence[str] = CONDITIONS, rounds: int = ROUNDS, timeout_s: int = ROUND_TIMEOUT_S,
+    seed: int = 0, done: Sequence[Row] = (), minutes: float = float("inf"),
+    on_trial: Callable[[Row], None] = lambda _: None,
+) -> Row:
+    """Let the swarm make rounds under each condition that is not `done` yet, while there is time; -> `count` of all.
+
+    Args:
+        rounds: that each member has to end under each condition, committed or not.
+        on_trial: called with the outcome of each condition.
+    """
+    rows = list(done)
+    left = [name for name in conditions if name not in {row["condition"] for row in rows}]
+    until = time.monotonic() + 60 * minutes
+    if not left:
+        return count(rows)
+    with Internet() as internet:
+        internet.host("bootstrap")
+        for name in NAMES:
+            internet.behind(name, Link())
+        swarm = WideSwarm(folder, internet, hidden=HIDDEN, steps=STEPS, wait=5.0, timeout_s=timeout_s)
+        try:
+            swarm.bootstrap()
+            for member in swarm.add(*NAMES):
+                member.pace = TURNS_PER_STEP
+            for condition in left:
+                if time.monotonic() < until:
+                    rows.append(trial(swarm, internet, condition, rounds, timeout_s, seed))
+                    on_trial(rows[-1])
+        finally:
+            swarm.close()
+    return count(rows)
+
+
+def trial(
+    swarm: WideSwarm, internet: Internet, condition: str, rounds: int, timeout_s: int, seed: int
+) -> Row:
+    """One condition; raises AssertionError when a member ends no rounds, or does not come back."""
+    members = swarm.members
+    together(swarm)
+    since = {member.name: len(member.records) for member in members}
+    began = time.monotonic()
+    one_way = condition in ("mute", "deaf")
+    kind, _, percent = condition.partition(" ")
+    for number, name in enumerate(NAMES):
+        link = replace(BAD, seed=seed + number, loss=float(percent or 0) / 100)
+        internet.relays[name].set(replace(link, **{kind: True}) if one_way and not number else link)
+    others = members[1:] if one_way else members
+
+    def ended() -> bool:
+        return all(len(attempts(member.records[since[member.name] :])) >= rounds for member in others)
+
+    swarm.drive(ended, PHASE_TIMEOUT_S + rounds * (timeout_s + MATCH_S))
+    seconds = time.monotonic() - began
+    for name in NAMES:
+        internet.relays[name].set(Link())
+    together(swarm)  # those whose link was dead, too
+    records = [record for member in members for record in attempts(member.records[since[member.name] :])]
+    worst = max(((record.seconds.get("total", 0.0)) for record in records), default=0.0)
+    return {
+        "condition": condition, "seconds": round(seconds, 1), "ended": len(records),
+        "committed": sum(record.status == "committed" for record in records),
+        "aborted": sum(record.status == "aborted" for record in records),
+        "late": sum(late(record, timeout_s) for record in records),
+        "late_ones": [f"{r.phase or r.status} {r.seconds} {r.reason}" for r in records if late(r, timeout_s)],
+        "longest_s": round(worst, 1),
+        "one_state": len({m.head_digest for m in members if m.round == max(n.round for n in members)}) == 1,
+    }  # fmt: skip
+
+
+def together(swarm: WideSwarm) -> None:
+    """Until a round of all has been committed by all, from now on."""
+    members = swarm.members
+    at = {member.name: len(member.records) for member in members}
+    swarm.drive(
+        lambda: all(any(len(r.members) == len(members) for r in m.records[at[m.name] :] if r.status == "committed")
+                    for m in members),
+        PHASE_TIMEOUT_S,
+    )  # fmt: skip
+
+
+def attempts(records: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """Rounds that were tried, however they ended."""
+    return [record for record in records if record.status in ("committed", "aborted")]
+
+
+def late(record: RoundRecord, timeout_s: int) -> bool:
+    """Whether a round went on beyond its deadline: that of finding a group, or that of exchange and votes."""
+    matching = record.seconds.get("match", 0.0)
+    if record.phase == "match":
+        return record.seconds.get("total", 0.0) > MATCH_S + SLACK_S
+    return matching > MATCH_S + SLACK_S or record.seconds.get("total", 0.0) - matching > timeout_s + SLACK_S
+
+
+def count(rows: Sequence[Row]) -> Row:
+    """What the conditions come to."""
+    totals = {name: sum(row[name] for row in rows) for name in ("ended", "committed", "aborted", "late", "one_state")}
+    return {"conditions": len(rows), **totals, "longest_s": max((row["longest_s"] for row in rows), default=0.0)}
+
+
+def main() -> None:
+    """Command line; an interrupted campaign goes on where its report ends."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, required=True, metavar="FILE", help="conditions in it are not repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each (default: {ROUNDS})")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="begin nothing after (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    document: Row = {"name": "G6", "seed": arguments.seed, "rounds": arguments.rounds, "trials": []}
+    if arguments.report.exists():
+        document = json.loads(arguments.report.read_text())
+    rows: list[Row] = list(document["trials"])
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        arguments.report.write_text(json.dumps({**document, "counts": count(rows), "trials": rows}, indent=1) + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="atoll-links-") as folder:
+        run(
+            Path(folder), rounds=arguments.rounds, seed=arguments.seed, done=tuple(rows), minutes=arguments.minutes,
+            on_trial=keep,
+        )
+    print(json.dumps(count(rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Partitions that heal (G5): `python -m tests.network.chaos.partitions --report FILE`.
+
+Eight members on eight machines of their own internet. Again and again it falls apart into two groups (4/4, 6/2, 5/3),
+each trains on, and comes together again. Counted: whether all are on one lineage within three rounds of healing,
+whether it is the heavier one, and whether whoever yielded says exactly what it gave up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.network.chaos.namespaces import Internet
+from tests.network.chaos.wide import WideSwarm
+from tests.network.harness import Member
+
+TRIALS = 50
+SHARES = ((4, 4), (6, 2), (5, 3))
+MAX_ROUNDS = 3
+ROUNDS_APART = 2
+TURNS_PER_STEP = 50  # of at least 10 ms
+STEPS = 16  # so that a round takes some 10 s: finding one another again takes seconds, however short rounds are
+PHASE_TIMEOUT_S = 300.0
+YIELDED = re.compile(r"yielded (\d+) rounds from (\d+) on, (\d+) tokens \((\d+) ours\)")
+Row = dict[str, Any]
+
+
+def run(
+    folder: Path, *, trials: int = TRIALS, shares: Sequence[tuple[int, int]] = SHARES, seed: int = 0,
+    steps: int = STEPS, rounds_apart: int = ROUNDS_APART, done: Sequence[Row] = (), minutes: float = float("inf"),
+    on_trial: Callable[[Row], None] = lambda _: None,
+) -> Row:
+    """Make the trials that are not `done` yet, while there is time; -> `count` of all of them.
+
+    Args:
+        shares: sizes of the two groups, in turn.
+        steps: of a round, of at least half a second each.
+        rounds_apart: that each side commits on its own, at least.
+        on_trial: called with the outcome of each.
+    """
+    rows = list(done)
+    if len(rows) >= trials:
+        return count(rows)
+    names = [f"p{number}" for number in range(sum(shares[0]))]
+    until = time.monotonic() + 60 * minutes
+    with Internet() as internet:
+        for name in ("bootstrap", *names):
+            internet.host(name)
+        swarm = WideSwarm(folder, internet, steps=steps, wait=4.0)
+        try:
+            swarm.bootstrap()
+            for member in swarm.add(*names):
+                member.pace = TURNS_PER_STEP
+            while len(rows) < trials and time.monotonic() < until:
+                rng = random.Random(f"{seed} {len(rows)}")
+                rows.append(trial(swarm, internet, shares[len(rows) % len(shares)], rounds_apart, rng))
+                on_trial(rows[-1])
+        finally:
+            swarm.close()
+    return count(rows)
+
+
+def trial(
+    swarm: WideSwarm, internet: Internet, share: tuple[int, int], rounds_apart: int, rng: random.Random
+) -> Row:
+    """One partition: together, apart, together; raises AssertionError when a phase takes PHASE_TIMEOUT_S."""
+    members = swarm.members
+    before = max(member.round for member in members)
+    swarm.drive(lambda: full_round(members, before) is not None, PHASE_TIMEOUT_S)
+    shuffled = rng.sample(members, len(members))
+    sides = (shuffled[: share[0]], shuffled[share[0] :])
+    names = [[member.name for member in side] for side in sides]
+    names[rng.randrange(2)].append("bootstrap")
+    internet.split(tuple(names[0]), tuple(names[1]))
+    at = max(member.round for member in members)
+    seen = {member.name: len(member.records) for member in members}
+
+    def apart() -> bool:
+        return all(
+            any(r.round >= at + rounds_apart and set(r.members) <= _ids(side) for r in m.committed)
+            for side in sides for m in side
+        )  # fmt: skip
+
+    swarm.drive(apart, PHASE_TIMEOUT_S)
+    lineages = [{member.lineage_id for member in side} for side in sides]
+    healed_at, began = max(member.round for member in members), time.monotonic()
+    internet.heal()
+    swarm.drive(lambda: len({member.lineage_id for member in members}) == 1, PHASE_TIMEOUT_S)
+    rounds, seconds = max(member.round for member in members) - healed_at, time.monotonic() - began
+    swarm.drive(lambda: full_round(members, healed_at) is not None, PHASE_TIMEOUT_S)
+    return {
+        "share": list(share), "split_at": at, "healed_at": healed_at, "rounds": rounds, "seconds": round(seconds, 1),
+        "distinct": lineages[0].isdisjoint(lineages[1]), "yielded": [m.name for m in members if yielded(m, seen)],
+        "unexplained": sum(unexplained(member, seen[member.name]) for member in members),
+        "one_state": len({member.head_digest for member in level(members)}) == 1,
+    }  # fmt: skip
+
+
+def _ids(side: Sequence[Member]) -> set[str]:
+    return {member.peer_id for member in side}
+
+
+def full_round(members: Sequence[Member], after: int) -> int | None:
+    """The first committed round after `after` in which everybody took part; None if there is none yet."""
+    rounds = [r.round for r in members[0].committed if r.round > after and set(r.members) == _ids(members)]
+    return min(rounds, default=None)
+
+
+def level(members: Sequence[Member]) -> list[Member]:
+    """Those that have come furthest."""
+    furthest = max(member.round for member in members)
+    return [member for member in members if member.round == furthest]
+
+
+def yielded(member: Member, seen: dict[str, int]) -> bool:
+    """Whether it changed to another lineage in this trial."""
+    return any(YIELDED.search(record.reason or "") for record in member.records[seen[member.name] :])
+
+
+def unexplained(member: Member, since: int) -> int:
+    """Tokens that it contributed to rounds that it gave up, more or less than it says."""
+    ours, wrong = [], 0
+    for record in member.records[since:]:
+        if record.status == "committed":
+            weight = record.weights[record.members.index(member.peer_id)]
+            ours.append((record.round, weight))
+        elif record.snapshot_round is not None:
+            said = YIELDED.search(record.reason or "")
+            first = int(said[2]) if said else record.round
+            lost = sum(weight for number, weight in ours if number >= first)
+            wrong += abs(lost - int(said[4])) if said else 0
+            ours = [(number, weight) for number, weight in ours if number < first]
+    return wrong
+
+
+def count(rows: Sequence[Row]) -> Row:
+    """What the trials come to."""
+    return {
+        "trials": len(rows),
+        "within": sum(row["rounds"] <= MAX_ROUNDS for row in rows),
+        "max_rounds": max((row["rounds"] for row in rows), default=0),
+        "max_seconds": max((row["seconds"] for row in rows), default=0.0),
+        "split": sum(row["distinct"] for row in rows),
+        "yielded": sum(bool(row["yielded"]) for row in rows),
+        "unexplained_tokens": sum(row["unexplained"] for row in rows),
+        "one_state": sum(row["one_state"] for row in rows),
+    }
+
+
+def main() -> None:
+    """Command line; an interrupted campaign goes on where its report ends."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, required=True, metavar="FILE", help="trials in it are not repeated")
+    parser.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"default: {TRIALS}")
+    parser.add_argument("--minutes", type=float, default=120.0, metavar="N", help="begin no trial after (default: 120)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    document: Row = {"name": "G5", "seed": arguments.seed, "trials": []}
+    if arguments.report.exists():
+        document = json.loads(arguments.report.read_text())
+        if document["seed"] != arguments.seed:
+            parser.error(f"--seed {arguments.seed}: the report was begun with seed {document['seed']}")
+    rows: list[Row] = list(document["trials"])
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        arguments.report.write_text(json.dumps({**document, "counts": count(rows), "trials": rows}, indent=1) + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="atoll-partitions-") as folder:
+        run(
+            Path(folder), trials=arguments.trials, seed=arguments.seed, done=tuple(rows), minutes=arguments.minutes,
+            on_trial=keep,
+        )
+    print(json.dumps(count(rows)))
+
+
+if __name__ == "__main__":
+    main()

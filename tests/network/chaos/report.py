@@ -1,0 +1,185 @@
+"""The report of the chaos campaigns: counts by campaign and seed, their sums, and the figures to reach."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, describe_machine
+from peer.errors import UserError
+
+Counts = dict[str, Any]
+ABOUT = "Kills at every phase, stops, hostile bytes, attacks and lying donors against real peers"
+NOTES = (
+    "Written by `make chaos`, not by `make bench`. Every count is the sum over the seeds that have run; the entries of "
+    "`campaigns` in the JSON file are apart by seed. A figure below its number of events was cut short by the minutes "
+    "that a campaign may take: `make chaos RESUME=1` goes on."
+)
+# The sums that a reader looks for, and where they come from.
+TOTALS = (
+    "kills_per_phase", "rounds", "hangs", "orphans", "digests_compared", "digest_mismatches", "stops", "inputs_fuzzed",
+    "crashes", "attacks", "honest_wrongly_dropped", "parts_tampered",
+)  # fmt: skip
+LARGEST = ("longest_", "largest_")
+
+
+def added(runs: Iterable[Mapping[str, Any]]) -> Counts:
+    """The sum of several counts, key by key: numbers and mappings of numbers add up, lists follow each other, and of
+    what is called longest or largest the largest stays.
+    """
+    total: Counts = {}
+    for counts in runs:
+        for key, value in counts.items():
+            if key not in total:
+                total[key] = dict(value) if isinstance(value, Mapping) else value
+            elif isinstance(value, Mapping):
+                total[key] = added([total[key], value])
+            elif key.startswith(LARGEST):
+                total[key] = max(total[key], value)
+            else:
+                total[key] = total[key] + value
+    return total
+
+
+class ChaosReport:
+    """The document on disk. Every `put` reads it, replaces one entry and writes it whole: an interrupted campaign loses
+    nothing, and two campaigns may keep one report.
+
+    Args:
+        path: where it is kept.
+        command: that runs now; empty if it runs no campaign.
+        forget: campaigns that begin at nothing; what others have counted stays.
+    """
+
+    def __init__(self, path: Path, command: str = "", forget: Iterable[str] = ()) -> None:
+        self._path, self._command, self._machine = path, command, describe_machine()
+        self.campaigns: dict[str, dict[str, Counts]] = {}
+        self.commands: list[str] = []
+        self._load()
+        for name in forget:
+            self.campaigns.pop(name, None)
+        if command or self.campaigns:
+            self._save()
+
+    def _load(self) -> None:
+        if self._path.exists():
+            before = _read(self._path)
+            self.campaigns, self.commands = before["campaigns"], before["commands"]
+
+    def done(self, campaign: str) -> Counts:
+        """What earlier runs of this campaign have counted."""
+        return added(self.campaigns.get(campaign, {}).values())
+
+    def free_seed(self, campaign: str, seed: int) -> int:
+        """The first seed from here on that this campaign has not used."""
+        used = self.campaigns.get(campaign, {})
+        while str(seed) in used:
+            seed += 1
+        return seed
+
+    def put(self, campaign: str, seed: int | str, counts: Counts) -> None:
+        """Replace the counts of one seed."""
+        self._load()
+        self.campaigns.setdefault(campaign, {})[str(seed)] = counts
+        self._save()
+
+    def merge(self, name: str, other: Path) -> None:
+        """Take in what another command has counted: a JSON object of numbers, or one whose `counts` is."""
+        document = _read(other)
+        self.put(name, str(document.get("seed", "merged")), document.get("counts", document))
+
+    def _save(self) -> None:
+        if self._command and self._command not in self.commands:
+            self.commands.append(self._command)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        os.replace(temporary, self._path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON document; `benchmarks.table` shows it."""
+        everything = added(run for name in sorted(self.campaigns) for run in self.campaigns[name].values())
+        seeds = sorted({int(seed) for runs in self.campaigns.values() for seed in runs if seed.isdigit()})
+        return {
+            "benchmark": "chaos",
+            "about": ABOUT,
+            "command": "\n    ".join(self.commands),
+            "seed": ", ".join(map(str, seeds)),
+            "machine": self._machine,
+            "notes": NOTES,
+            "figures": [figure.to_dict() for figure in figures(self.campaigns)],
+            **{key: everything[key] for key in TOTALS if key in everything},
+            "seeds": seeds,
+            "commands": self.commands,
+            "campaigns": self.campaigns,
+        }
+
+
+def figures(campaigns: Mapping[str, Mapping[str, Counts]]) -> list[Figure]:
+    """What each campaign that has run must reach."""
+    rows: list[Figure] = []
+    for name, targets in TARGETS.items():
+        counts = with_ratios(added(campaigns.get(name, {}).values()))
+        for key, label, unit, limit, at_most in targets:
+            if key in counts:
+                value = min(counts[key].values()) if isinstance(counts[key], Mapping) else counts[key]
+                rows.append(Figure(name=f"{name} {label}", value=value, unit=unit, limit=limit, at_most=at_most))
+    return rows
+
+
+def with_ratios(counts: Counts) -> Counts:
+    """What follows from sums."""
+    if counts.get("parts_tampered"):
+        counts["share_caught"] = counts["parts_caught"] / counts["parts_tampered"]
+    if "kills_per_phase" in counts:
+        counts["kills"] = sum(counts["kills_per_phase"].values())
+    return counts
+
+
+Target = tuple[str, str, str, float | None, bool]
+TARGETS: dict[str, tuple[Target, ...]] = {
+    "G3": (
+        ("kills", "kills", "", 500, False),
+        ("kills_per_phase", "kills in the phase with the fewest", "", 40, False),
+        ("rounds", "rounds committed meanwhile", "", 300, False),
+        ("hangs", "hangs", "", 0, True),
+        ("orphans", "processes left after 5 s", "", 0, True),
+        ("digests_compared", "states compared", "", None, True),
+        ("digest_mismatches", "states that differed", "", 0, True),
+    ),
+    "G4": (
+        ("stops", "stops", "", 200, False),
+        ("late_others", "stops after which the others missed their deadline", "", 0, True),
+        ("late_returns", "returns after more than 2 rounds", "", 0, True),
+        ("slow_peer_rounds", "rounds with a 10 times slower peer", "", 1, False),
+        ("digest_mismatches", "states that differed", "", 0, True),
+    ),
+    "G9": (
+        ("inputs_fuzzed", "inputs fuzzed", "", 1_000_000, False),
+        ("crashes", "inputs that raised what they must not, or hung", "", 0, True),
+        ("forgeries_accepted", "changed records, certificates or joins that were believed", "", 0, True),
+        ("attacks", "scripted attacks", "", None, True),
+        ("attacks_lost", "attacks after which the honest did not go on", "", 0, True),
+        ("largest_memory_growth_mb", "memory that an attacked peer gained", "MB", 200, True),
+        ("honest_wrongly_dropped", "honest peers dropped", "", 0, True),
+    ),
+    "G11": (
+        ("parts_tampered", "parts tampered with", "", 200, False),
+        ("poisoned_joins", "poisoned joins", "", 0, True),
+        ("share_caught", "share of them caught", "", 0.99, False),
+        ("false_accusations", "false accusations", "", 0, True),
+    ),
+}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "name a report of this command, or another file") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} holds no JSON object", "name a report of this command, or another file")
+    return document

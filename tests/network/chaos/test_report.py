@@ -1,0 +1,69 @@
+"""The report: sums over seeds, going on, and what other commands have counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.table import page
+from peer.errors import UserError
+from tests.network.chaos.report import ChaosReport, added
+
+ONE = {"kills_per_phase": {"train": 40, "match": 41}, "hangs": 0, "orphans": 1, "longest_without_a_record_s": 7.5,
+       "what_hung": ["a"]}  # fmt: skip
+TWO = {"kills_per_phase": {"train": 2, "install": 50}, "hangs": 2, "longest_without_a_record_s": 3.0, "what_hung": []}
+
+
+def test_counts_of_seeds_add_up() -> None:
+    assert added([ONE, TWO]) == {
+        "kills_per_phase": {"train": 42, "match": 41, "install": 50}, "hangs": 2, "orphans": 1,
+        "longest_without_a_record_s": 7.5, "what_hung": ["a"],
+    }  # fmt: skip
+    assert ONE["kills_per_phase"] == {"train": 40, "match": 41}
+
+
+def test_a_report_goes_on_by_seed_or_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "chaos.json"
+    report = ChaosReport(path, "first")
+    report.put("G3", 17, ONE)
+    again = ChaosReport(path, "second")
+    assert again.done("G3")["orphans"] == 1
+    assert again.free_seed("G3", 17) == 18
+    assert again.free_seed("G4", 17) == 17
+    again.put("G3", 18, TWO)
+    document = json.loads(path.read_text())
+    assert document["kills_per_phase"] == {"train": 42, "match": 41, "install": 50}
+    assert (document["hangs"], document["orphans"], document["seeds"]) == (2, 1, [17, 18])
+    assert document["commands"] == ["first", "second"]
+    assert ChaosReport(path, "third", forget=["G3"]).done("G3") == {}
+
+
+def test_two_commands_may_keep_one_report(tmp_path: Path) -> None:
+    path = tmp_path / "chaos.json"
+    one, other = ChaosReport(path, "one"), ChaosReport(path, "other")
+    one.put("G3", 17, ONE)
+    other.put("G9", 17, {"inputs_fuzzed": 5})
+    one.put("G3", 17, TWO)
+    document = json.loads(path.read_text())
+    assert (document["inputs_fuzzed"], document["hangs"]) == (5, 2)
+    assert sorted(document["commands"]) == ["one", "other"]
+
+
+def test_what_another_command_has_counted_is_taken_in_and_shown(tmp_path: Path) -> None:
+    other = tmp_path / "attacks.json"
+    other.write_text(json.dumps({"seed": 3, "counts": {"honest_wrongly_dropped": 0, "digests_compared": 7}}))
+    report = ChaosReport(tmp_path / "chaos.json")
+    report.put("G3", 17, {**ONE, "rounds": 300, "digests_compared": 5, "digest_mismatches": 0})
+    report.merge("G1", other)
+    document = report.to_dict()
+    assert document["digests_compared"] == 12
+    assert document["campaigns"]["G1"] == {"3": {"honest_wrongly_dropped": 0, "digests_compared": 7}}
+    shown = page({"chaos": document})
+    assert "| G3 kills | 81 | >= 500 | **no** |" in shown
+    assert "| G3 processes left after 5 s | 1 | <= 0 | **no** |" in shown
+    assert "| G3 states that differed | 0 | <= 0 | yes |" in shown
+    other.write_text("[]")
+    with pytest.raises(UserError, match="holds no JSON object"):
+        report.merge("G1", other)

@@ -1,0 +1,266 @@
+"""Audits of reducers in real exchanges: who lies is convicted, and nobody else ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import weakref
+from collections import Counter
+
+import pytest
+
+from peer.outer.compose import swarm_recipe
+from peer.protocol.evidence import Evidence
+from peer.protocol.manifest import RecipeSpec
+from peer.protocol.records import dump_json, parse_json
+from peer.protocol.wire import AuditRequest, Kind
+from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.showing import ASKS_OF_ONE, audit_name
+from peer.swarm.streams import StreamClosedError
+from tests.swarm.circle import RECIPE, Circle
+from tests.swarm.gathering import until
+from tests.swarm.liars import TAMPERINGS, Tampering
+from tests.swarm.runs import RUN
+
+
+def lies(circle, index, tampering):
+    """Let one seat reduce with another aggregator than it says."""
+    circle.seats[index].exchange._work._aggregator = tampering
+
+
+def heard(circle, index):
+    """What a member was told in the round that has just ended."""
+    return circle.seats[index].guard._showing._heard
+
+
+def units_of(circle, index, reducer):
+    return len(heard(circle, index).reduced[circle.seats[reducer].peer_id][1])
+
+
+async def audit(circle, auditor, reducer, unit):
+    seat = circle.seats[auditor]
+    return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, unit)
+
+
+@pytest.mark.timeout(600)
+async def test_one_tampered_unit_in_each_of_200_rounds_is_found_by_whoever_audits_it(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    liar = Tampering(RECIPE.aggregator)
+    lies(circle, 0, liar)
+    rng, caught, accused = random.Random(5), 0, 0
+    for trial in range(200):
+        unit = rng.randrange(2)
+        liar.lies[len(liar.calls) + unit] = rng.choice(list(TAMPERINGS))
+        await circle.round()
+        assert units_of(circle, 1, 0) == 2
+        result = await audit(circle, 1 + trial % 2, 0, unit)
+        caught += result.outcome == "false"
+        assert result.found is None or result.found.verdict.culprit == circle.seats[0].peer_id
+        others = [(2 - trial % 2, 0, 1 - unit), (1, 2, unit), (2, 1, unit)]
+        accused += sum([(await audit(circle, *one)).outcome != "right" for one in others])
+    assert caught >= 198
+    assert accused == 0
+
+
+SETTINGS = [
+    *((codec, {"compressor": codec}) for codec in ("fp32", "fp16", "bf16", "int8", "int4", "fp4")),
+    ("clipped", {"aggregator": "clipped"}),
+    ("trimmed", {"aggregator": "trimmed"}),
+    ("median", {"aggregator": "median"}),
+    ("centred-clipping", {"aggregator": "centred-clipping"}),
+    ("gated", {"aggregator": {"name": "gated", "min_cosine": -0.5}}),  # the contributions have nothing in common
+]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in SETTINGS])
+async def test_no_honest_reducer_is_accused_with_any_codec_or_aggregator(network, tmp_path, name):
+    spec = RecipeSpec(name="opendiloco", **dict(SETTINGS)[name])
+    recipe = swarm_recipe(spec)
+    circle = await Circle(
+        network, 4, numel=5000, codec=recipe.compressor, recipe=recipe, elements=512, folder=tmp_path
+    ).start()
+    audited = 0
+    for _ in range(6):
+        await circle.round()
+        for auditor in range(4):
+            reducer = (auditor + 1) % 4
+            for unit in range(units_of(circle, auditor, reducer)):
+                assert (await audit(circle, auditor, reducer, unit)).outcome == "right"
+                audited += 1
+    assert audited >= 24
+
+
+async def test_recipes_whose_reduction_nobody_else_can_compute_are_not_audited_and_cost_no_memory(network, tmp_path):
+    recipe = swarm_recipe(RecipeSpec(name="lagoon"))
+    circle = await Circle(network, 3, numel=3000, codec="int2", recipe=recipe, elements=512, folder=tmp_path).start()
+    await circle.round()
+    guard = circle.seats[0].guard
+    assert not guard._judge.exact
+    assert guard._showing._kept.payloads == ()
+    guard._auditor._rng = random.Random(0)
+    assert {guard._auditor.draw(heard(circle, 0)) for _ in range(50)} == {None}
+
+
+async def caught_circle(network, tmp_path, lie="one value", count=3, **options):
+    """A circle of which the first member has reduced unit 0 falsely, and what the second found."""
+    circle = await Circle(network, count, numel=3000, elements=512, folder=tmp_path, **options).start()
+    lies(circle, 0, Tampering(RECIPE.aggregator, {0: lie}))
+    await circle.round()
+    result = await audit(circle, 1, 0, 0)
+    assert result.outcome == "false"
+    return circle, result
+
+
+async def test_evidence_convinces_somebody_who_was_not_there(network, tmp_path):
+    circle, result = await caught_circle(network, tmp_path)
+    found = result.found
+    copied = parse_json(Evidence, dump_json(found.evidence))
+    state = circle.seats[0].state
+    stranger = Judge(RUN, state.numel, state.compressor, RECIPE)
+    assert stranger.judge(copied, found.payloads).culprit == circle.seats[0].peer_id
+    assert stranger.needs(copied) == [len(payload) for payload in found.payloads]
+    assert len(dump_json(found.evidence)) < 4096
+
+
+def altered(document, payloads):
+    """Forgeries of evidence: each differs from it in one thing."""
+    finding = document["finding"]
+    other = "0" * 64
+
+    def put(**changes):
+        return {"finding": {**finding, **changes}}, payloads
+
+    sitting, inputs, output = finding["sitting"], finding["inputs"], finding["output"]
+    ids = [member["peer_id"] for member in sitting["members"]]
+    yield "another reducer", put(reducer=ids[ids.index(finding["reducer"]) - 1])
+    yield "another unit", put(unit=1)
+    yield "another run", put(sitting={**sitting, "run_id": other})
+    yield "another weight", put(
+        sitting={**sitting, "members": [{**sitting["members"][0], "tokens": 7}, *sitting["members"][1:]]}
+    )
+    yield "another input", put(inputs=[{**inputs[0], "leaf": other}, *inputs[1:]])
+    yield "another output", put(output={**output, "leaf": other})
+    yield "another signature of an input", put(inputs=[{**one, "signature": "0" * 128} for one in inputs])
+    yield "no signature", put(output={**output, "signature": None})
+    yield "inputs missing", put(inputs=inputs[:2])
+    yield "a longer path", put(output={**output, "path": [*output["path"], other]})
+    yield "no path", put(output={**output, "path": []})
+    yield "a unit that is none", put(unit=50)
+    yield "another payload", (document, [bytes(len(payload)) for payload in payloads])
+    yield "a payload missing", (document, payloads[:-1])
+    yield "no payloads", (document, None)
+
+
+async def test_evidence_that_is_altered_shows_nothing(network, tmp_path):
+    circle, result = await caught_circle(network, tmp_path)
+    judge = circle.seats[2].guard._judge
+    document = result.found.evidence.model_dump(mode="json")
+    for name, (forged, payloads) in altered(document, result.found.payloads):
+        with pytest.raises(NoEvidenceError):
+            assert judge.judge(Evidence.model_validate(forged), payloads) is None, name
+
+
+async def test_true_statements_about_an_honest_reducer_convict_nobody(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    for unit in range(2):
+        seat, reducer = circle.seats[1], circle.seats[0].peer_id
+        reduction, payloads = await seat.guard._auditor._unit(heard(circle, 1), reducer, unit)
+        with pytest.raises(NoEvidenceError, match="the reduction is right"):
+            seat.guard._judge.judge(Evidence(finding=reduction), payloads)
+
+
+async def test_a_verdict_bans_for_good_and_spreads_to_whoever_verifies_it(network, tmp_path):
+    circle, result = await caught_circle(network, tmp_path, count=4)
+    culprit, records = circle.seats[0].peer_id, []
+    circle.seats[2].guard._on_ban = lambda *record: records.append(record)
+    await circle.seats[1].guard.take(result)
+    await until(lambda: bool(records) and all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
+    assert not circle.seats[0].guard.banned(culprit)
+    assert records[0][0] == culprit
+    assert "reduced falsely, in round 1, unit 0" in records[0][1]
+    assert "false" in circle.seats[1].guard.notes()[0]
+    again = type(circle.seats[2].guard.bans)(tmp_path / "2")
+    assert list(again) == [culprit]
+    assert all(seat.guard.conduct.refuses(other.peer_id) is False for seat in circle.seats for other in circle.seats)
+
+
+async def test_false_evidence_counts_against_who_offers_it(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    liar, honest, victim = circle.seats
+    reduction, payloads = await liar.guard._auditor._unit(heard(circle, 0), victim.peer_id, 0)
+    bans = liar.guard.bans
+    await asyncio.to_thread(
+        bans.add, type("V", (), {"culprit": victim.peer_id, "deed": "x"})(), Evidence(finding=reduction), payloads
+    )
+    for _ in range(3):
+        liar.guard._spreading._told.clear()
+        await liar.guard._spreading.tell([honest.peer_id], [victim.peer_id])
+    assert not honest.guard.banned(victim.peer_id)
+    assert honest.guard.conduct.refuses(liar.peer_id)
+
+
+async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    culprit = circle.seats[0].peer_id
+    lies(circle, 0, Tampering(RECIPE.aggregator, dict.fromkeys(range(100), "one value")))
+    drawn = iter([(culprit, 0)])
+    circle.seats[1].guard._auditor.draw = lambda _: next(drawn, None)
+    await circle.round()
+    await until(lambda: all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 0.5), (4, 0.25)])
+async def test_a_group_draws_one_audit_in_a_round_and_every_unit_alike(network, tmp_path, count, share):
+    circle = await Circle(network, count, numel=4096, elements=256, folder=tmp_path).start()
+    await circle.round()
+    auditor = circle.seats[0].guard._auditor
+    auditor._rng = random.Random(11)
+    drawn = [auditor.draw(heard(circle, 0)) for _ in range(8000)]
+    assert sum(pair is not None for pair in drawn) / 8000 == pytest.approx(share, rel=0.05)
+    counts = Counter(pair for pair in drawn if pair is not None)
+    assert {reducer for reducer, _ in counts} == {seat.peer_id for seat in circle.seats[1:]}
+    expected = sum(counts.values()) / len(counts)
+    assert all(0.6 * expected < seen < 1.4 * expected for seen in counts.values())
+
+
+async def test_audits_of_one_peer_are_limited_and_strangers_see_nothing(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    outcomes = [(await audit(circle, 1, 0, 0)).outcome for _ in range(ASKS_OF_ONE + 2)]
+    assert outcomes == ["right"] * ASKS_OF_ONE + ["not shown"] * 2
+    stranger = network.node()
+    for what in ("unit", "signed", "joins"):
+        stream = await stranger.open(circle.seats[0].peer_id, audit_name(RUN), "audit")
+        await stream.send_message(Kind.REQUEST, AuditRequest(what=what, of=heard(circle, 1).sitting.id.hex()))
+        shown = dict.fromkeys((Kind.EVIDENCE, Kind.DATA, Kind.ROSTER), 0)  # anything would be too much
+        with contextlib.suppress(StreamClosedError):
+            kind, _ = await asyncio.wait_for(stream.receive({**shown, Kind.END: 0}), 5.0)
+            assert kind is Kind.END
+        stream.close()
+
+
+async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(network, tmp_path):
+    circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
+    await circle.round()
+    kept = weakref.ref(circle.seats[0].guard._showing._kept)
+    held = sum(len(piece) for pieces in kept().payloads for piece in pieces)
+    assert held == circle.seats[0].state.compressor.wire_bytes(2048)
+    await circle.round()
+    await until(lambda: gc.collect() >= 0 and kept() is None, 30.0)
+
+
+async def test_a_reducer_that_does_not_answer_is_refused_after_three_audits_and_never_banned(network, tmp_path):
+    circle = await Circle(network, 2, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    silent, one = circle.seats
+    silent.guard._showing.begins()
+    for _ in range(3):
+        assert not one.guard.refuses(silent.peer_id)
+        await one.guard.take(await audit(circle, 1, 0, 0))
+    assert one.guard.refuses(silent.peer_id)
+    assert not one.guard.banned(silent.peer_id)
+    assert "not shown" in one.guard.notes()[-1]

@@ -1,0 +1,103 @@
+"""What a peer makes of what it saw itself, and of what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.protocol.records import parse_json
+from peer.protocol.wire import AbortMessage, HelloMessage, Kind, RejectMessage
+from peer.swarm.conduct import FIRST_REFUSAL_S, LONGEST_REFUSAL_S, STRIKES, Conduct
+from tests.swarm.circle import Circle
+from tests.swarm.gathering import gather, join_of, until
+from tests.swarm.table import NAME
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_refusals_grow_and_end():
+    clock = Clock()
+    conduct = Conduct(clock)
+    waits = []
+    for _ in range(8):
+        for strike in range(STRIKES):
+            assert not conduct.refuses("x"), strike
+            conduct.saw("x", "a frame that is none")
+        began = clock.now
+        while conduct.refuses("x"):
+            clock.now += 1.0
+        waits.append(clock.now - began)
+    assert waits[:3] == [FIRST_REFUSAL_S, 2 * FIRST_REFUSAL_S, 4 * FIRST_REFUSAL_S]
+    assert waits[-1] == LONGEST_REFUSAL_S
+    assert not conduct.refuses("y")
+
+
+def test_whoever_never_shows_anything_is_refused_and_whoever_does_is_not():
+    conduct = Conduct(Clock())
+    for turn in range(10):
+        conduct.unanswered("often")
+        conduct.unanswered("often")
+        conduct.answered("often")
+        assert not conduct.refuses("often"), turn
+        conduct.unanswered("never")
+    assert conduct.refuses("never")
+
+
+def test_no_number_of_offenders_fills_the_memory():
+    conduct = Conduct(Clock())
+    for number in range(5000):
+        conduct.saw(str(number), "x")
+    assert len(conduct._pasts) <= 1024
+
+
+async def test_hearsay_is_not_held_against_anybody(network, tmp_path):
+    circle = await Circle(network, 3, folder=tmp_path).start()
+    liar, one, other = circle.seats
+    firsts, locals_ = [circle._first(seat) for seat in circle.seats], circle.locals()
+    jobs = [asyncio.ensure_future(circle.one_round(index, locals_[index], firsts[index])) for index in (1, 2)]
+    await until(lambda: one.exchange._standing is not None, 30.0)
+    stream = await liar.node.open(one.peer_id, NAME, "round")
+    await stream.send_message(Kind.HELLO, HelloMessage(group_id=firsts[0].id))
+    await stream.send_message(Kind.ABORT, AbortMessage(reason="it lies", culprit=other.peer_id))
+    with pytest.raises(RoundAborted) as caught:
+        await asyncio.wait_for(jobs[0], 30.0)
+    await one.exchange.release(firsts[1], caught.value)
+    with pytest.raises(RoundAborted):
+        await asyncio.wait_for(jobs[1], 30.0)
+    assert caught.value.culprit == other.peer_id
+    assert one.guard.conduct._pasts == {}
+
+
+async def test_who_is_refused_gets_no_seat_and_does_not_lead(network):
+    first, second, third = await gather(network, 3)
+    for member in (second, third):
+        refused = {first.peer_id}
+        member.matchmaker._refuses = member.matchmaker.view._refuses = refused.__contains__
+    assert second.matchmaker.view.leader() == second.peer_id
+    stream = await first.hand_in(second, join_of(first.node.identity)[0])
+    reject = parse_json(RejectMessage, (await stream.receive({Kind.REJECT: 10_000}))[1])
+    assert reject.reason == "excluded"
+    stream.close()
+    groups = await asyncio.gather(second.match(), third.match())
+    assert [{member.peer_id for member in group.members} for group in groups] == [{second.peer_id, third.peer_id}] * 2
+
+
+async def test_nothing_is_taken_from_the_banned(network):
+    one, two = network.node(), network.node()
+    heard = []
+
+    async def listen(stream):
+        heard.append(stream.remote)
+
+    await one.serve("anything", "round", listen)
+    one.refuses = {two.peer_id}.__contains__
+    stream = await two.open(one.peer_id, "anything", "round")
+    await asyncio.wait_for(stream.closed(), 5.0)
+    assert heard == []

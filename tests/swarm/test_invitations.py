@@ -1,0 +1,41 @@
+"""An invitation, and whether who says that it comes does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from peer.protocol.wire import InviteMessage, Kind, StatusMessage
+from peer.swarm.newcomers import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
+from tests.swarm.gathering import PARENT, gather
+from tests.swarm.runs import RUN
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_does_not_end_it_does_not_say_so(network):
+    first, second, third = await gather(network, 3)
+    clock = Clock()
+    members = frozenset({first.peer_id, second.peer_id})
+    matchmaker = second.matchmaker
+    matchmaker._me = matchmaker._invitations._me = replace(matchmaker._me, standing=lambda: members)
+    matchmaker._newcomers = Newcomers(clock)
+    answers = []
+    for wait_s in (0.0, 0.0, FIRST_WAIT_S):
+        clock.now += wait_s
+        stream = await third.node.open(second.peer_id, f"atoll/{RUN[:16]}/invite", "round")
+        await stream.send_message(
+            Kind.INVITE, InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=1.0)
+        )
+        status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), 5.0)
+        wanted = bool(matchmaker.newcomers(members))
+        answers.append((status.coming, wanted))
+        matchmaker._newcomers.missed([third.peer_id])
+        stream.close()
+    assert answers == [(True, True), (True, True), (False, False)]
+    assert LONGEST_WAIT_S > FIRST_WAIT_S

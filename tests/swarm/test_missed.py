@@ -1,0 +1,110 @@
+"""Rounds that went on without this peer, and groups that it does not sit down with."""
+
+from __future__ import annotations
+
+import os
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from peer.link.memory import SharedState
+from peer.link.messages import Anchor
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
+from peer.outer.optimizer import Nesterov
+from peer.outer.record import RoundRecord
+from peer.outer.round import Due, RoundAborted
+from peer.outer.state import OuterState
+from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
+from peer.swarm.history import History
+from peer.swarm.keeper import Keeper
+from peer.swarm.rounds import Rounds
+from tests.swarm.donor import ScriptedDonor
+from tests.swarm.runs import RUN, Run
+
+
+def rounds_at_genesis(network, folder, run, told):
+    """Real rounds of one member of `run`, at genesis; everything around them played."""
+    node = network.node(run.identities[0])
+    plain = Run(folder / "plain").state
+    memory = SharedState(os.memfd_create("state"), plain.numel, 1)
+    memory.anchor.copy_(plain.anchor)
+    state = OuterState(
+        memory.anchor, memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor("int8")), 0, plain.lineage_id
+    )
+    manifest = RunManifest(
+        name="a", model=ModelSpec(architecture="llama"), data=DataSpec(), inner=InnerSpec(),
+        recipe=RecipeSpec(name="opendiloco", compressor="int8"), genesis=plain.lineage_id,
+    )  # fmt: skip
+    keeper = Keeper(memory, state, History(folder / "mine", plain.lineage_id))
+    assert keeper.restore([]) is None
+    directory = SimpleNamespace(peers={}, reachable={}, refresh=None, announce_soon=lambda: None)
+    rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
+    rounds._fetcher._run_id = RUN
+    rounds.joined = True
+    return rounds
+
+
+@pytest.mark.parametrize("in_it", [True, False], ids=["with this peer's contribution", "without it"])
+async def test_a_round_that_others_committed_is_found_out_before_anything_is_sent_twice(network, tmp_path, in_it):
+    run, told = Run(tmp_path / "others"), []
+    mine = run.identities[0]
+    if not in_it:
+        run.identities = run.identities[1:]
+    run.commit(2)
+    donor = await ScriptedDonor(network.node(run.identities[-1]), run).start()
+    run.identities = [mine, *run.identities]
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._missed.sending(rounds.position().lineage_id, 7)
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
+        instead="retry", members=(mine.peer_id, donor.peer_id),
+    )  # fmt: skip
+    await rounds._after_abort(record)
+    assert told == []  # no other snapshot is asked for: the one that was sent must stay
+    assert await rounds.catch_up()
+    rounds._announce_anchor(rounds._missed.contributed)
+    assert rounds.keeper.state.digest() == run.state.digest()
+    (anchor,) = [message for message in told if isinstance(message, Anchor)]
+    assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)
+    assert rounds.keeper.memory.head.contributed == anchor.contributed
+
+
+async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    donor = await ScriptedDonor(network.node(run.identities[-1]), run).start()
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
+        instead="retry", members=(run.identities[0].peer_id, donor.peer_id),
+    )  # fmt: skip
+    await rounds._after_abort(record)
+    assert [type(message).__name__ for message in told] == ["WantSnapshot"]
+    assert donor.asked == ["chain"]
+
+
+async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    banned, leader = run.identities[1].peer_id, run.identities[2].peer_id
+    rounds._guard.bans._bans[banned] = SimpleNamespace(culprit=banned)
+    dissolved, met = [], []
+
+    async def dissolve(abort):
+        dissolved.append(abort.reason)
+
+    async def match(_):
+        return SimpleNamespace(others=(banned, leader))
+
+    rounds._exchange.stands = lambda _: frozenset({banned, rounds._node.peer_id})
+    rounds._exchange.dissolve, rounds._matchmaker.match = dissolve, match
+    rounds._matchmaker.included = lambda _: None
+    rounds._guard.meet = met.extend
+    with pytest.raises(RoundAborted, match="is banned, and has a seat") as caught:
+        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    assert caught.value.culprit == banned
+    assert dissolved == [f"{banned} is banned"]
+    assert leader in met
+    assert rounds._node.refuses(banned)
+    assert not rounds._node.refuses(leader)

@@ -7,27 +7,25 @@ import logging
 import random
 from collections.abc import Callable
 
-from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import OuterState, Update
-from peer.protocol.lineage import Certificate, GivenUp, Link, RosterLimits, given_up, heavier
+from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
-from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
+from peer.swarm.following import Following
 from peer.swarm.guard import guard_of
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.missed import Missed, went_on
+from peer.swarm.missed import went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
-from peer.swarm.streams import StreamClosedError
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
@@ -35,10 +33,7 @@ JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
-NOT_HEAVIER_S = 3.0
-UNREACHABLE_S = 1.0
 UNPROVEN_S = 30.0
-DISTRUST_S = 60.0
 
 
 class Rounds:
@@ -90,7 +85,9 @@ class Rounds:
             self._matchmaker.gathering, self._guard,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
-        self._fetcher = Fetcher(node, manifest.run_id, keeper.history.folder, limits, self._accuse)
+        self._following = Following(
+            node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, tell
+        )
         self._merged = asyncio.Event()
         self._merged.set()
         self._work = asyncio.Event()
@@ -98,12 +95,9 @@ class Rounds:
         self._in_round = False
         self._wanted = False
         self._last_sequence = 0
-        self._distrusted: set[str] = set()
-        self._nudged: dict[str, tuple[int, str]] = {}
         self._aborts_in_row = 0
         self._stood = False
         self._regrouped: str | None = None
-        self._missed = Missed(node.peer_id)
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -162,8 +156,7 @@ class Rounds:
             self._want_snapshot()
 
     def _nudge(self, donor: str, weight: int, lineage_id: str) -> None:
-        """`donor` says that it is on this heavier lineage, whatever the directory has heard."""
-        self._nudged[donor] = (weight, lineage_id)
+        self._following.nudge(donor, weight, lineage_id)
         self._work.set()
 
     def _want_snapshot(self) -> None:
@@ -186,27 +179,15 @@ class Rounds:
             if not self._directory.peers and _now() < patience:
                 await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
                 continue
-            if await self.catch_up():
+            if await self._following.catch_up():
                 contributed = None
             elif self.keeper.valid:
                 break
-            else:
-                await self._fetch_genesis()
+            elif not await self._following.fetch_genesis(self._organiser):
+                await asyncio.sleep(RECHECK_S * 4)
         self.joined = True
         self._announce_anchor(contributed)
         self._directory.announce_soon()
-
-    async def _fetch_genesis(self) -> None:
-        donors = [self._organiser, *self._directory.peers]
-        for donor in donors:
-            try:
-                await self._fetcher.genesis(donor, self._standing(), self.keeper.adopt)
-            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
-                log.warning("no genesis state from %s: %s", donor, error)
-            else:
-                log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
-                return
-        await asyncio.sleep(RECHECK_S * 4)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -220,19 +201,19 @@ class Rounds:
     async def _go_round(self) -> None:
         while not self.leaving and not self.finished:
             await self._wait_for_work()
-            if self._donors():
+            if self._following.donors():
                 await self._merged.wait()
-                if await self.catch_up():
+                if await self._following.catch_up():
                     await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
                     self._due = None
-                    self._announce_anchor(self._missed.contributed)
+                    self._announce_anchor(self._following.missed.contributed)
                     continue
             if self._due is not None:
                 await self._one_round(self._due)
 
     async def _wait_for_work(self) -> None:
         self._work.clear()
-        while self._due is None and not self._donors():
+        while self._due is None and not self._following.donors():
             try:
                 await asyncio.wait_for(self._work.wait(), RECHECK_S)
             except asyncio.TimeoutError:
@@ -280,10 +261,10 @@ class Rounds:
             await asyncio.sleep(self._rng.uniform(0.0, longest))
             if record.phase != "match":  # the snapshot that was sent must stay until this is known
                 others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
-                missed = await went_on(self._fetcher, others, self._standing, self._rng)
+                missed = await went_on(self._following.fetcher, others, self._following.standing, self._rng)
                 if missed is not None:
                     self._nudge(*missed)
-        if not self._donors():
+        if not self._following.donors():
             self._want_snapshot()
 
     async def _until_somebody_comes(self) -> None:
@@ -292,85 +273,18 @@ class Rounds:
             peers = self._directory.reachable.values()
             if any(peer.lineage_id == self.keeper.state.lineage_id and peer.state == "training" for peer in peers):
                 return
-            if self._donors():
+            if self._following.donors():
                 return
             await asyncio.sleep(RECHECK_S)
 
     async def _until_caught_up(self) -> bool:
         for _ in range(BEHIND_TRIES):
             await self._directory.refresh()
-            if await self.catch_up():
-                self._announce_anchor(self._missed.contributed)
+            if await self._following.catch_up():
+                self._announce_anchor(self._following.missed.contributed)
                 return True
             await asyncio.sleep(RECHECK_S)
         return False
-
-    # -- catching up -------------------------------------------------------------------------------------------------
-
-    def _standing(self) -> Standing:
-        return Standing(state=self.keeper.state, history=self.keeper.history, valid=self.keeper.valid)
-
-    def _donors(self) -> list[str]:
-        mine = (self.keeper.position.weight, self.keeper.position.lineage_id)
-        self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
-        nudged = [donor for donor in self._nudged if donor not in self._distrusted]
-        return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self._standing(), self._distrusted)]))
-
-    async def catch_up(self) -> bool:
-        """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
-        before, chain = self.position(), tuple(self.keeper.history.chain)
-        self._missed.begin()
-        for donor in self._donors():
-            self._nudged.pop(donor, None)
-            try:
-                others = helpers(self._directory.reachable, donor, self._distrusted)
-                how = await self._fetcher.catch_up(donor, self._standing(), self._replay, self.keeper.adopt, others)
-            except NotHeavierError as error:
-                log.info("%s", error)
-                self._distrust(donor, NOT_HEAVIER_S)
-            except ProtocolError as error:
-                self._accuse(donor, str(error))
-            except (StreamClosedError, asyncio.TimeoutError) as error:
-                log.info("donor %s went away: %s", donor, error)
-                self._distrust(donor, UNREACHABLE_S)  # its record stays for a while; asking at once again would spin
-            else:
-                lost = given_up(chain, self.keeper.history.chain, self._node.peer_id)
-                self._report_catch_up(how, before, lost)
-                return True
-        if self.position() == before:
-            return False
-        replayed = self.keeper.state.round - before.round  # a donor left half-way
-        self._report_catch_up(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
-        return True
-
-    def _accuse(self, donor: str, why: str) -> None:
-        log.warning("%s cannot be a donor: %s", donor, why)
-        self._distrust(donor, DISTRUST_S)
-
-    def _distrust(self, donor: str, seconds: float) -> None:
-        self._distrusted.add(donor)
-        asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
-
-    def _report_catch_up(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
-        self._matchmaker.moved()
-        reason = (
-            f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
-            if how.snapshot_round is None
-            else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
-            f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
-        )
-        now = self.position()
-        if lost is not None and lost.rounds:
-            reason += f"; yielded {lost}: {now.weight} tokens are heavier than {before.weight}"
-        log.info("caught up to round %d: %s", now.round, reason)
-        record = RoundRecord(
-            status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
-            replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,
-        )  # fmt: skip
-        self._tell(Round(record=record))
-
-    async def _replay(self, update: Update, certificate: Certificate) -> None:
-        await self.keeper.apply(update, certificate, self._missed.replaying(certificate))
 
     def _on_ban(self, culprit: str, reason: str) -> None:
         now = self.position()
@@ -412,7 +326,7 @@ class Rounds:
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()
-        self._missed.sending(state.lineage_id, due.sequence)
+        self._following.missed.sending(state.lineage_id, due.sequence)
         return await self._exchange.exchange(group, due, state)
 
     async def commit(self, group: Group, link: Link) -> Certificate:

@@ -41,7 +41,7 @@ def rounds_at_genesis(network, folder, run, told):
     assert keeper.restore([]) is None
     directory = SimpleNamespace(peers={}, reachable={}, refresh=None, announce_soon=lambda: None)
     rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
-    rounds._fetcher._run_id = RUN
+    rounds._following.fetcher._run_id = RUN
     rounds.joined = True
     return rounds
 
@@ -56,15 +56,15 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     donor = await ScriptedDonor(network.node(run.identities[-1]), run).start()
     run.identities = [mine, *run.identities]
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._missed.sending(rounds.position().lineage_id, 7)
+    rounds._following.missed.sending(rounds.position().lineage_id, 7)
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
         instead="retry", members=(mine.peer_id, donor.peer_id),
     )  # fmt: skip
     await rounds._after_abort(record)
     assert told == []  # no other snapshot is asked for: the one that was sent must stay
-    assert await rounds.catch_up()
-    rounds._announce_anchor(rounds._missed.contributed)
+    assert await rounds._following.catch_up()
+    rounds._announce_anchor(rounds._following.missed.contributed)
     assert rounds.keeper.state.digest() == run.state.digest()
     (anchor,) = [message for message in told if isinstance(message, Anchor)]
     assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)

@@ -53,7 +53,7 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
         return False
 
     monkeypatch.setattr(rounds, "_until_caught_up", nobody_shows_it, raising=False)
-    monkeypatch.setattr(rounds, "_donors", lambda: ["somebody"], raising=False)
+    rounds._following = SimpleNamespace(donors=lambda: ["somebody"])
     assert leader.matchmaker.view.expected() == [liar.peer_id]
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
     await rounds._after_abort(record)

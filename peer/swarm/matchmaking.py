@@ -14,12 +14,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from peer.errors import ProtocolError
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
-from peer.protocol.records import MAX_RECORD_BYTES, parse_json
+from peer.protocol.records import parse_json
 from peer.protocol.wire import (
     MAX_MESSAGE_BYTES,
     JoinMessage,
@@ -33,25 +32,14 @@ from peer.swarm.keeper import Position
 from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.seats import Seat, Seats
+from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 SOLO_PATIENCE_S = 4.0
 RECHECK_S = 0.25
-
-
-@dataclass
-class Seat:
-    """A member that waits at this leader."""
-
-    sealed: bytes
-    join: JoinMessage
-    stream: Stream
-    since: float
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
-    told: bool = False
 
 
 class Matchmaker:
@@ -79,25 +67,25 @@ class Matchmaker:
     ) -> None:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
         self._me, self._clock = me, clock
-        self._seats: dict[str, Seat] = {}
         self.view = View(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
-        self._refuses = refuses
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
         self._changed = asyncio.Event()
+        window_s = rounds.straggler_wait_s
+        self._seats = Seats(node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock)
         self._invitations = Invitations(
-            node, run_id, directory, self.view, me, self._changed, rounds.straggler_wait_s, clock, self._heeds
+            node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
         )
         self._join_name = f"atoll/{run_id[:16]}/join"
 
     async def start(self) -> None:
-        await self._node.serve(self._join_name, "round", self._on_join)
+        await self._node.serve(self._join_name, "round", self._seats.on_join)
         await self._invitations.start()
 
     @property
     def anybody_waiting(self) -> bool:
-        return bool(self._seats)
+        return len(self._seats) > 0
 
     # -- standing groups ----------------------------------------------------------------------------------------
 
@@ -141,14 +129,9 @@ class Matchmaker:
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
         position, window_s = self._me.position(), self._rounds.straggler_wait_s
-        self._hurry_if_halfway()
+        self._seats.hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
         asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
-
-    def _hurry_if_halfway(self) -> None:
-        """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
-        if self._me.due_in_s() > self._rounds.straggler_wait_s and self._me.halfway():
-            self._me.hurry()
 
     def _hurry_at(self, position: Position) -> None:
         if self._me.position() == position:
@@ -162,12 +145,7 @@ class Matchmaker:
     def moved(self) -> None:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
         self._invitations.moved()
-        position = self._me.position()
-        for peer_id, seat in list(self._seats.items()):
-            there = (seat.join.round, seat.join.parent) == (position.round, position.lineage_id)
-            if not there and seat.join.round <= position.round:
-                del self._seats[peer_id]
-                seat.taken.set()
+        self._seats.moved()
 
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
@@ -198,11 +176,11 @@ class Matchmaker:
                 if (ahead := self._invitations.behind) is not None:
                     raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
                 if self.view.leader() != self._node.peer_id:
-                    await self._disband(self.view.leader())
+                    await self._seats.disband(self.view.leader())
                     return None
                 pending = self._pending(probes, started)
                 members = len(self._chosen(join.parent)) + 1
-                waited = self._clock() - self._window_start(started)
+                waited = self._clock() - self._seats.window_start(started)
                 if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
                     return await self._form(sealed, join)
                 if waited >= self._rounds.straggler_wait_s and members >= self._rounds.min_group:
@@ -215,24 +193,11 @@ class Matchmaker:
         finally:
             await cancel_and_wait(probes.values())
 
-    def _window_start(self, started: float) -> float:
-        """The straggler window opens with the first who waits, be it this leader or a member."""
-        return min([started, *(seat.since for seat in self._present(self._me.position().lineage_id).values())])
-
-    def _present(self, parent: str) -> dict[str, Seat]:
-        """Seats for the round that follows `parent`; others wait until this leader gets there."""
-        round = self._me.position().round
-        return {
-            peer_id: seat
-            for peer_id, seat in self._seats.items()
-            if (seat.join.round, seat.join.parent) == (round, parent)
-        }
-
     def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
         """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
         chosen: list[tuple[str, Seat]] = []
         solitary = self._me.client
-        for peer_id, seat in sorted(self._present(parent).items(), key=lambda item: item[1].since):
+        for peer_id, seat in sorted(self._seats.present(parent).items(), key=lambda item: item[1].since):
             if len(chosen) < self._rounds.max_group - 1 and not (solitary and self.view.solitary(peer_id)):
                 chosen.append((peer_id, seat))
                 solitary = solitary or self.view.solitary(peer_id)
@@ -241,7 +206,7 @@ class Matchmaker:
     def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
         expected = [peer_id for peer_id in self.view.expected() if peer_id not in self._seats]
-        left = self._rounds.straggler_wait_s - (self._clock() - self._window_start(started))
+        left = self._rounds.straggler_wait_s - (self._clock() - self._seats.window_start(started))
         for peer_id in expected:
             if peer_id not in probes:
                 probes[peer_id] = asyncio.ensure_future(self._invitations.send(peer_id, max(0.0, left)))
@@ -254,7 +219,7 @@ class Matchmaker:
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins, join.parent)
         for peer_id, seat in chosen:
-            self._seats.pop(peer_id, None)
+            self._seats.leave(peer_id)
             try:
                 await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
             except (StreamClosedError, asyncio.TimeoutError):
@@ -262,69 +227,6 @@ class Matchmaker:
             seat.told = True
             seat.taken.set()
         return group
-
-    async def _disband(self, leader: str) -> None:
-        for peer_id, seat in list(self._seats.items()):
-            self._seats.pop(peer_id, None)
-            seat.told = True
-            await self._reject(seat.stream, "follow", leader)
-            seat.taken.set()
-
-    async def _on_join(self, stream: Stream) -> None:
-        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), invitations.PROBE_TIMEOUT_S)
-        join = self._rosters.open_join(sealed, stream.remote, self._me.position())
-        reason, leader = ("excluded", None) if self._refuses(stream.remote) else self._judge(join)
-        if reason is not None:
-            if reason == "behind":
-                self.view.knock(stream.remote)
-            await self._reject(stream, reason, leader)
-            return
-        seat = Seat(sealed, join, stream, since=self._clock())
-        self._seats[stream.remote] = seat
-        if join.parent == self._me.position().lineage_id:
-            self.view.learn(stream.remote)
-        self._changed.set()
-        at_our_round = join.parent == self._me.position().lineage_id
-        if at_our_round:
-            self._hurry_if_halfway()
-        ended = asyncio.ensure_future(stream.closed())
-        taken = asyncio.ensure_future(seat.taken.wait())
-        window_s = self._rounds.straggler_wait_s
-        hurry = asyncio.get_running_loop().call_later(window_s, self._hurry_for, stream.remote, seat)
-        try:
-            await asyncio.wait({ended, taken}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hurry.cancel()
-            await cancel_and_wait([ended, taken])
-            if self._seats.get(stream.remote) is seat:
-                del self._seats[stream.remote]
-                self._changed.set()
-        if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
-            await self._reject(stream, "behind", None)
-
-    def _hurry_for(self, peer_id: str, seat: Seat) -> None:
-        """A member has waited a whole window and this leader is still not due: contribute what there is."""
-        if self._seats.get(peer_id) is seat and seat.join.parent == self._me.position().lineage_id:
-            self._me.hurry()
-
-    def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:
-        position = self._me.position()
-        if join.parent != position.lineage_id and join.round <= position.round:
-            return "behind", None  # or on another lineage; a join for a later round waits until we get there
-        if not self._me.training():
-            return "excluded", None
-        leader = self.view.leader()
-        return ("follow", leader) if leader != self._node.peer_id else (None, None)
-
-    async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
-        position = self._me.position()
-        message = RejectMessage.model_validate(
-            {"reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id}
-        )
-        try:
-            await asyncio.wait_for(stream.send_message(Kind.REJECT, message), invitations.PROBE_TIMEOUT_S)
-        except (StreamClosedError, asyncio.TimeoutError):
-            log.debug("could not tell %s: %s", stream.remote, reason)
 
     # -- following ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""Keeps a peer on the heaviest lineage in sight: whom it asks, whom it believes, what it replays or gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from peer.errors import ProtocolError
+from peer.link.messages import Round, ToTrainer
+from peer.outer.record import RoundRecord
+from peer.outer.state import Update
+from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier
+from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
+from peer.swarm.directory import Directory
+from peer.swarm.keeper import Keeper, Position
+from peer.swarm.missed import Missed
+from peer.swarm.node import Node
+from peer.swarm.streams import StreamClosedError
+
+log = logging.getLogger(__name__)
+NOT_HEAVIER_S = 3.0
+UNREACHABLE_S = 1.0
+DISTRUST_S = 60.0
+
+
+class Following:
+    """The donors of one peer.
+
+    Args:
+        node, directory: the network and who is on it.
+        run_id, limits: the run, and what its rosters may be.
+        keeper: the outer state.
+        on_moved: called when the state has changed.
+        tell: sends a message to the trainer.
+
+    Attributes:
+        fetcher: asks donors.
+        missed: what became of what this peer sent.
+    """
+
+    def __init__(
+        self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, keeper: Keeper,
+        on_moved: Callable[[], None], tell: Callable[[ToTrainer], None],
+    ) -> None:
+        self._own_id, self._directory, self._keeper = node.peer_id, directory, keeper
+        self._on_moved, self._tell = on_moved, tell
+        self.fetcher = Fetcher(node, run_id, keeper.history.folder, limits, self._accuse)
+        self.missed = Missed(node.peer_id)
+        self._distrusted: set[str] = set()
+        self._nudged: dict[str, tuple[int, str]] = {}
+
+    def standing(self) -> Standing:
+        """What this peer has."""
+        return Standing(state=self._keeper.state, history=self._keeper.history, valid=self._keeper.valid)
+
+    def donors(self) -> list[str]:
+        """Whom to ask for a heavier lineage than this peer's: who said that it has one, then who announces one."""
+        mine = (self._keeper.position.weight, self._keeper.position.lineage_id)
+        self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
+        nudged = [donor for donor in self._nudged if donor not in self._distrusted]
+        return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self.standing(), self._distrusted)]))
+
+    def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
+        """`donor` says that it is on this heavier lineage, whatever the directory has heard."""
+        self._nudged[donor] = (weight, lineage_id)
+
+    async def fetch_genesis(self, organiser: str) -> bool:
+        """Take the initial state from the organiser or anybody else; False if nobody has it."""
+        for donor in (organiser, *self._directory.peers):
+            try:
+                await self.fetcher.genesis(donor, self.standing(), self._keeper.adopt)
+            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+                log.warning("no genesis state from %s: %s", donor, error)
+            else:
+                log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
+                return True
+        return False
+
+    async def catch_up(self) -> bool:
+        """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
+        before, chain = self._keeper.position, tuple(self._keeper.history.chain)
+        self.missed.begin()
+        for donor in self.donors():
+            self._nudged.pop(donor, None)
+            try:
+                others = helpers(self._directory.reachable, donor, self._distrusted)
+                how = await self.fetcher.catch_up(donor, self.standing(), self._replay, self._keeper.adopt, others)
+            except NotHeavierError as error:
+                log.info("%s", error)
+                self._distrust(donor, NOT_HEAVIER_S)
+            except ProtocolError as error:
+                self._accuse(donor, str(error))
+            except (StreamClosedError, asyncio.TimeoutError) as error:
+                log.info("donor %s went away: %s", donor, error)
+                self._distrust(donor, UNREACHABLE_S)  # its record stays for a while; asking at once again would spin
+            else:
+                lost = given_up(chain, self._keeper.history.chain, self._own_id)
+                self._report(how, before, lost)
+                return True
+        if self._keeper.position == before:
+            return False
+        replayed = self._keeper.state.round - before.round  # a donor left half-way
+        self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
+        return True
+
+    def _accuse(self, donor: str, why: str) -> None:
+        log.warning("%s cannot be a donor: %s", donor, why)
+        self._distrust(donor, DISTRUST_S)
+
+    def _distrust(self, donor: str, seconds: float) -> None:
+        self._distrusted.add(donor)
+        asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
+
+    def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
+        self._on_moved()
+        reason = (
+            f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
+            if how.snapshot_round is None
+            else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
+            f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
+        )
+        now = self._keeper.position
+        if lost is not None and lost.rounds:
+            reason += f"; yielded {lost}: {now.weight} tokens are heavier than {before.weight}"
+        log.info("caught up to round %d: %s", now.round, reason)
+        record = RoundRecord(
+            status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
+            replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,
+        )  # fmt: skip
+        self._tell(Round(record=record))
+
+    async def _replay(self, update: Update, certificate: Certificate) -> None:
+        await self._keeper.apply(update, certificate, self.missed.replaying(certificate))

@@ -1,0 +1,155 @@
+"""Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from peer.protocol.records import MAX_RECORD_BYTES
+from peer.protocol.wire import JoinMessage, Kind, RejectMessage
+from peer.swarm.invitations import PROBE_TIMEOUT_S, Self
+from peer.swarm.roster import Rosters
+from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.view import View
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Seat:
+    """A member that waits at this leader."""
+
+    sealed: bytes
+    join: JoinMessage
+    stream: Stream
+    since: float
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    told: bool = False
+
+
+class Seats:
+    """The members that wait at this peer.
+
+    Args:
+        own_id: this peer.
+        rosters: opens joins.
+        view: who leads.
+        me: this peer, as seen by itself.
+        changed: set when somebody takes a seat or leaves it.
+        window_s: the straggler window.
+        refuses: whom this peer gives no seat.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
+        refuses: Callable[[str], bool], clock: Callable[[], float],
+    ) -> None:
+        self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
+        self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
+        self._taken: dict[str, Seat] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._taken)
+
+    def __contains__(self, peer_id: object) -> bool:
+        return peer_id in self._taken
+
+    def leave(self, peer_id: str) -> None:
+        """It is in a group now."""
+        self._taken.pop(peer_id, None)
+
+    def window_start(self, started: float) -> float:
+        """The straggler window opens with the first who waits, be it this leader or a member."""
+        return min([started, *(seat.since for seat in self.present(self._me.position().lineage_id).values())])
+
+    def present(self, parent: str) -> dict[str, Seat]:
+        """Seats for the round that follows `parent`; others wait until this leader gets there."""
+        round = self._me.position().round
+        return {
+            peer_id: seat
+            for peer_id, seat in self._taken.items()
+            if (seat.join.round, seat.join.parent) == (round, parent)
+        }
+
+    def moved(self) -> None:
+        """This peer's position changed: whoever waits for it at a round that is over is told so."""
+        position = self._me.position()
+        for peer_id, seat in list(self._taken.items()):
+            there = (seat.join.round, seat.join.parent) == (position.round, position.lineage_id)
+            if not there and seat.join.round <= position.round:
+                del self._taken[peer_id]
+                seat.taken.set()
+
+    def hurry_if_halfway(self) -> None:
+        """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
+        if self._me.due_in_s() > self._window_s and self._me.halfway():
+            self._me.hurry()
+
+    async def disband(self, leader: str) -> None:
+        """Everybody who waits here is told to follow another leader."""
+        for peer_id, seat in list(self._taken.items()):
+            self._taken.pop(peer_id, None)
+            seat.told = True
+            await self._reject(seat.stream, "follow", leader)
+            seat.taken.set()
+
+    async def on_join(self, stream: Stream) -> None:
+        """A member opens a stream to this leader."""
+        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
+        join = self._rosters.open_join(sealed, stream.remote, self._me.position())
+        reason, leader = ("excluded", None) if self._refuses(stream.remote) else self._judge(join)
+        if reason is not None:
+            if reason == "behind":
+                self._view.knock(stream.remote)
+            await self._reject(stream, reason, leader)
+            return
+        seat = Seat(sealed, join, stream, since=self._clock())
+        self._taken[stream.remote] = seat
+        self._changed.set()
+        if join.parent == self._me.position().lineage_id:
+            self._view.learn(stream.remote)
+            self.hurry_if_halfway()
+        ended = asyncio.ensure_future(stream.closed())
+        taken = asyncio.ensure_future(seat.taken.wait())
+        hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
+        try:
+            await asyncio.wait({ended, taken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+            await cancel_and_wait([ended, taken])
+            if self._taken.get(stream.remote) is seat:
+                del self._taken[stream.remote]
+                self._changed.set()
+        if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
+            await self._reject(stream, "behind", None)
+
+    def _hurry_for(self, peer_id: str, seat: Seat) -> None:
+        """A member has waited a whole window and this leader is still not due: contribute what there is."""
+        if self._taken.get(peer_id) is seat and seat.join.parent == self._me.position().lineage_id:
+            self._me.hurry()
+
+    def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:
+        position = self._me.position()
+        if join.parent != position.lineage_id and join.round <= position.round:
+            return "behind", None  # or on another lineage; a join for a later round waits until we get there
+        if not self._me.training():
+            return "excluded", None
+        leader = self._view.leader()
+        return ("follow", leader) if leader != self._own_id else (None, None)
+
+    async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
+        position = self._me.position()
+        message = RejectMessage.model_validate(
+            {"reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id}
+        )
+        try:
+            await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
+        except (StreamClosedError, asyncio.TimeoutError):
+            log.debug("could not tell %s: %s", stream.remote, reason)

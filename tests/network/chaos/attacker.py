@@ -23,6 +23,7 @@ from peer.lifetime import children_die_with_us, die_with_parent
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, peers_key, seal
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import (
     HEADER_BYTES,
     MAGIC,
@@ -61,7 +62,7 @@ class Attacker:
         self, node: Node, run_id: str, honest: tuple[str, ...], rng: random.Random, answers: dict[str, Handler]
     ) -> None:
         self.node, self.run_id, self.honest, self.rng, self.answers = node, run_id, honest, rng, answers
-        self.rosters = Rosters(node.identity, run_id, RoundSpec(), 1 << 40)
+        self.rosters = Rosters(node.identity, run_id, RoundSpec(), WeightRule())
 
     @property
     def target(self) -> str:

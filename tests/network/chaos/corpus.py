@@ -31,6 +31,7 @@ from peer.protocol.records import (
     seal,
     seal_manifest,
 )
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import (
     AbortMessage,
     HelloMessage,
@@ -140,7 +141,7 @@ def _messages(run: Run) -> list[Parser]:
 def _signed() -> list[Parser]:
     """Sealed records, joins, rosters, and what the DHT stores for others."""
     me, other = Identity.generate(), Identity.generate()
-    rosters = Rosters(me, RUN, RoundSpec(min_group=2, max_group=4), 1000)
+    rosters = Rosters(me, RUN, RoundSpec(min_group=2, max_group=4), WeightRule(nominal_tokens=1000))
     position = Position(5, "a" * 64, 100)
     join, mine = rosters.join(position, 10)
     theirs_join = JoinMessage(run_id=RUN, round=5, parent="a" * 64, tokens=20)
@@ -167,7 +168,7 @@ def _signed() -> list[Parser]:
 
 def _certified(run: Run) -> list[Parser]:
     """Certificates and chains of them."""
-    genesis, limits = run.history.genesis, RosterLimits(2, 4, 1000)
+    genesis, limits = run.history.genesis, RosterLimits(2, 4, WeightRule(nominal_tokens=1000))
     lines = tuple(dump_json(certificate) for certificate in run.history.chain)
     members = {identity.peer_id for identity in run.identities}
 

@@ -111,6 +111,7 @@ def watch_phases(gate: Gate) -> None:
     the state old, and with the state new but its head not written.
     """
     from peer.outer.state import OuterState
+    from peer.swarm.following import Following
     from peer.swarm.keeper import Keeper
     from peer.swarm.rounds import Rounds
 
@@ -120,7 +121,7 @@ def watch_phases(gate: Gate) -> None:
     gate.watch(OuterState, "apply", "install")
     gate.watch(Keeper, "_write_head", "install")
     gate.watch(Rounds, "join", "catch_up")
-    gate.watch(Rounds, "catch_up", "catch_up")
+    gate.watch(Following, "catch_up", "catch_up")
     gate.watch(Keeper, "adopt", "catch_up")
 
 

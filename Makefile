@@ -38,7 +38,7 @@ test: lint ## lint, then all tests; the real swarms of tests/network run one at 
 	$(BIN)/pytest tests -x -q -n $(WORKERS) --ignore=tests/network
 	$(BIN)/pytest tests/network -x -q --ignore=tests/network/chaos
 
-slices: env ## slices of the chaos campaigns against real swarms: kills, stops, attacks, partitions, bad links (minutes)
+slices: env ## real swarms under kills, stops, attacks, liars, partitions, bad links, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q
 
 bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/

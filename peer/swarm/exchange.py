@@ -141,8 +141,8 @@ class Exchange:
         return exchanged
 
     async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
-        work = self._work.reduce(session, group, self._work.contribution(due, state), self._watch.begins(session))
-        reducing = asyncio.ensure_future(work)
+        contribute, keep = self._work.contribution(due, state), self._watch.begins(session)
+        reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute, keep, self._watch.reduced))
         signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
             await bounded([reducing, *signed], session, self._clock, self._budget)
@@ -153,7 +153,7 @@ class Exchange:
             session.heard = await self._work.hear(session)
         finally:
             await cancel_and_wait([reducing])
-        self._watch.exchanged(session, reduced.shown)
+        self._watch.heard(session.heard)
         return Exchanged(update, reduced.cosine, reduced.dropped)
 
     async def commit(self, group: Group, link: Link) -> Certificate:

@@ -34,14 +34,11 @@ T = TypeVar("T")
 
 
 class Reduced(NamedTuple):
-    """One reduced part: its payload, the mean cosine of the contributions to it, who was left out of it, and what can
-    be shown of it.
-    """
+    """One reduced part: its payload, the mean cosine of the contributions to it, and who was left out of it."""
 
     payload: bytes
     cosine: float | None
     dropped: tuple[Drop, ...]
-    shown: Kept
 
 
 class SliceWork:
@@ -125,11 +122,14 @@ class SliceWork:
 
         return await self._in_thread(work)
 
-    async def reduce(self, session: Session, group: Group, contribute: Contribute, keep: bool = False) -> Reduced:
+    async def reduce(
+        self, session: Session, group: Group, contribute: Contribute, keep: bool, on_signed: Callable[[Kept], None]
+    ) -> Reduced:
         """Reduce this peer's part, slice by slice as they arrive.
 
         Args:
             keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
+            on_signed: called with what can be shown of the part, before anybody else has the signature.
 
         Raises:
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
@@ -150,15 +150,15 @@ class SliceWork:
             reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
             session.own_reduced[index].set_result(reduced[-1])
         shown = await self._sign(session, job, kept if keep else ())
-        return Reduced(b"".join(reduced), mean_cosine(job.gram), job.drops(len(reduced)), shown)
+        on_signed(shown)
+        session.own_seal.set_result(shown.seal)
+        return Reduced(b"".join(reduced), mean_cosine(job.gram), job.drops(len(reduced)))
 
     async def _sign(self, session: Session, job: _Reduction, payloads: Sequence[Sequence[Payload]]) -> Kept:
-        """Check the others' signatures and add this reducer's."""
+        """Check the others' signatures and make this reducer's."""
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
         statement = (session.sitting.result(), job.leaves, seals, job.outputs, payloads)
-        kept: Kept = await self._in_thread(close_reduction, self._identity, *statement)
-        session.own_seal.set_result(kept.seal)
-        return kept
+        return await self._in_thread(close_reduction, self._identity, *statement)
 
     def _say_what_is_borne(self, members: int) -> None:
         if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:

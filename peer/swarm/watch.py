@@ -5,7 +5,7 @@ from __future__ import annotations
 from peer.outer.round import RoundAborted
 from peer.swarm.guard import Guard
 from peer.swarm.inbox import Session
-from peer.swarm.seals import GroupsDifferError, Kept
+from peer.swarm.seals import GroupsDifferError, Heard, Kept
 from peer.swarm.standing import Standing
 
 
@@ -31,11 +31,15 @@ class Watch:
         self._guard.begins(session.order)
         return self._guard.keeps(len(session.order), session.me)
 
-    def exchanged(self, session: Session, kept: Kept) -> None:
-        """All parts have come and every signature is right."""
-        if self._guard is not None and session.heard is not None:
+    def reduced(self, kept: Kept) -> None:
+        """This peer has signed its part: from now on others may ask how it came to it, sooner than it has theirs."""
+        if self._guard is not None:
             self._guard.reduced(kept)
-            self._guard.heard(session.heard)
+
+    def heard(self, heard: Heard) -> None:
+        """All parts have come and every signature is right."""
+        if self._guard is not None:
+            self._guard.heard(heard)
 
     def committed(self, session: Session) -> None:
         """The round has its certificate."""

@@ -213,6 +213,24 @@ async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all
     await until(lambda: all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
 
 
+async def test_a_reducer_shows_its_part_to_members_that_commit_before_it_has_theirs(network, tmp_path):
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    work, audited = circle.seats[0].exchange._work, asyncio.Event()
+    hear = work.hear
+
+    async def late(session):
+        await audited.wait()
+        return await hear(session)
+
+    work.hear = late
+    round = asyncio.ensure_future(circle.round())
+    await until(lambda: heard(circle, 1) is not None, 30.0)
+    assert heard(circle, 0) is None
+    assert [(await audit(circle, 1, 0, unit)).outcome for unit in range(2)] == ["right", "right"]
+    audited.set()
+    await round
+
+
 @pytest.mark.parametrize(("count", "share"), [(2, 0.5), (4, 0.25)])
 async def test_a_group_draws_one_audit_in_a_round_and_every_unit_alike(network, tmp_path, count, share):
     circle = await Circle(network, count, numel=4096, elements=256, folder=tmp_path).start()

@@ -110,8 +110,10 @@ class Guard:
         self._showing.joined(group, round, joins)
 
     def begins(self, members: Iterable[str]) -> None:
-        """An exchange begins: what the last one left is freed."""
-        self._free()
+        """An exchange begins: what the last ones left is freed, but for little."""
+        if self._freeing is not None:
+            self._freeing.cancel()
+        self._showing.begins()
         self._members = tuple(peer_id for peer_id in members if peer_id != self._node.peer_id)
         self.meet(self._members)
 
@@ -124,17 +126,13 @@ class Guard:
     def reduced(self, kept: Kept) -> None:
         """This peer has reduced its part."""
         self._showing.reduced(kept)
-        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self._free)
+        if self._freeing is not None:
+            self._freeing.cancel()
+        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self._showing.free)
 
     def heard(self, heard: Heard) -> None:
         """The others' parts have come, signed."""
         self._showing.heard(heard)
-
-    def _free(self) -> None:
-        if self._freeing is not None:
-            self._freeing.cancel()
-            self._freeing = None
-        self._showing.begins()
 
     # -- after it ----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,11 @@ class Kept:
     seal: Seal
     payloads: Sequence[Sequence[Payload]]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payloads."""
+        return sum(len(piece) for pieces in self.payloads for piece in pieces)
+
     def unit(self, index: int) -> list[Payload]:
         """One unit, by member."""
         return [units[index] for units in self.payloads]

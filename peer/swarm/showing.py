@@ -1,4 +1,4 @@
-"""Shows members what this peer signed in its last exchange, within quotas; the other side is `peer.swarm.audits`."""
+"""Shows members what this peer signed in its last exchanges, within quotas; the other side is `peer.swarm.audits`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ SEND_TIMEOUT_S = 30.0
 AT_ONCE = 2
 ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
 MAX_ASKING = 256
+KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: where rounds are small, nobody asks in time
 
 
 def audit_name(run_id: str) -> str:
@@ -30,7 +31,7 @@ def audit_name(run_id: str) -> str:
 
 
 class Showing:
-    """What this peer can show of its last exchange, and to whom.
+    """What this peer can show of its last exchanges, and to whom.
 
     Args:
         courtesy: asked for a turn before each payload: rounds go first.
@@ -38,7 +39,7 @@ class Showing:
 
     def __init__(self, node: Node, run_id: str, courtesy: Courtesy) -> None:
         self._node, self._run_id, self._courtesy = node, run_id, courtesy
-        self._kept: Kept | None = None
+        self._kept: dict[bytes, Kept] = {}
         self._heard: Heard | None = None
         self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
         self._asked: Counter[str] = Counter()
@@ -52,13 +53,23 @@ class Showing:
         self._joins = group, round, joins
 
     def begins(self) -> None:
-        """Another exchange begins: the payloads of the one before are freed."""
-        self._kept = self._heard = None
+        """Another exchange begins: the payloads of the oldest are freed, as far as they take more than KEPT_BYTES."""
+        self._heard = None
         self._asked.clear()
+        taken = 0
+        for sitting_id, kept in reversed(list(self._kept.items())):
+            taken += kept.nbytes
+            if taken > KEPT_BYTES:
+                del self._kept[sitting_id]
+
+    def free(self) -> None:
+        """Nobody asks any more."""
+        self._kept.clear()
+        self._heard = None
 
     def reduced(self, kept: Kept) -> None:
         """This peer has reduced its part."""
-        self._kept = kept
+        self._kept[kept.sitting.id] = kept
 
     def heard(self, heard: Heard) -> None:
         """The others' parts have come, signed."""
@@ -88,16 +99,16 @@ class Showing:
                 message = RosterMessage(joins=tuple(blob.hex() for blob in joins.values()))
                 await _send(stream, Kind.ROSTER, dump_json(message))
         elif request.what == "signed":
-            heard, kept = self._heard, self._kept
-            if heard is not None and kept is not None and heard.sitting.id.hex() == request.of:
+            heard, kept = self._heard, self._kept.get(bytes.fromhex(request.of))
+            if heard is not None and kept is not None and heard.sitting.id == kept.sitting.id:
                 heard.sitting.place(stream.remote)
                 await _send(stream, Kind.DATA, signed_by_all(heard, kept))
         else:
             await self._show_unit(stream, request)
 
     async def _show_unit(self, stream: Stream, request: AuditRequest) -> None:
-        kept = self._kept
-        if kept is None or kept.sitting.id.hex() != request.of or not kept.payloads:
+        kept = self._kept.get(bytes.fromhex(request.of))
+        if kept is None or not kept.payloads:
             return
         kept.sitting.place(stream.remote)
         if request.unit >= len(kept.outputs):

@@ -98,7 +98,7 @@ async def test_recipes_whose_reduction_nobody_else_can_compute_are_not_audited_a
     await circle.round()
     guard = circle.seats[0].guard
     assert not guard._judge.exact
-    assert guard._showing._kept.payloads == ()
+    assert [kept.payloads for kept in guard._showing._kept.values()] == [()]
     guard._auditor._rng = random.Random(0)
     assert {guard._auditor.draw(heard(circle, 0)) for _ in range(50)} == {None}
 
@@ -261,21 +261,36 @@ async def test_audits_of_one_peer_are_limited_and_strangers_see_nothing(network,
         stream.close()
 
 
-async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(network, tmp_path):
+async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(network, tmp_path, monkeypatch):
+    monkeypatch.setattr("peer.swarm.showing.KEPT_BYTES", 0)
     circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
     await circle.round()
-    kept = weakref.ref(circle.seats[0].guard._showing._kept)
-    held = sum(len(piece) for pieces in kept().payloads for piece in pieces)
-    assert held == circle.seats[0].state.compressor.wire_bytes(2048)
+    (last,) = circle.seats[0].guard._showing._kept.values()
+    kept = weakref.ref(last)
+    assert last.nbytes == circle.seats[0].state.compressor.wire_bytes(2048)
+    del last
     await circle.round()
     await until(lambda: gc.collect() >= 0 and kept() is None, 30.0)
+
+
+async def test_small_exchanges_can_be_audited_after_the_next_have_begun(network, tmp_path, monkeypatch):
+    circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
+    size = circle.seats[0].state.compressor.wire_bytes(2048)
+    monkeypatch.setattr("peer.swarm.showing.KEPT_BYTES", 2 * size)
+    past = []
+    for _ in range(4):
+        await circle.round()
+        past.append(heard(circle, 1))
+    reducer, auditor = circle.seats[0], circle.seats[1].guard._auditor
+    outcomes = [(await auditor.audit(one, reducer.peer_id, 0)).outcome for one in past]
+    assert outcomes == ["not shown", "right", "right", "right"]  # the last one, and two before it
 
 
 async def test_a_reducer_that_does_not_answer_is_refused_after_three_audits_and_never_banned(network, tmp_path):
     circle = await Circle(network, 2, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     silent, one = circle.seats
-    silent.guard._showing.begins()
+    silent.guard._showing.free()
     for _ in range(3):
         assert not one.guard.refuses(silent.peer_id)
         await one.guard.take(await audit(circle, 1, 0, 0))

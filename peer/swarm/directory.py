@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -26,6 +27,7 @@ from peer.swarm.node import Node
 
 log = logging.getLogger(__name__)
 REFRESH_PERIOD_S = 2.0
+ANNOUNCE_PAUSE_S = 1.0  # a store asks several peers for their neighbours: it costs more than a small round
 MANIFEST_PERIOD_S = 30.0
 DHT_TIMEOUT_S = 10.0
 MAX_PEERS_READ = 4096
@@ -46,7 +48,6 @@ class Directory:
     def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
         self._node, self._run_id, self._clock = node, run_id, clock
         self._records: dict[str, PeerRecord] = {}
-        self._describe: Callable[[], PeerRecord] | None = None
         self._announce_now = asyncio.Event()
         self.changed = asyncio.Event()
         self.banned: Callable[[str], bool] = lambda _: False
@@ -63,11 +64,11 @@ class Directory:
         return {p: r for p, r in self.peers.items() if not (self._node.client and r.client and not r.relayed)}
 
     def announce(self, describe: Callable[[], PeerRecord]) -> None:
-        """Publish `describe()` every two seconds from now on, and whenever `announce_soon` is called."""
-        self._describe = describe
-        self._node.spawn(self._announce_forever())
+        """Publish `describe()` every two seconds from now on; `announce_soon` makes that one second."""
+        self._node.spawn(self._announce_forever(describe))
 
     def announce_soon(self) -> None:
+        """Something has changed that others should hear of."""
         self._announce_now.set()
 
     def follow(self) -> None:
@@ -96,21 +97,16 @@ class Directory:
         self._records = records
         self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
 
-    async def withdraw(self) -> None:
-        """Say once more who we are, then stop saying it."""
-        self._describe = None
-
-    async def _announce_forever(self) -> None:
+    async def _announce_forever(self, describe: Callable[[], PeerRecord]) -> None:
         key = peers_key(self._run_id)
-        while self._describe is not None:
-            record = self._describe()
+        while True:
+            self._announce_now.clear()
+            record = describe()
             blob = seal(self._node.identity, "peer", dump_json(record))
             await write_record(self._node, key, blob, record.expires_at)
-            self._announce_now.clear()
-            try:
-                await asyncio.wait_for(self._announce_now.wait(), REFRESH_PERIOD_S)
-            except asyncio.TimeoutError:
-                continue
+            await asyncio.sleep(ANNOUNCE_PAUSE_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._announce_now.wait(), REFRESH_PERIOD_S - ANNOUNCE_PAUSE_S)
 
     async def _refresh_forever(self) -> None:
         while True:

@@ -32,7 +32,7 @@ async def test_a_swarm_of_quick_rounds_does_not_announce_each_of_them(network, m
         lambda: PeerRecord(
             run_id=RUN, nickname="one", state="training", round=0, lineage_id=RUN, lineage_weight=0,
             expires_at=announcer.expiry(),
-        )  # fmt: skip
+        )
     )
 
     def five_rounds_later():

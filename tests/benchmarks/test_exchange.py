@@ -25,9 +25,11 @@ NUMEL = 3 * TILE + 17
 
 def row(system: str, codec: str, seconds: float, peers: int = 4, params: int = 50_000_000, rise: int = 0):
     run = Run(system=system, codec=codec, peers=peers, params=params)
+    phases = {"exchange": 0.6 * seconds, "link": 0.1 * seconds, "commit": 0.1 * seconds, "decode": 0.2 * seconds}
     averaged = Averaged(
-        timed=(Timed(began=0.0, ended=seconds, cpu=(0.0, 0.0)),), cpu_s=2.0, daemon_cpu_s=0.5, error=0.001
-    )
+        timed=(Timed(began=0.0, ended=seconds, cpu=(0.0, 0.0), phases=phases if system == "atoll" else {}),),
+        cpu_s=2.0, daemon_cpu_s=0.5, error=0.001,
+    )  # fmt: skip
     memory = exchange.memory([10, 20], [10 + rise, 20])
     return {**vars(run), **exchange.timing(run, [averaged]), **memory, "averagings": 7, "wrong": 1}
 
@@ -143,6 +145,8 @@ class TestReport:
         figures = {figure.name: figure for figure in exchange_report.figures(rows)}
         faster = figures["4 x 50M: hivemind's fastest (fp16) / atoll int8"]
         assert (faster.value, faster.met) == (pytest.approx(4.4), True)
+        alone = figures["4 x 50M: hivemind's fastest / atoll int8 without preview and votes"]
+        assert (alone.value, alone.limit) == (pytest.approx(4.4 / 0.8), None)
         assert figures["4 x 50M: atoll int8 / gloo"].value == pytest.approx(2.0)
         assert figures["4 x 50M: atoll int8 / gloo"].met is True
         assert figures["4 x 50M: atoll int8, more memory / fp32 size"].value == pytest.approx(1.2)

@@ -10,10 +10,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peer.errors import UserError
+from peer.errors import UserError, did_you_mean
 from peer.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
 from peer.protocol.address import parse_peer_address
-from peer.settings import LATEST, add_setting_flags, load_settings, setting_overrides
+from peer.settings import (
+    LATEST,
+    add_setting_flags,
+    flag_name,
+    known_settings,
+    load_settings,
+    setting_overrides,
+)
 from peer.swarm.keys import check_identity
 
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
@@ -48,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=JOIN_DESCRIPTION,
         epilog=JOIN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # each setting has two spellings, and argparse takes them for two settings
     )
     join.add_argument("addresses", nargs="+", metavar="MULTIADDR", help="address of the bootstrap, or of any peer")
     add_setting_flags(join)
@@ -67,9 +75,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: 0 on success, 2 on a user's error, 130 when interrupted before training."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
     arguments.argv = list(sys.argv[1:] if argv is None else argv)
     try:
+        if unknown and arguments.command == "join":
+            raise _unknown_setting(unknown[0])
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         run: Callable[[argparse.Namespace], int] = arguments.run
         sys.exit(run(arguments))
     except UserError as error:
@@ -77,6 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _unknown_setting(option: str) -> UserError:
+    names = [flag_name(name).lstrip("-") for name in known_settings()]
+    return UserError(f"unknown option {option}", did_you_mean(option.lstrip("-").partition("=")[0], names))
 
 
 def _join(arguments: argparse.Namespace) -> int:

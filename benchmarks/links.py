@@ -28,7 +28,9 @@ same link in the same run, and what a row reaches of that is what the software c
 the first request until the receiver has said that it has everything. A state transfer is a snapshot of anchor and
 momentum from one donor: opened, verified chunk by chunk and in its file. Loss-free, apart from the queue's overflow."""
 RATES, DELAY_MS, STREAMS, REPEATS = (100, 500), 25.0, (1, 2, 4), 3
-SECONDS_OF_LINE = 4.0  # so much is sent
+SECONDS_OF_LINE = 10.0  # so much is sent
+import os
+SETTINGS = {"ipv4.tcp_congestion_control": os.environ.get("CC","cubic"), "ipv4.tcp_wmem": os.environ.get("WMEM","4096 16384 16777216"), "ipv4.tcp_rmem": os.environ.get("RMEM", "4096 131072 33554432")}
 SHARE = 0.9
 TIMEOUT_S = 120.0
 TCP_HOST, QUIC_HOST = "/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"
@@ -108,6 +110,9 @@ def machines(link: Link, count: int) -> Iterator[tuple[Internet, Any]]:
         internet.behind("peer0", link, big_packets=True)
         for number in range(1, count):
             internet.host(f"peer{number}")
+        for namespace in internet.hosts.values():
+            for key, value in SETTINGS.items():
+                namespace.sysctl(key, value)
 
         def start(index: int) -> AbstractContextManager[None]:
             return internet.hosts[f"peer{index}"].entered()

@@ -229,7 +229,6 @@ class Exchange:
         for stream in standing.outbound.values():
             self._node.spawn(part(stream, message))
 
-
     # -- streams -----------------------------------------------------------------------------------------------------
 
     async def _gather(self, group: Group, due: Due, state: OuterState) -> Session:

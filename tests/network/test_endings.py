@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.protocol.wire import Kind
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.node import Node, start_node
+from peer.swarm.standing import part
 from peer.swarm.streams import Stream
 
 NAME = "atoll/test/endings"
@@ -57,3 +58,24 @@ async def test_an_answer_arrives_after_the_handler_has_returned(nodes: tuple[Nod
         assert await asking.receive({Kind.DATA: len(BODY)}) == (Kind.DATA, BODY)
         assert await asking.receive({Kind.END: 0}) == (Kind.END, b"")
         asking.close()
+
+
+async def test_what_a_member_said_before_it_left_its_group_arrives(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    may_read, heard = asyncio.Event(), asyncio.Queue[bytes]()
+
+    async def listen(stream: Stream) -> None:
+        await may_read.wait()
+        _, body = await stream.receive({Kind.DATA: len(BODY)})
+        assert (await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES}))[0] is Kind.ABORT
+        heard.put_nowait(body)
+
+    await one.serve(NAME, "test", listen)
+    for _ in range(TIMES):
+        stream = await two.open(one.peer_id, NAME, "test")
+        await stream.send(Kind.DATA, BODY)
+        leaving = asyncio.ensure_future(part(stream, AbortMessage(reason="the round is over")))
+        may_read.set()
+        assert await heard.get() == BODY
+        await leaving
+        may_read.clear()

@@ -12,7 +12,8 @@ def measured(what: str = "node, TCP, 1 stream", mbit: int = 100, of_line: float 
     payload = mbit * of_line
     return {
         "mbit": mbit, "rtt_ms": 50.0, "what": what, "payload_mbit": payload, "of_line": of_line,
-        "of_plain": payload / plain if plain else None, "peers_cpu_seconds": 1.5, "relay_cpu_seconds": 0.25, "load_average_1_min": 3.14,
+        "of_plain": payload / plain if plain else None, "peers_cpu_seconds": 1.5, "relay_cpu_seconds": 0.25,
+        "load_average_1_min": 3.14,
     }  # fmt: skip
 
 

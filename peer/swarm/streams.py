@@ -15,7 +15,7 @@ from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_heade
 from peer.swarm.pipe import Pipe
 
 SLICE_BYTES = 256 * 1024
-FINISH_TIMEOUT_S = 10.0  # what is on its way then, at most the windows of a stream, is given up
+FINISH_TIMEOUT_S = 5.0  # what is on its way then, at most the windows of a stream, is given up
 SpecT = TypeVar("SpecT", bound=Spec)
 
 

@@ -1,10 +1,12 @@
-"""How much of a slow and distant link is payload: streams of a node, and a state transfer, beside plain TCP."""
+"""How much of a distant link is payload: streams of a node, a state transfer, an exchange, beside plain TCP."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from matplotlib.figure import Figure as Picture
 
 from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.peers import PeerFailedError, Peers
+from benchmarks.processes import cpu_seconds
 from peer.errors import UserError
+from peer.outer.compress.registry import compressor
 from peer.sim.plan import check_writable
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
@@ -24,16 +28,28 @@ ABOUT = "Payload as a share of the line rate over one link, one way, between two
 NOTES = """\
 Two machines as network namespaces; the link between them is a relay in user space with a line rate, a delay in each
 direction and a queue of 100 ms, so it competes with the peers for the cores: `TCP` is a plain TCP connection over the
-same link in the same run, and what a row reaches of that is what the software costs. `line` counts payload bytes, from
-the first request until the receiver has said that it has everything. A state transfer is a snapshot of anchor and
-momentum from one donor: opened, verified chunk by chunk and in its file. Loss-free, apart from the queue's overflow."""
+same link in the same run. Of a packet of 1500 bytes on the line TCP leaves 1448: no share can be above 96.5%. `of the
+line` counts payload bytes, from the first request until the receiver has said that it has everything, with the start
+of the windows; each row is the median after one transfer that is not counted. TCP's buffers are allowed {buffers} MiB;
+rows that say {own} MiB are of this kernel's own setting; congestion control: {control}. A state transfer is a snapshot
+of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is that of a round
+of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time: contributions, reduced
+parts and signatures, without matching and votes; `of the line` is of each direction. CPU seconds are those of all peers
+with their daemons, and of the relay, for one transfer. The relay cuts TCP in segments of up to 64 KiB and carries QUIC
+packet by packet. The load average of the last minute is that of the whole machine: what is above that of these few
+processes is other work, which takes the cores from them. Loss-free, apart from the queue's overflow."""
 RATES, DELAY_MS, STREAMS, REPEATS = (100, 500), 25.0, (1, 2, 4), 3
-SECONDS_OF_LINE = 4.0  # so much is sent
-SHARE = 0.9
+SECONDS_OF_LINE, SECONDS_OF_QUIC = 10.0, 4.0  # so much is sent
+EXCHANGED = 50_000_000  # parameters
+BUFFER_MIB = 16
+SHARE, GOALS = 0.9, ("node, TCP, 2 streams", "state transfer", "exchange")
 TIMEOUT_S = 120.0
+TCP_BUFFERS = {"ipv4.tcp_wmem": "4096 16384", "ipv4.tcp_rmem": "4096 131072"}  # the least and the first, in bytes
 TCP_HOST, QUIC_HOST = "/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")  # Okabe and Ito (2008)
-HEADER: tuple[str, ...] = ("Mbit/s", "RTT ms", "what", "payload Mbit/s", "of the line", "of plain TCP", "relay CPU s")
+HEADER: tuple[str, ...] = (
+    "Mbit/s", "RTT ms", "what", "payload Mbit/s", "of the line", "of plain TCP", "peers CPU s", "relay CPU s", "load",
+)  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -42,12 +58,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser = benchmark_parser(
         NAME,
         "Makes network namespaces (as root; with iproute2 and /dev/net/tun), puts two peers into them, and sends over\n"
-        "a shaped link: by plain TCP, by one and more streams of a node over TCP and QUIC, and as a state transfer.",
+        "a shaped link: by plain TCP, by one and more streams of a node over TCP, by one over QUIC, as a state\n"
+        "transfer and as the exchange of a round.",
     )
     lists: dict[str, Any] = {"nargs": "+", "metavar": "N", "type": int}
     parser.add_argument("--mbit", default=list(RATES), help="line rates (default: 100 500)", **lists)
     parser.add_argument("--streams", default=list(STREAMS), help="numbers of streams (default: 1 2 4)", **lists)
     parser.add_argument("--delay-ms", type=float, default=DELAY_MS, metavar="N", help="one way (default: 25)")
+    buffers = f"what TCP may hold, each way (default: {BUFFER_MIB})"
+    parser.add_argument("--buffer-mib", type=int, default=BUFFER_MIB, metavar="N", help=buffers)
     parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=f"of each (default: {REPEATS})")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares to this PNG")
     return parser
@@ -55,27 +74,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 def measure(arguments: argparse.Namespace, say: Say) -> Report:
     """Everything at every line rate."""
-    check_count("--repeats", arguments.repeats, 1)
+    for flag, count in (("--repeats", arguments.repeats), ("--buffer-mib", arguments.buffer_mib)):
+        check_count(flag, count, 1)
+    for mbit in arguments.mbit:
+        check_count("--mbit", mbit, 1)
     for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
         if path is not None:
             check_writable(path, flag)
     rows: list[Row] = []
     missing: list[Row] = []
     for mbit in dict.fromkeys(arguments.mbit):
-        check_count("--mbit", mbit, 1)
-        link = Link(mbit=mbit, delay_ms=arguments.delay_ms)
         plain: float | None = None
-        for what, work in kinds(link, arguments):
+        for what, work in kinds(Line(mbit, arguments), arguments):
             try:
-                row = {"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what, **work()}
+                row = shares({"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what, **work()}, plain)
             except PeerFailedError as error:
                 say(f"{mbit} Mbit/s, {what}: {error}")
                 missing.append({"mbit": mbit, "what": what, "reason": str(error).splitlines()[0]})
                 continue
-            row["payload_mbit"] = 8e-6 * row["bytes"] / median(row["seconds"])
             plain = row["payload_mbit"] if what == "TCP" else plain
-            row["of_line"] = row["payload_mbit"] / mbit
-            row["of_plain"] = row["payload_mbit"] / plain if plain else None
             rows.append(row)
             say(" | ".join(f"{name} {value}" for name, value in zip(HEADER, line(row), strict=True)))
     if not rows:
@@ -83,80 +100,152 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     if arguments.plot is not None:
         draw(arguments.plot, rows)
     options = ["--mbit", *map(str, arguments.mbit), "--delay-ms", f"{arguments.delay_ms:g}",
-               "--streams", *map(str, arguments.streams), "--repeats", str(arguments.repeats)]  # fmt: skip
+               "--streams", *map(str, arguments.streams), "--buffer-mib", str(arguments.buffer_mib),
+               "--repeats", str(arguments.repeats)]  # fmt: skip
+    notes = NOTES.format(buffers=arguments.buffer_mib, own=own_buffer_mib(), control=congestion_control(),
+                         numel=EXCHANGED / 1e6)  # fmt: skip
     return Report(
-        name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=NOTES,
+        name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=notes,
         table=(HEADER, *map(line, rows)), options=tuple(options), more={"rows": rows, "not_measured": missing},
     )  # fmt: skip
 
 
-def kinds(link: Link, arguments: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+def shares(row: Row, plain: float | None) -> Row:
+    """A row with its rates; `plain`: Mbit/s of plain TCP over the same line."""
+    payload = 8e-6 * row["bytes"] / median(row["seconds"])
+    rates = {"payload_mbit": payload, "of_line": payload / row["mbit"], "of_plain": payload / plain if plain else None}
+    return {**row, **rates}
+
+
+class Line:
+    """One shaped link, and how often what is sent over it.
+
+    Args:
+        mbit: its rate.
+        arguments: delay, repeats, seed, buffers.
+    """
+
+    def __init__(self, mbit: int, arguments: argparse.Namespace) -> None:
+        self.link = Link(mbit=mbit, delay_ms=arguments.delay_ms)
+        self.repeats, self.seed, self.buffer_mib = arguments.repeats, arguments.seed, arguments.buffer_mib
+
+    def bytes_of(self, seconds: float) -> int:
+        """What the line carries in that time, headers included."""
+        return int(seconds * 1e6 * self.link.mbit / 8)
+
+    @contextmanager
+    def peers(self, module: str, codec: str, numel: int, count: int, host: str, own: bool = False) -> Iterator[Meter]:
+        """Peer 0 behind the link, the others around one router; they have met.
+
+        Args:
+            own: TCP's buffers stay as this kernel has them.
+        """
+        with Internet() as internet:
+            internet.behind("peer0", self.link, big_packets=True)
+            for number in range(1, count):
+                internet.host(f"peer{number}")
+            for namespace in () if own else internet.hosts.values():
+                for key, least in TCP_BUFFERS.items():
+                    namespace.sysctl(key, f"{least} {self.buffer_mib << 20}")
+
+            def start(index: int) -> AbstractContextManager[None]:
+                return internet.hosts[f"peer{index}"].entered()
+
+            with Peers(module, codec=codec, numel=numel, peers=count, seed=self.seed, timeout_s=TIMEOUT_S, host=host,
+                       start=start) as peers:  # fmt: skip
+                peers.meet()
+                yield Meter(peers, internet, self.repeats)
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What transfers cost."""
+
+    peers: Peers
+    internet: Internet
+    repeats: int
+
+    def of(self, payload: int, transfer: Callable[[int], list[float]]) -> Row:
+        """The row of a transfer of so many bytes; `transfer` does so many of them, and says how long each took."""
+        transfer(1)
+        before = self._spent()
+        seconds = transfer(self.repeats)
+        peers, relay = ((after - was) / self.repeats for was, after in zip(before, self._spent(), strict=True))
+        return {"bytes": payload, "seconds": seconds, "peers_cpu_seconds": peers, "relay_cpu_seconds": relay,
+                "load_average_1_min": os.getloadavg()[0]}  # fmt: skip
+
+    def _spent(self) -> tuple[float, float]:
+        return sum(map(cpu_seconds, self.peers.leaders)), self.internet.relays["peer0"].cpu_seconds()
+
+
+def kinds(line: Line, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Row]]]:
     """What is sent, with how to send it; plain TCP first."""
-    size, repeats, seed = int(SECONDS_OF_LINE * 1e6 * link.mbit / 8), arguments.repeats, arguments.seed
-    yield "TCP", lambda: send(link, TCP_HOST, 1, size, repeats, seed, plain=True)
-    for name, host in (("node, TCP", TCP_HOST), ("node, QUIC", QUIC_HOST)):
-        for streams in dict.fromkeys(arguments.streams):
-            what = f"{name}, {streams} stream{'s' if streams > 1 else ''}"
-            yield what, lambda host=host, streams=streams: send(link, host, streams, size, repeats, seed)
-    yield "state transfer", lambda: transfer(link, size, repeats, seed)
+    size, own = line.bytes_of(SECONDS_OF_LINE), f"{own_buffer_mib()} MiB"
+    yield "TCP", lambda: send(line, TCP_HOST, 1, size, plain=True)
+    yield f"TCP, {own}", lambda: send(line, TCP_HOST, 1, size, plain=True, own=True)
+    for streams in dict.fromkeys(arguments.streams):
+        what = f"node, TCP, {streams} stream{'s' if streams > 1 else ''}"
+        yield what, lambda streams=streams: send(line, TCP_HOST, streams, size)  # type: ignore[misc]
+    yield "node, QUIC, 1 stream", lambda: send(line, QUIC_HOST, 1, line.bytes_of(SECONDS_OF_QUIC))
+    yield "state transfer", lambda: state(line, size)
+    yield f"state transfer, {own}", lambda: state(line, size, own=True)
+    yield "exchange", lambda: exchange(line)
 
 
-@contextmanager
-def machines(link: Link, count: int) -> Iterator[tuple[Internet, Any]]:
-    """Peer 0 behind the link, the others around one router; -> the internet, and how to start a peer in it."""
-    with Internet() as internet:
-        internet.behind("peer0", link, big_packets=True)
-        for number in range(1, count):
-            internet.host(f"peer{number}")
-
-        def start(index: int) -> AbstractContextManager[None]:
-            return internet.hosts[f"peer{index}"].entered()
-
-        yield internet, start
-
-
-def send(link: Link, host: str, streams: int, size: int, repeats: int, seed: int, plain: bool = False) -> Row:
+def send(line: Line, host: str, streams: int, size: int, plain: bool = False, own: bool = False) -> Row:
     """Transfers of `size` bytes from peer 0 to peer 1."""
-    with (
-        machines(link, 2) as (internet, start),
-        Peers("benchmarks.link_peer", codec="none", numel=size, peers=2, seed=seed, timeout_s=TIMEOUT_S, host=host,
-              start=start) as peers,
-    ):  # fmt: skip
-        peers.meet()
-        given = {"streams": streams, "plain": internet.addresses["peer1"] if plain else None}
-        peers.ask("send", given)  # windows open up
-        before = internet.relays["peer0"].cpu_seconds()
-        seconds = [peers.ask("send", given)[0] for _ in range(repeats)]
-        relay = (internet.relays["peer0"].cpu_seconds() - before) / repeats
-    return {"bytes": size // streams * streams, "seconds": seconds, "relay_cpu_seconds": relay}
+    with line.peers("benchmarks.link_peer", "none", size, 2, host, own) as meter:
+        given = {"streams": streams, "plain": meter.internet.addresses["peer1"] if plain else None}
+        return meter.of(
+            size // streams * streams, lambda times: [meter.peers.ask("send", given)[0] for _ in range(times)]
+        )
 
 
-def transfer(link: Link, size: int, repeats: int, seed: int) -> Row:
+def state(line: Line, size: int, own: bool = False) -> Row:
     """Snapshots of `size` bytes from the donor behind the link to a newcomer."""
-    numel = size // 8
-    with (
-        machines(link, 3) as (internet, start),
-        Peers("benchmarks.state_peer", codec="int8", numel=numel, peers=3, seed=seed, timeout_s=TIMEOUT_S,
-              host=TCP_HOST, start=start) as peers,
-    ):  # fmt: skip
-        peers.meet()
-        given = {"rounds": 2, "fetches": 0, "donors": 1, "pause_s": 0.0, "fetch_s": 0.0}
-        peers.ask("work", given)
-        given = {**given, "rounds": 0}
-        peers.ask("work", {**given, "fetches": 1})
-        before = internet.relays["peer0"].cpu_seconds()
-        *_, fetched = peers.ask("work", {**given, "fetches": repeats})
-        relay = (internet.relays["peer0"].cpu_seconds() - before) / repeats
-    if not all(one["right"] for one in fetched):
-        raise UserError("a newcomer's state is not the certified one", "this is a bug")
-    return {"bytes": 8 * numel, "seconds": [one["ended"] - one["began"] for one in fetched], "relay_cpu_seconds": relay}
+    given = {"rounds": 0, "fetches": 0, "donors": 1, "pause_s": 0.0, "fetch_s": 0.0}
+    with line.peers("benchmarks.state_peer", "int8", size // 8, 3, TCP_HOST, own) as meter:
+        meter.peers.ask("work", {**given, "rounds": 2})
+
+        def transfer(times: int) -> list[float]:
+            *_, fetched = meter.peers.ask("work", {**given, "fetches": times})
+            if not all(one["right"] for one in fetched):
+                raise UserError("a newcomer's state is not the certified one", "this is a bug")
+            return [one["ended"] - one["began"] for one in fetched]
+
+        return meter.of(size // 8 * 8, transfer)
+
+
+def exchange(line: Line) -> Row:
+    """Rounds of the peer behind the link and another one."""
+    given = {"fetches": 0, "donors": 1, "pause_s": 0.0, "fetch_s": 0.0}
+    with line.peers("benchmarks.state_peer", "int8", EXCHANGED, 3, TCP_HOST) as meter:
+
+        def transfer(times: int) -> list[float]:
+            meter.peers.ask("work", {**given, "rounds": times})
+            *members, _ = meter.peers.ask("phases")
+            return [max(one["exchange"] for one in each) for each in zip(*members, strict=True)][-times:]
+
+        return meter.of(compressor("int8").wire_bytes(EXCHANGED), transfer)
+
+
+def own_buffer_mib() -> int:
+    """What this kernel allows a TCP connection to hold for sending."""
+    return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2]) >> 20
+
+
+def congestion_control() -> str:
+    """That of this machine's TCP."""
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
 def line(row: Row) -> tuple[str, ...]:
     """A row as text."""
     return (
         str(row["mbit"]), f"{row['rtt_ms']:g}", row["what"], f"{row['payload_mbit']:.1f}", f"{row['of_line']:.0%}",
-        f"{row['of_plain']:.0%}" if row["of_plain"] is not None else "-", f"{row['relay_cpu_seconds']:.2f}",
+        f"{row['of_plain']:.0%}" if row["of_plain"] is not None else "-",
+        f"{row['peers_cpu_seconds']:.2f}", f"{row['relay_cpu_seconds']:.2f}",
+        f"{row['load_average_1_min']:.1f}",
     )  # fmt: skip
 
 
@@ -164,7 +253,7 @@ def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
     """The share of the line that each reaches; nodes and transfers over TCP, what peers use, have a goal."""
     found = []
     for row in rows:
-        goal = SHARE if row["what"] in ("node, TCP, 1 stream", "state transfer") else None
+        goal = SHARE if row["what"] in GOALS else None
         name = f"{row['mbit']} Mbit/s: {row['what']}"
         found.append(Figure(name=name, value=row["of_line"], unit="of the line", limit=goal, at_most=False))
     return tuple(found)

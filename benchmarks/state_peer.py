@@ -61,6 +61,7 @@ class StatePeer:
         self.rosters = Rosters(node.identity, RUN, rounds, rule)
         self.exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters)
         self.group: Group | None = None
+        self.phases: list[dict[str, float]] = []  # seconds of each round
         self._sequence = self._fetches = 0
         self._donors: list[str] = []
 
@@ -115,6 +116,7 @@ class StatePeer:
             if record.status != "committed":
                 raise RuntimeError(f"a round ended in {record.phase}: {record.reason}")
             times.append((began, time.monotonic()))
+            self.phases.append(record.seconds)
         return times
 
     async def _fetch(self, donors: list[str]) -> dict[str, Any]:
@@ -179,7 +181,9 @@ async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]
     """See `run_peer`."""
     peer = StatePeer(setup, node, asyncio.get_running_loop())
     await peer.start()
-    work: dict[str, Callable[[Any], Any]] = {"prepare": lambda _: peer.prepare(), "meet": peer.meet, "work": peer.work}
+    work: dict[str, Callable[[Any], Any]] = {
+        "prepare": lambda _: peer.prepare(), "meet": peer.meet, "work": peer.work, "phases": lambda _: peer.phases,
+    }  # fmt: skip
     return lambda: respond(node.maddrs[0], work, answers)
 
 

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
 DONORS_AT_ONCE = 8
 WINDOW = 2  # chunks asked for on one stream: the donor reads the next while one is on its way
+ALONE_CHUNKS = 2  # from a donor that serves alone: then over two streams, as one does not fill a far line
 CHECKING_THREADS = 2
 WATCH_PERIOD_S = 0.25
 SLOW_FACTOR = 4.0
@@ -44,6 +45,7 @@ class Lane:
         since: when it could begin to send the first of them.
         took_s: how long it took for each of the last few.
         given_up: it is much slower than the others.
+        second: of the two streams to a donor that serves alone.
     """
 
     donor: str
@@ -51,6 +53,7 @@ class Lane:
     since: float = 0.0
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     given_up: bool = False
+    second: bool = False
     stream: Stream | None = None
 
 
@@ -92,6 +95,7 @@ class ChunkFetch:
         self._done = asyncio.Event()
         self._donors: deque[str] = deque()
         self._lanes: set[Lane] = set()
+        self._alone: asyncio.Future[str] = self._loop.create_future()
         self._losses: dict[str, AtollError] = {}
         self._progress_at = self._loop.time()
         self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="chunks")
@@ -107,15 +111,16 @@ class ChunkFetch:
             ProtocolError, StreamClosedError: what was wrong with the first donor, when all are left.
         """
         self._donors.extend(donors)
-        watching = asyncio.ensure_future(self._watch())
-        workers = [asyncio.ensure_future(self._work_on()) for _ in range(min(DONORS_AT_ONCE, len(donors)))]
+        watching, beside = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._work_beside())
+        workers = {asyncio.ensure_future(self._work_on()) for _ in range(min(DONORS_AT_ONCE, len(donors)))}
+        running = {beside, *workers}
         try:
-            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-            for worker in workers:
-                if worker.done():
+            while running & workers or (self._alone.done() and not beside.done()):
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for worker in done:
                     worker.result()
         finally:
-            await cancel_and_wait([watching, *workers])
+            await cancel_and_wait([watching, beside, *workers])
             self._threads.shutdown(cancel_futures=True)  # at most the chunks that are being checked
         if self._left:
             raise self._losses[donors[0]]
@@ -124,6 +129,10 @@ class ChunkFetch:
         while self._left and self._donors:
             await self._follow(Lane(self._donors.popleft()))
 
+    async def _work_beside(self) -> None:
+        """A second stream to a donor, once it serves alone."""
+        await self._follow(Lane(await self._alone, second=True))
+
     async def _follow(self, lane: Lane) -> None:
         """Ask one donor for chunks until none is missing; or until it is lost."""
         self._lanes.add(lane)
@@ -131,10 +140,13 @@ class ChunkFetch:
             while self._left:
                 await self._work.wait()
                 if self._left and await self._ask(lane):
+                    if lane.second:
+                        return
                     await self._until_free(lane)
         except ProtocolError as error:
+            if not isinstance(self._losses.get(lane.donor), ProtocolError):
+                self._distrust(lane.donor, str(error))
             self._lose(lane, error)
-            self._distrust(lane.donor, str(error))
         except (StreamClosedError, asyncio.TimeoutError) as error:
             reason = "is much slower than the other donors" if lane.given_up else str(error) or "too slow"
             self._lose(lane, StreamClosedError(lane.donor, reason.removeprefix(f"{lane.donor}: ")))
@@ -201,6 +213,8 @@ class ChunkFetch:
             raise CatchUpError(f"{lane.donor} sent a damaged chunk of its snapshot")
         self.served[lane.donor] += 1
         self._left -= 1
+        if self.served[lane.donor] >= ALONE_CHUNKS and len(self._lanes) == 1 and not self._alone.done():
+            self._alone.set_result(lane.donor)
         if not self._left:
             self._done.set()
             self._work.set()

@@ -32,7 +32,7 @@ from peer.swarm.roster import Rosters, roster_key
 from peer.swarm.seals import GroupsDifferError, MalformedError
 from peer.swarm.senders import bounded, start_senders
 from peer.swarm.slices import SliceWork, checked_update
-from peer.swarm.standing import Standing
+from peer.swarm.standing import Standing, part
 from peer.swarm.streams import Stream
 from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.watch import Watch
@@ -225,8 +225,9 @@ class Exchange:
 
     def _close(self, standing: Standing, abort: RoundAborted) -> None:
         standing.end(abort)
+        message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
         for stream in standing.outbound.values():
-            self._node.spawn(stream.finish())
+            self._node.spawn(part(stream, message))
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

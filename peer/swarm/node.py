@@ -83,7 +83,9 @@ class Node:
         return task
 
     async def serve(self, name: str, purpose: str, handler: Handler) -> None:
-        """Answer streams that other peers open under `name`; the stream closes when the handler returns."""
+        """Answer streams that other peers open under `name`; once the handler has returned, the stream
+        closes as soon as the other end has read what was said last and closed.
+        """
         traffic = self.traffic.setdefault(purpose, Traffic())
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +96,8 @@ class Node:
             try:
                 with self._admitted(stream.remote):
                     await handler(stream)
-                await stream.finish()
+                    if stream.spoke:
+                        await stream.finish()
             except StreamClosedError as error:
                 log.debug("%s: %s", name, error)
             except asyncio.TimeoutError:

@@ -7,6 +7,7 @@ rates of an exchange that is most of an agent's processor time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,13 @@ class Pipe(asyncio.BufferedProtocol):
             return False
         return True
 
+    async def ended(self) -> None:
+        """Drop what comes, until the other end closes. Raises OSError when the connection broke."""
+        with contextlib.suppress(EOFError):
+            while True:
+                self._first = self._last
+                await self._more("all that was wanted")
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Queue bytes; see `drain`."""
         if self._lost is not None:
@@ -111,11 +119,6 @@ class Pipe(asyncio.BufferedProtocol):
                 await self._writable
             finally:
                 self._writable = None
-
-    def write_eof(self) -> None:
-        """Say that nothing more comes."""
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
 
     def close(self) -> None:
         """Close both directions."""

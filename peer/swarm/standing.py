@@ -145,3 +145,12 @@ class Standing:
         sends = (stream.send_message(Kind.ABORT, message) for stream in free)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), ABORT_TIMEOUT_S)
+
+
+async def part(stream: Stream, message: AbortMessage) -> None:
+    """Say on a stream to a member that nothing more comes, behind all that was said; the other end closes it then."""
+    if not stream.sending:
+        with contextlib.suppress(StreamClosedError, asyncio.TimeoutError):
+            await asyncio.wait_for(stream.send_message(Kind.ABORT, message), ABORT_TIMEOUT_S)
+            await stream.finish()
+    stream.close()

@@ -117,12 +117,13 @@ async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
     assert (await over_its_own.receive(LIMITS))[0] is Kind.BUSY
     assert (await over_all.receive(LIMITS))[0] is Kind.BUSY
     held[0].close()
+    over_its_own.close()
     await until(lambda: server._open_streams[one.peer_id] == 1)
     again = await ask(one, server, **request)
     assert (await again.receive(LIMITS))[0] is Kind.DATA
     third = await ask(one, server, **request)
     assert (await third.receive(LIMITS))[0] is Kind.BUSY
-    for stream in (*held, over_its_own, over_all, again, third):
+    for stream in (*held, over_all, again, third):
         stream.close()
 
 

@@ -1,0 +1,81 @@
+"""The end of a stream between two real hosts: what was said last arrives, over each transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
+from peer.swarm.daemon import NodeConfig
+from peer.swarm.node import Node, start_node
+from peer.swarm.standing import part
+from peer.swarm.streams import Stream
+
+NAME = "atoll/test/endings"
+TIMES = 20
+BODY = bytes(range(256)) * 256  # more than a stream's staging buffer would hide
+
+
+@pytest.fixture(params=["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"], ids=["tcp", "quic"])
+async def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
+    made: list[Node] = []
+    try:
+        for name in ("one", "two"):
+            known = made[0].maddrs[:1] if made else ()
+            made.append(await start_node(NodeConfig(
+                identity_path=tmp_path / name, host_maddrs=(request.param,), initial_peers=known, nat_port_map=False,
+            )))  # fmt: skip
+        yield made[0], made[1]
+    finally:
+        await asyncio.gather(*(node.close() for node in made))
+
+
+async def test_an_answer_arrives_after_the_handler_has_returned(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    returning = asyncio.Queue[None]()
+
+    async def answer(stream: Stream) -> None:
+        await stream.receive({Kind.REQUEST: 0})
+        await stream.send(Kind.DATA, BODY)
+        await stream.send(Kind.END)
+        returning.put_nowait(None)
+
+    async def greet(stream: Stream) -> None:
+        await stream.send(Kind.END)
+
+    await one.serve(NAME, "test", answer)
+    await one.serve(f"{NAME}/greet", "test", greet)
+    for _ in range(TIMES):
+        asking = await two.open(one.peer_id, NAME, "test")
+        await asking.send(Kind.REQUEST)
+        await returning.get()
+        greeted = await two.open(one.peer_id, f"{NAME}/greet", "test")  # whatever the daemons do at the end is done
+        await greeted.receive({Kind.END: 0})
+        greeted.close()
+        assert await asking.receive({Kind.DATA: len(BODY)}) == (Kind.DATA, BODY)
+        assert await asking.receive({Kind.END: 0}) == (Kind.END, b"")
+        asking.close()
+
+
+async def test_what_a_member_said_before_it_left_its_group_arrives(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    may_read, heard = asyncio.Event(), asyncio.Queue[bytes]()
+
+    async def listen(stream: Stream) -> None:
+        await may_read.wait()
+        _, body = await stream.receive({Kind.DATA: len(BODY)})
+        assert (await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES}))[0] is Kind.ABORT
+        heard.put_nowait(body)
+
+    await one.serve(NAME, "test", listen)
+    for _ in range(TIMES):
+        stream = await two.open(one.peer_id, NAME, "test")
+        await stream.send(Kind.DATA, BODY)
+        leaving = asyncio.ensure_future(part(stream, AbortMessage(reason="the round is over")))
+        may_read.set()
+        assert await heard.get() == BODY
+        await leaving
+        may_read.clear()

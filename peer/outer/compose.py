@@ -100,8 +100,9 @@ def trust_in_words(manifest: RunManifest) -> str:
     """One line: the mode of a run and what becomes of its members' contributions; `run_recipe` accepts it."""
     trust, recipe = manifest.trust, run_recipe(manifest)
     name = word_of("aggregator", recipe.aggregator)
+    gossip = f"; gossip in {word_of('topology', recipe.topology)}, no shared anchor" if recipe.gossips else ""
     if trust.mode == "private":
-        return f"private: aggregator {name}; every member is trusted"
+        return f"private: aggregator {name}; every member is trusted{gossip}"
     whom = "its group" if recipe.gossips else "it"
     warning = "" if isinstance(recipe.aggregator, ROBUST) else f" (one liar can ruin {whom})"
     weights = f"weights up to {trust.largest_weight} x the median"
@@ -109,7 +110,7 @@ def trust_in_words(manifest: RunManifest) -> str:
         weights = "all members weigh alike"
     elif trust.probation_rounds and not recipe.gossips:
         weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"
-    return f"open: aggregator {name}{warning}, {weights}"
+    return f"open: aggregator {name}{warning}, {weights}{gossip}"
 
 
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:

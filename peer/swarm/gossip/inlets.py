@@ -131,10 +131,10 @@ class Inlets:
         self.changed.set()
         self._on_join(join, remote)
         try:
-            sizes = await asyncio.wait_for(inlet.seated, self._longest_wait_s)
+            sizes = await asyncio.wait_for(asyncio.shield(inlet.seated), self._longest_wait_s)
             self._forget(inlet)
             await inlet.fill(stream, sizes)
-        except (asyncio.CancelledError, asyncio.TimeoutError):
+        except asyncio.CancelledError:
             if not inlet.seated.cancelled():
                 raise
             await self._turn_away(stream, inlet.reason)

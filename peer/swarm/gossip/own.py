@@ -30,7 +30,7 @@ class OwnKeeper:
 
     Attributes:
         valid: the state is whole.
-        position: round, digest, and the tokens of this peer's contributions.
+        position: round and digest; the weight is the round, by which others see who lags.
         shelf: the snapshots that newcomers take.
     """
 
@@ -59,13 +59,12 @@ class OwnKeeper:
             self._settle(0, digest)
         return None
 
-    async def apply(self, change: Callable[[], None], round: int, contributed: int, tokens: int) -> None:
+    async def apply(self, change: Callable[[], None], round: int, contributed: int) -> None:
         """Change the state, which stands at `round` then; `contributed` is the snapshot that went into it."""
         async with self._lock:
             self._unsettle()
             await asyncio.to_thread(change)
             await self._write_head(round, contributed)
-            self.position = Position(round, self.state.lineage_id, self.position.weight + tokens)
 
     async def adopt(self, path: Path, round: int) -> None:
         """Take a verified snapshot file as the state."""
@@ -93,7 +92,7 @@ class OwnKeeper:
     def _settle(self, round: int, digest: str) -> None:
         self.state.round, self.state.lineage_id = round, digest
         self.valid = True
-        self.position = Position(round, digest, self.position.weight)
+        self.position = Position(round, digest, round)
 
 
 class OwnShelf:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
@@ -32,6 +32,7 @@ from peer.swarm.gossip.mixing import Mixing, Mixture
 from peer.swarm.gossip.newcomer import Newcomer
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.handover import Handover
+from peer.swarm.invitations import LAST_CALL
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 
@@ -51,6 +52,7 @@ class _Outcome:
     phase: str | None = None
     reason: str | None = None
     culprit: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class GossipRounds:
@@ -67,15 +69,8 @@ class GossipRounds:
     """
 
     def __init__(
-        self,
-        node: Node,
-        directory: Directory,
-        manifest: RunManifest,
-        keeper: OwnKeeper,
-        organiser: str,
-        nominal_tokens: int,
-        tell: Callable[[ToTrainer], None],
-        rng: random.Random,
+        self, node: Node, directory: Directory, manifest: RunManifest, keeper: OwnKeeper, organiser: str,
+        nominal_tokens: int, tell: Callable[[ToTrainer], None], rng: random.Random,
     ) -> None:
         self._node, self._directory, self._manifest, self._tell = node, directory, manifest, tell
         self.keeper = keeper
@@ -130,7 +125,7 @@ class GossipRounds:
         window_s = self._manifest.rounds.straggler_wait_s
         if self._handover.due_in_s() > window_s and self._handover.halfway():
             self._handover.hurry()
-        asyncio.get_running_loop().call_later(window_s, self._hurry_for, join.round)
+        asyncio.get_running_loop().call_later(LAST_CALL * window_s, self._hurry_for, join.round)
 
     def _hear(self, peer_id: str, round: int) -> None:
         """A peer says that this is its last round; its record may be older by seconds."""
@@ -202,10 +197,11 @@ class GossipRounds:
             )  # fmt: skip
         await self._handover.merged.wait()
         await frames.ended(self._mixing.applied)
-        await self.keeper.apply(outcome.mixture.apply, number, due.sequence, due.tokens)
+        await self.keeper.apply(outcome.mixture.apply, number, due.sequence)
         self._inlets.moved(number)
         self._handover.announce_anchor(due.sequence)
-        return self._record(number, drawn, outcome).model_copy(update={"seconds": {"total": _now() - began}})
+        seconds = {**outcome.seconds, "total": _now() - began}
+        return self._record(number, drawn, outcome).model_copy(update={"seconds": seconds})
 
     def _record(self, number: int, drawn: tuple[str, ...], outcome: _Outcome) -> RoundRecord:
         return RoundRecord(
@@ -241,8 +237,10 @@ class GossipRounds:
         digest = roster_digest(run_id, number, drawn)
         join = GossipJoin(run_id=run_id, round=number, roster=drawn, digest=digest, tokens=due.tokens)
         meeting, whole = Meeting(self._node, self._inlets, join, self._mixing.sizes, self._hear), False
+        began = _now()
         try:
             members = await meeting.members(self.patience_s)
+            matched = _now()
             weights = self._weigh([(peer_id, meeting.tokens(peer_id)) for peer_id in members])
             me = members.index(self._node.peer_id)
             mixture = self._mixing.begin(number, members, weights, me, due.snapshot)
@@ -250,24 +248,31 @@ class GossipRounds:
             whole = True
         finally:
             await meeting.close(whole)
+        seconds = {"match": matched - began, "exchange": _now() - matched}
         absent = meeting.absent
-        reason = "; ".join(absent.values()) or None
-        return _Outcome(members, weights, mixture, "match" if absent else None, reason, next(iter(absent), None))
+        if not absent:
+            return _Outcome(members, weights, mixture, seconds=seconds)
+        return _Outcome(members, weights, mixture, "match", "; ".join(absent.values()), next(iter(absent)), seconds)
 
     async def _exchange(self, meeting: Meeting, members: tuple[str, ...], mixture: Mixture, frames: Frames) -> None:
         async def take(index: int, payloads: Sequence[Payload]) -> None:
             await asyncio.to_thread(mixture.take, *self._mixing.slices[index], payloads)
 
         wire_bytes, began = len(members) * sum(self._mixing.sizes), _now()
+        timeout_s = self._budget.seconds(wire_bytes)
         self.keeper.shelf.courtesy.round_begins()
         try:
-            await meeting.exchange(members, frames.frame, take, self._budget.seconds(wire_bytes))
+            await meeting.exchange(members, frames.frame, take, timeout_s)
+        except RoundAborted:
+            if _now() - began >= timeout_s:
+                self._budget.allow_longer(wire_bytes)
+            raise
         finally:
             self.keeper.shelf.courtesy.round_ends()
         self._budget.learn(wire_bytes, _now() - began)
 
     async def _wait_for_peers(self, due: Due) -> None:
-        """Too few are there for any round: train on until somebody comes, then contribute all that was learned."""
+        """Too few are there for any round: train on until somebody comes, then contribute all of it."""
         few, needed = 1 + len(self._live()), self._manifest.rounds.min_group
         record = RoundRecord(
             status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase="match",

@@ -178,3 +178,21 @@ async def test_a_state_outlives_its_agent_and_is_saved_whole(network, tmp_path):
     torn = OwnKeeper(peer.memory, peer.state, History(tmp_path / "torn", peer.manifest.genesis))
     assert torn.restore() is None
     assert not torn.valid
+
+
+@pytest.mark.parametrize("aggregator", ["gated", "median"])
+async def test_a_group_of_four_bears_a_liar_where_its_aggregator_can_judge(network, tmp_path, aggregator):
+    recipe = {**plain_groups(4), "aggregator": aggregator}
+    peers = await gossip(network, tmp_path, recipe, 4, elements=1 << 19)
+    liar, honest = peers[1], [peers[0], *peers[2:]]
+    scatter(peers)
+    mean = torch.stack([peer.local for peer in honest]).mean(0)
+    away = max(float((peer.local - mean).norm()) for peer in honest)
+    liar.local *= -1000.0
+    records = await everybody_rounds(peers)
+    assert all(len(record.members) == 4 for record in records)
+    for peer in honest:
+        assert float((peer.local - mean).norm()) < away
+        assert torch.equal(peer.local, honest[0].local)
+    if aggregator == "gated":
+        assert [drop.peer_id for drop in records[0].dropped] == [liar.peer_id]

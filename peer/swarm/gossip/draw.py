@@ -40,10 +40,13 @@ class Draw:
 
 
 def round_after(own: int, others: Collection[int]) -> int:
-    """The number of a peer's next round: who is behind most others makes the round that they make next.
+    """The number of a peer's next round.
+
+    The one after its last, as others may wait for it there; but who is further behind makes the round that most others
+    have just made: if its group is past that too, they say so.
 
     Args:
         own: its last round.
         others: theirs, by their own account; the median, so that few liars do not carry anybody away.
     """
-    return max(own, median_low(others) if others else own) + 1
+    return max(own + 1, median_low(others) if others else 0)

@@ -52,6 +52,7 @@ class Meeting:
         self._lanes: dict[str, Stream] = {}
         self._here: dict[str, Inlet] = {}
         self._absent: dict[str, str] = {}
+        self._past: set[str] = set()
         self.absent: Mapping[str, str] = {}
         self._tasks: list[asyncio.Future[Any]] = []
         self._over = False
@@ -62,7 +63,7 @@ class Meeting:
         """Those of the roster with whom this peer goes on, itself among them, in the roster's order; at least two.
 
         Raises:
-            RoundAborted: nobody came, or they go on with others.
+            RoundAborted: nobody came, or they go on with others; `behind` if somebody is at a later round.
         """
         self._tasks += [asyncio.ensure_future(self._come_to(peer_id)) for peer_id in self._others]
         deadline = _now() + patience_s
@@ -78,7 +79,8 @@ class Meeting:
             self._absent[peer_id] = f"{peer_id} did not come within {patience_s:.0f} s"
         chosen = tuple(peer_id for peer_id in self._join.roster if peer_id not in self._absent)
         if len(chosen) < 2:
-            raise RoundAborted("match", "; ".join(self._absent.values()), next(iter(self._absent)))
+            why = "; ".join(self._absent.values())
+            raise RoundAborted("match", why, next(iter(self._absent)), behind=bool(self._past))
         self.absent = dict(self._absent)  # streams that end later belong to the round
         await self._agree(chosen)
         return chosen
@@ -100,6 +102,8 @@ class Meeting:
             _, body = await stream.receive({Kind.REJECT: MAX_MESSAGE_BYTES})
             reject = parse_json(RejectMessage, body)
             self._heard(peer_id, reject.round)
+            if reject.reason == "behind":
+                self._past.add(peer_id)
             why = {"behind": f"is past round {self._join.round}", "follow": "sees another group"}
             self._absent.setdefault(peer_id, f"{peer_id} {why.get(reject.reason, 'takes no part in rounds now')}")
         except (StreamClosedError, ProtocolError) as error:
@@ -118,9 +122,12 @@ class Meeting:
                     self._here[peer_id] = inlet
                     inlet.seat(self._sizes)
             elif inlet is not None and inlet.join.round > self._join.round:
+                self._past.add(peer_id)
                 self._absent.setdefault(peer_id, f"{peer_id} is at round {inlet.join.round}")
         for peer_id, inlet in self._here.items():
             if inlet.lost is not None:
+                if not inlet.roster.done() or inlet.roster.exception() is not None:
+                    self._past.add(peer_id)  # it came, gave the round up, and makes the next one
                 self._absent.setdefault(peer_id, inlet.lost.reason)
         self._heed({p: i.roster.result() for p, i in self._here.items() if i.roster.done() and i.lost is None})
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
@@ -30,6 +29,7 @@ from peer.swarm.gossip.inlets import Inlets
 from peer.swarm.gossip.meeting import Meeting
 from peer.swarm.gossip.mixing import Mixing, Mixture
 from peer.swarm.gossip.newcomer import Newcomer
+from peer.swarm.gossip.outcome import Outcome
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.handover import Handover
 from peer.swarm.invitations import LAST_CALL
@@ -39,20 +39,7 @@ from peer.swarm.node import Node
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
 ANSWER_S = 4.0  # beyond the straggler's window: to answer a call, and for a record to be read
-MAX_REASON_CHARS = 300
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What a round comes to: `reason` tells why not all of the drawn are `members`."""
-
-    members: tuple[str, ...]
-    weights: tuple[int, ...]
-    mixture: Mixture
-    phase: str | None = None
-    reason: str | None = None
-    culprit: str | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+TRIES = 3  # at later and later rounds, when a group is past the one before
 
 
 class GossipRounds:
@@ -120,7 +107,7 @@ class GossipRounds:
     def _on_join(self, join: GossipJoin, remote: str) -> None:
         """Somebody is ready for this peer's next round: contribute within the straggler's window."""
         self._hear(remote, join.round - 1)
-        if join.round != self._next_round() or remote not in self._directory.peers:
+        if join.round > self._next_round() + 1 or remote not in self._directory.peers:
             return
         window_s = self._manifest.rounds.straggler_wait_s
         if self._handover.due_in_s() > window_s and self._handover.halfway():
@@ -185,52 +172,57 @@ class GossipRounds:
         self._directory.announce_soon()
 
     async def _round(self, due: Due) -> RoundRecord:
-        number, began = self._next_round(), _now()
-        drawn, frames = self._draw.group(number, self._live()), Frames(self._mixing, due.snapshot)
+        began, frames = _now(), Frames(self._mixing, due.snapshot)
         try:
-            outcome = await self._mix(number, drawn, due, frames)
+            outcome = await self._mix(due, frames)
         except RoundAborted as abort:  # this peer's own parameters are nothing that anybody can use
             await frames.ended(self._mixing.revert)
             return RoundRecord(
-                status="aborted", round=number, lineage_id=self.position().lineage_id, drawn=drawn, phase=abort.phase,
+                status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
                 reason=abort.reason, instead="retry", seconds={"total": _now() - began},
             )  # fmt: skip
         await self._handover.merged.wait()
         await frames.ended(self._mixing.applied)
-        await self.keeper.apply(outcome.mixture.apply, number, due.sequence)
-        self._inlets.moved(number)
+        await self.keeper.apply(outcome.mixture.apply, outcome.round, due.sequence)
+        self._inlets.moved(outcome.round)
         self._handover.announce_anchor(due.sequence)
         seconds = {**outcome.seconds, "total": _now() - began}
-        return self._record(number, drawn, outcome).model_copy(update={"seconds": seconds})
+        return outcome.record(self._manifest.run_id, self.position().lineage_id, seconds)
 
-    def _record(self, number: int, drawn: tuple[str, ...], outcome: _Outcome) -> RoundRecord:
-        return RoundRecord(
-            status="committed", round=number, lineage_id=self.position().lineage_id,
-            group_id=roster_digest(self._manifest.run_id, number, outcome.members), drawn=drawn,
-            members=outcome.members, weights=outcome.weights, phase=outcome.phase, culprit=outcome.culprit,
-            reason=outcome.reason[:MAX_REASON_CHARS] if outcome.reason is not None else None,
-            cosine=outcome.mixture.cosine, dropped=outcome.mixture.drops, state_digest=self.position().lineage_id,
-        )  # fmt: skip
-
-    async def _mix(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> _Outcome:
+    async def _mix(self, due: Due, frames: Frames) -> Outcome:
         """With the drawn, or alone when that fails. Raises RoundAborted if even that does."""
         failed: RoundAborted | None = None
-        if len(drawn) > 1:
+        number = self._next_round()
+        drawn = self._draw.group(number, self._live())
+        for _ in range(TRIES):
+            if len(drawn) == 1:
+                break
             try:
                 return await self._meet(number, drawn, due, frames)
             except RoundAborted as abort:
-                log.info("round %d alone: %s", number, abort.reason)
                 failed = abort
+            following = self._at_most_total(max(number + 1, self._next_round()))
+            if not failed.behind or following == number:
+                break
+            number, drawn = following, self._draw.group(following, self._live())
+        if failed is not None:
+            log.info("round %d alone: %s", number, failed.reason)
+        return await self._alone(number, drawn, due, frames, failed if len(drawn) > 1 else None)
+
+    async def _alone(
+        self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames, failed: RoundAborted | None
+    ) -> Outcome:
+        """This peer's own contribution is the mean of all that there is."""
         members = (self._node.peer_id,)
         weights = self._weigh([(self._node.peer_id, due.tokens)])
         mixture = self._mixing.begin(number, members, weights, 0, due.snapshot)
         for index, (start, stop) in enumerate(self._mixing.slices):
             await asyncio.to_thread(mixture.take, start, stop, [await frames.frame(index)])
         if failed is None:
-            return _Outcome(members, weights, mixture)
-        return _Outcome(members, weights, mixture, failed.phase, failed.reason, failed.culprit)
+            return Outcome(number, drawn, members, weights, mixture)
+        return Outcome(number, drawn, members, weights, mixture, failed.phase, failed.reason, failed.culprit)
 
-    async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> _Outcome:
+    async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> Outcome:
         """With whom of the drawn comes. Raises RoundAborted."""
         run_id = self._manifest.run_id
         self._inlets.moved(number - 1)
@@ -251,8 +243,9 @@ class GossipRounds:
         seconds = {"match": matched - began, "exchange": _now() - matched}
         absent = meeting.absent
         if not absent:
-            return _Outcome(members, weights, mixture, seconds=seconds)
-        return _Outcome(members, weights, mixture, "match", "; ".join(absent.values()), next(iter(absent)), seconds)
+            return Outcome(number, drawn, members, weights, mixture, seconds=seconds)
+        why, culprit = "; ".join(absent.values()), next(iter(absent))
+        return Outcome(number, drawn, members, weights, mixture, "match", why, culprit, seconds)
 
     async def _exchange(self, meeting: Meeting, members: tuple[str, ...], mixture: Mixture, frames: Frames) -> None:
         async def take(index: int, payloads: Sequence[Payload]) -> None:
@@ -291,9 +284,11 @@ class GossipRounds:
     def _next_round(self) -> int:
         peers = self._directory.peers
         rounds = [max(record.round, self._heard.get(p, 0)) for p, record in peers.items() if record.state == "training"]
+        return self._at_most_total(round_after(self.position().round, rounds))
+
+    def _at_most_total(self, round: int) -> int:
         total = self._manifest.rounds.total
-        following = round_after(self.position().round, rounds)
-        return following if total is None else min(following, total)
+        return round if total is None else min(round, total)
 
     def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         return tuple(self._rule.weigh(claims, {}))

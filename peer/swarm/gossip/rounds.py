@@ -170,6 +170,8 @@ class GossipRounds:
         else:
             self._handover.want_snapshot()
         self._directory.announce_soon()
+        if record.phase == "match":
+            self._node.spawn(self._directory.refresh())  # somebody may have come or gone
 
     async def _round(self, due: Due) -> RoundRecord:
         began, frames = _now(), Frames(self._mixing, due.snapshot)

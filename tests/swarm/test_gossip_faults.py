@@ -120,6 +120,29 @@ async def test_who_leaves_in_the_middle_is_missed_at_once(network, tmp_path):
     assert "stream ended" in record.reason
 
 
+async def test_a_group_goes_on_without_a_member_that_came_and_left_before_it_formed(network, tmp_path):
+    peers = await gossip(network, tmp_path, plain_groups(3), 3, straggler_wait_s=60.0)
+    scatter(peers)
+    gone, *rest = peers
+    mean = torch.stack([peer.local for peer in rest]).mean(0)
+    name, roster = round_name(gone.manifest.run_id), tuple(peer.peer_id for peer in peers)
+
+    async def hang_up(stream):
+        await stream.receive({Kind.JOIN: 4096})
+
+    await gone.node.serve(name, "round", hang_up)
+    join = Puppet(gone, rest[0]).join(1, roster=roster)
+    for peer in rest:
+        stream = await gone.node.open(peer.peer_id, name, "round")
+        await stream.send_message(Kind.JOIN, join)
+        stream.close()
+    for record in await everybody_rounds(rest):
+        assert record.members == tuple(peer.peer_id for peer in rest)
+        assert record.culprit == gone.peer_id
+    for peer in rest:
+        torch.testing.assert_close(peer.local, mean, rtol=0.0, atol=1e-6)
+
+
 async def test_a_join_that_names_others_or_lies_about_its_roster_is_not_one(network, tmp_path):
     puppet, victim = await pair(network, tmp_path)
     stranger = puppet.join(1, roster=tuple(sorted((puppet.peer.peer_id, network.node().peer_id))))

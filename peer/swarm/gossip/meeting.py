@@ -145,19 +145,24 @@ class Meeting:
         others = [peer_id for peer_id in chosen if peer_id != self._node.peer_id]
         message = GossipRoster(members=chosen)
         try:
-            telling = [lane.send_message(Kind.ROSTER, message) for lane in self._lanes.values()]
+            telling = [self._tell(peer_id, message, peer_id in chosen) for peer_id in tuple(self._lanes)]
             hearing = [asyncio.shield(self._here[peer_id].roster) for peer_id in others]
             told = await asyncio.wait_for(asyncio.gather(*hearing, *telling), ROSTER_WAIT_S)
         except asyncio.TimeoutError:
             late = [peer_id for peer_id in others if not self._here[peer_id].roster.done()]
             raise RoundAborted("match", f"{', '.join(late)} did not say who came", late[0] if late else None) from None
         except StreamClosedError as error:
-            if error.remote in chosen:
-                raise RoundAborted("match", str(error), error.remote) from None
-            raise RoundAborted("match", f"{error}, while the group formed") from None
+            raise RoundAborted("match", str(error), error.remote) from None
         for peer_id, roster in zip(others, told, strict=False):
             if roster is not None and set(roster.members) != set(chosen):
                 raise RoundAborted("match", f"{peer_id} goes on with others", peer_id)
+
+    async def _tell(self, peer_id: str, message: GossipRoster, chosen: bool) -> None:
+        try:
+            await self._lanes[peer_id].send_message(Kind.ROSTER, message)
+        except StreamClosedError:
+            if chosen:  # who is left out need not hear of it
+                raise
 
     # -- contributions -----------------------------------------------------------------------------------------------
 

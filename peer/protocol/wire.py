@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.lineage import PeerIdText
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.manifest import MAX_ROUNDS, Digest, Spec
 from peer.protocol.records import Count, Seconds, dump_json
 
 _HEADER = struct.Struct(">4sB3xI")
@@ -203,7 +203,7 @@ class GossipJoin(Spec):
     """
 
     run_id: Digest
-    round: Annotated[int, Field(ge=1, lt=2**53)]
+    round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
     roster: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
     digest: Digest
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
@@ -227,7 +227,7 @@ class GossipState(Spec):
     """A peer's own state in a gossip run, signed by it: nobody else can vouch for that state."""
 
     run_id: Digest
-    round: Count
+    round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
     state_digest: Digest
 
 

@@ -128,7 +128,7 @@ class Newcomer:
             raise ProtocolError(f"{donor} has no state")
         signer, payload = open_sealed(STATE_DOMAIN, sealed)
         signed = parse_json(GossipState, payload)
-        if signer != donor or signed.run_id != self._run_id or signed.round < 1:
+        if signer != donor or signed.run_id != self._run_id:
             raise ProtocolError(f"{donor} sent what {signer} signed for round {signed.round} of {signed.run_id[:12]}")
         return signed
 

@@ -18,7 +18,7 @@ from peer.outer.compose import run_recipe
 from peer.outer.compress.base import Payload
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
-from peer.protocol.manifest import RunManifest
+from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
 from peer.swarm.budget import Budget
@@ -286,11 +286,12 @@ class GossipRounds:
     def _next_round(self) -> int:
         peers = self._directory.peers
         rounds = [max(record.round, self._heard.get(p, 0)) for p, record in peers.items() if record.state == "training"]
-        return self._at_most_total(round_after(self.position().round, rounds))
+        possible = [round for round in rounds if round <= MAX_ROUNDS]
+        return self._at_most_total(round_after(self.position().round, possible))
 
     def _at_most_total(self, round: int) -> int:
         total = self._manifest.rounds.total
-        return round if total is None else min(round, total)
+        return min(round, MAX_ROUNDS if total is None else total)
 
     def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         return tuple(self._rule.weigh(claims, {}))

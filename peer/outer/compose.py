@@ -136,7 +136,8 @@ def unguarded(recipe: Recipe) -> tuple[str, str] | None:
     if isinstance(topology, RandomPairs) or (isinstance(topology, Groups) and topology.size < LEAST_TO_JUDGE):
         return (
             "of two contributions nobody can tell which is the liar's, so that a pair bears no liar",
-            "choose recipe fedavg with payload: parameters and topology: {name: groups, size: 4}: there gates can judge",
+            "choose recipe fedavg with payload: parameters and topology: {name: groups, size: 4}, in which gates "
+            "can judge",
         )
     if recipe.payload == "delta":
         return (

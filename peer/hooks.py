@@ -200,7 +200,11 @@ class PeerHooks:
             self._swarm_tokens += sum(record.weights)
             exchange_s = record.seconds["total"] - record.seconds.get("match", 0.0)  # gathering waits for the late
             peers = len(record.members)
-            self._live.note(f"round {record.round} committed by {peers} peers, exchanged in {exchange_s:.2f} s")
+            if record.drawn and peers == 1:
+                why = record.reason or "drawn for nobody this time"
+                self._live.note(f"round {record.round} made alone: {why}; nothing is lost")
+            else:
+                self._live.note(f"round {record.round} committed by {peers} peers, exchanged in {exchange_s:.2f} s")
         elif record.status == "caught_up":
             self._live.note(f"caught up to round {record.round}: {record.reason}")
         elif record.status == "banned":

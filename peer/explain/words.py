@@ -95,12 +95,15 @@ def tell(entry: Entry, names: Names) -> Told:
 def summary(records: Sequence[RoundRecord]) -> str:
     """Counts, the median round, bytes: one line about all these records."""
     committed = [record for record in records if record.status == "committed"]
+    lone = sum(bool(record.drawn) and len(record.members) == 1 for record in committed)
     stood = sum(record.stood for record in committed)
     aborted = [record for record in records if record.status == "aborted"]
     alone = sum(record.alone for record in aborted)
     caught_up = sum(record.status == "caught_up" for record in records)
     parts = [
-        f"{len(committed)} committed" + (f" ({stood} by a group that stood)" if stood else ""),
+        f"{len(committed)} committed"
+        + (f" ({stood} by a group that stood)" if stood else "")
+        + (f" ({lone} alone)" if lone else ""),
         f"{len(aborted)} aborted" + (f" ({alone} for want of peers)" if alone else ""),
         f"{caught_up} caught up",
     ]
@@ -120,6 +123,8 @@ def _lonely(record: RoundRecord) -> bool:
 
 def _committed(entry: Entry, names: Names) -> Told:
     record = entry.last
+    if record.drawn:
+        return _gossiped(record, names)
     after = f" in {_seconds(record.seconds['total'])}" if "total" in record.seconds else ""
     others = _others(record)
     with_whom = f" with {names.among(others)}" if others else ""
@@ -136,6 +141,25 @@ def _committed(entry: Entry, names: Names) -> Told:
         headline=f"committed{with_whom}{after}; {group}",
         details=tuple(detail for detail in details if detail),
     )
+
+
+def _gossiped(record: RoundRecord, names: Names) -> Told:
+    """A round with those whom the topology drew, or with whom of them came."""
+    after = f" in {_seconds(record.seconds['total'])}" if "total" in record.seconds else ""
+    others, drawn = _others(record), [peer_id for peer_id in record.drawn if peer_id != record.peer_id]
+    headline = f"averaged with {names.among(others)}{after}" if others else f"made alone{after}"
+    if not drawn:
+        headline += "; drawn for nobody this time"
+    missing = [peer_id for peer_id in drawn if peer_id not in record.members]
+    details = [f"drawn with {names.among(drawn)}, without {names.among(missing)}"] if missing else []
+    if record.reason is not None:
+        details.append(f"because {names.within(record.reason)}; nothing is lost")
+    if others:
+        details += [*_dropped(record, names), _weights(record, names), _costs(record)]
+    return Told(
+        round=record.round, tone="quiet" if missing else "good", headline=headline,
+        details=tuple(detail for detail in details if detail),
+    )  # fmt: skip
 
 
 def _aborted(entry: Entry, names: Names) -> Told:

@@ -16,10 +16,10 @@ from peer.outer.merging import Carry, Mix
 from peer.outer.optimizer import OuterOptimizer
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, paced, word_of
-from peer.outer.refusals import ROBUST
+from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
 from peer.outer.schedules import Every
 from peer.outer.straggler import WaitAll
-from peer.outer.topology import AllPeers
+from peer.outer.topology import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 
 
@@ -63,6 +63,8 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
             f"they need {needed}",
             f"try it with 'atoll simulate', or choose a recipe that runs on a swarm: {', '.join(able)}",
         )
+    if recipe.gossips and isinstance(recipe.aggregator, ROBUST) and (problem := unguarded(recipe)) is not None:
+        raise UserError(f"recipe {spec.name!r}: {problem[0]}", f"{problem[1]}, or aggregator: mean")
     return recipe
 
 
@@ -72,12 +74,25 @@ def run_recipe(manifest: RunManifest) -> Recipe:
     A manifest that names an aggregator is obeyed, whatever its mode.
 
     Raises:
-        UserError: as `swarm_recipe`.
+        UserError: as `swarm_recipe`; an open run of gossip rounds that no gate can guard, and groups larger than the
+            run's `rounds.max_group`.
     """
     recipe = swarm_recipe(manifest.recipe)
+    limit, topology = manifest.rounds.max_group, recipe.topology
+    if isinstance(topology, Groups) and topology.size > limit:
+        raise UserError(
+            f"recipe.topology: groups of {topology.size} are larger than rounds.max_group={limit}",
+            f"set topology: {{name: groups, size: {limit}}} or less: all mix in a few rounds all the same",
+        )
     chosen = manifest.recipe.aggregator is not None
     if manifest.trust.mode == "private" or chosen or recipe.aggregator != Mean():
         return recipe
+    if recipe.gossips and (problem := unguarded(recipe)) is not None:
+        raise UserError(
+            f"recipe {manifest.recipe.name!r} in an open run: {problem[0]}",
+            f"{problem[1]}; or set trust: {{mode: private}} for peers that know each other, "
+            "or aggregator: mean to take the risk",
+        )
     return replace(recipe, aggregator=Gated())
 
 
@@ -85,28 +100,51 @@ def trust_in_words(manifest: RunManifest) -> str:
     """One line: the mode of a run and what becomes of its members' contributions; `run_recipe` accepts it."""
     trust, recipe = manifest.trust, run_recipe(manifest)
     name = word_of("aggregator", recipe.aggregator)
+    gossip = f"; gossip in {word_of('topology', recipe.topology)}, no shared anchor" if recipe.gossips else ""
     if trust.mode == "private":
-        return f"private: aggregator {name}; every member is trusted"
+        return f"private: aggregator {name}; every member is trusted{gossip}"
+    whom = "its group" if recipe.gossips else "it"
+    warning = "" if isinstance(recipe.aggregator, ROBUST) else f" (one liar can ruin {whom})"
     weights = f"weights up to {trust.largest_weight} x the median"
-    if trust.probation_rounds:
+    if recipe.payload == "parameters":
+        weights = "all members weigh alike"
+    elif trust.probation_rounds and not recipe.gossips:
         weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"
-    warning = "" if isinstance(recipe.aggregator, ROBUST) else " (one liar can ruin it)"
-    return f"open: aggregator {name}{warning}, {weights}"
+    return f"open: aggregator {name}{warning}, {weights}{gossip}"
 
 
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
+    gossips = isinstance(recipe.topology, RandomPairs | Groups)
+    payload = ("payload", "delta or parameters") if gossips else ("payload", "delta")
     able = {
-        ("payload", "delta"): recipe.payload == "delta",
+        payload: recipe.payload in payload[1].split(" or "),
         ("exchange", "reduce"): recipe.exchange == "reduce",
         ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,
         ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
-        ("topology", "all"): isinstance(recipe.topology, AllPeers),
+        ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
         ("allocator", "even"): isinstance(recipe.allocator, EvenSplit),
         ("local", "plain"): isinstance(recipe.local, Plain),
     }
     return [key for key, can in able.items() if not can]
+
+
+def unguarded(recipe: Recipe) -> tuple[str, str] | None:
+    """(why no robust aggregator can guard the gossip rounds of real peers, what would mend it); None if one can."""
+    topology = recipe.topology
+    if isinstance(topology, RandomPairs) or (isinstance(topology, Groups) and topology.size < LEAST_TO_JUDGE):
+        return (
+            "of two contributions nobody can tell which is the liar's, so that a pair bears no liar",
+            "choose recipe fedavg with payload: parameters and topology: {name: groups, size: 4}, in which gates "
+            "can judge",
+        )
+    if recipe.payload == "delta":
+        return (
+            "members send their anchors besides, whose mean no aggregator guards: one liar's anchor moves all",
+            "set payload: parameters, outer: {name: sgd, lr: 1.0} and merge: {name: mix, alpha: 0.0}",
+        )
+    return None
 
 
 def _borrowed_compressor(spec: RecipeSpec, changes: Mapping[str, Any]) -> dict[str, Any]:

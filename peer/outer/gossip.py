@@ -1,4 +1,6 @@
-"""The mathematics of gossip: mixing weights, how well a graph mixes, and the pair events of A2CiD2."""
+"""The mathematics of gossip: what a group's mean does to each member, mixing weights, how well a graph mixes, and the
+pair events of A2CiD2.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,34 @@ import numpy as np
 from torch import Tensor
 
 from peer.errors import UserError
+from peer.outer.aggregate import weighted_mean
 from peer.outer.members import Edge, distinct
 from peer.outer.state import CHUNK, chunks
+
+
+def centre_of(anchors: Sequence[Tensor]) -> Tensor:
+    """The mean of the members' anchors, all alike, added in the given order; a new fp32 [n]."""
+    return weighted_mean(anchors, [1.0] * len(anchors))
+
+
+def drift(mean: Tensor, anchor: Tensor, centre: Tensor) -> Tensor:
+    """The direction of one member's outer step: mean D + phi - mean phi (arXiv 2506.10911, eq. 5); a new fp32 [n]."""
+    return mean + (anchor - centre)
+
+
+def move_(local: Tensor, mixed: Tensor, sent: Tensor, *, replaces: bool) -> None:
+    """Parameters move by the difference between the group's and what this member sent, in place; all fp32 [n].
+
+    Args:
+        local: what the member has now.
+        mixed: the group's.
+        sent: what the member sent, as the others decoded it.
+        replaces: nothing was left out and nothing learned since, so that `mixed` takes their place.
+    """
+    if replaces:
+        local.copy_(mixed)
+    else:  # what a codec leaves out stays as it is, and so does what was learned since
+        local.add_(mixed - sent)
 
 
 def mixing_weights(edges: Iterable[Edge], members: Sequence[int]) -> dict[int, dict[int, float]]:

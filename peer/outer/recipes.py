@@ -142,6 +142,11 @@ class Recipe:
         return not gossip and not isinstance(self.merge, Eager)
 
     @property
+    def gossips(self) -> bool:
+        """Whether a round is of the peers that a topology draws, each with a state of its own."""
+        return not isinstance(self.topology, AllPeers)
+
+    @property
     def rounds(self) -> Every:
         """The schedule of a recipe that the swarm runs, see `peer.outer.compose.swarm_recipe`."""
         assert isinstance(self.schedule, Every), f"{self.name} has no rounds of one fragment"

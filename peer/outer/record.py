@@ -34,6 +34,8 @@ class RoundRecord(Spec):
     `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until somebody comes,
     or catches up. How it caught up: from which `donor`, by `replayed` updates or by the state of `snapshot_round`.
     `dropped`: members that this peer's aggregator left out, the most often dropped first.
+    In a gossip round, `drawn` are those whom the topology drew, as this peer saw it, and `members` those who averaged:
+    the peer alone when the others did not come, which `reason` tells; `lineage_id` is the peer's own state's digest.
     What it audited since the last round, in words: `audits`.
     `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
     and `nicknames` (by their own account) are added by who keeps the record.
@@ -43,6 +45,7 @@ class RoundRecord(Spec):
     round: int
     lineage_id: Digest
     group_id: Digest | None = None
+    drawn: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     members: tuple[str, ...] = ()
     weights: tuple[int, ...] = ()
     stood: bool = False

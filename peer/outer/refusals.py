@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peer.outer.recipes import Recipe
 
 Refusal = tuple[str, str]
-_LEAST_TO_JUDGE = 3  # contributions
+LEAST_TO_JUDGE = 3  # contributions
 ROBUST = (CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean)
 _LARGEST_MOMENTUM = 0.8  # measured with lr .7: the spread of anchors grows from .82 (64 peers) to .88 (8 peers) on
 
@@ -55,16 +55,17 @@ def _unused(recipe: Recipe) -> Iterator[Refusal]:
     """Parts that would do nothing without anybody noticing."""
     if recipe.payload == "delta":
         return
+    sent = "gradients" if recipe.payload == "gradient" else "parameters"
     if not isinstance(recipe.local, Plain):
-        yield f"{recipe.payload}s are sent, and no local rule looks at an anchor", "set payload: delta, or local: plain"
+        yield f"{sent} are sent, and no local rule looks at an anchor", "set payload: delta, or local: plain"
     if recipe.outer != Sgd(lr=1.0) and not recipe.accumulates:
         yield (
-            f"{recipe.payload}s are sent, and the inner optimizer makes every step: an outer one has nothing to do",
+            f"{sent} are sent, and the inner optimizer makes every step: an outer one has nothing to do",
             "set payload: delta, or outer: {name: sgd, lr: 1.0} and the inner learning_rate",
         )
     if recipe.merge != Mix(alpha=0.0) and not isinstance(recipe.merge, Accelerated):
         yield (
-            f"{recipe.payload}s are sent, and there is no anchor to merge",
+            f"{sent} are sent, and there is no anchor to merge",
             "set payload: delta, or merge: {name: mix, alpha: 0.0}",
         )
 
@@ -103,10 +104,10 @@ def _averages(recipe: Recipe) -> Iterator[Refusal]:
 def _groups(recipe: Recipe) -> Iterator[Refusal]:
     topology, straggler = recipe.topology, recipe.straggler
     pairs = isinstance(topology, RandomPairs | Neighbours | BandwidthMatching) or (
-        isinstance(topology, Groups) and topology.size < _LEAST_TO_JUDGE
+        isinstance(topology, Groups) and topology.size < LEAST_TO_JUDGE
     )
-    few = (isinstance(straggler, Backup) and straggler.minimum < _LEAST_TO_JUDGE) or (
-        isinstance(straggler, Quorum) and straggler.count is not None and straggler.count < _LEAST_TO_JUDGE
+    few = (isinstance(straggler, Backup) and straggler.minimum < LEAST_TO_JUDGE) or (
+        isinstance(straggler, Quorum) and straggler.count is not None and straggler.count < LEAST_TO_JUDGE
     )
     if isinstance(recipe.aggregator, ROBUST) and (pairs or few):
         yield (

@@ -18,6 +18,7 @@ from peer.errors import UserError, did_you_mean
 
 PROTOCOL_VERSION = 2
 MAX_MANIFEST_BYTES = 16 * 1024
+MAX_ROUNDS = 10_000_000  # of a run
 
 MAX_DEPTH = 8
 MAX_PROBLEMS = 20
@@ -143,7 +144,7 @@ class RecipeSpec(Spec):
 class RoundSpec(Spec):
     """When the run ends and how long a group waits; times are caps, deadlines derive from measurement."""
 
-    total: int | None = Field(default=None, ge=1, le=10_000_000)
+    total: int | None = Field(default=None, ge=1, le=MAX_ROUNDS)
     min_group: int = Field(default=2, ge=2, le=64)
     max_group: int = Field(default=16, ge=2, le=64)
     straggler_wait_s: float = Field(default=30.0, gt=0.0, le=3600.0)

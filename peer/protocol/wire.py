@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from pydantic import Field, model_validator
 
 from peer.errors import ProtocolError
 from peer.protocol.lineage import PeerIdText
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.manifest import MAX_ROUNDS, Digest, Spec
 from peer.protocol.records import Count, Seconds, dump_json
 
 _HEADER = struct.Struct(">4sB3xI")
@@ -194,6 +195,46 @@ class SnapshotMeta(Spec):
     numel: Annotated[int, Field(ge=1, lt=2**40)]
     num_buffers: Annotated[int, Field(ge=0, le=4)]
     num_chunks: Annotated[int, Field(ge=1, lt=MAX_CHUNKS)]
+
+
+class GossipJoin(Spec):
+    """A member comes to a gossip round: the roster that the topology draws from what this member sees, ascending, and
+    the weight of its contribution. Members who see other rosters do not average.
+    """
+
+    run_id: Digest
+    round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+    roster: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
+    digest: Digest
+    tokens: Annotated[int, Field(ge=1, lt=2**40)]
+
+    @model_validator(mode="after")
+    def _names_its_roster(self) -> GossipJoin:
+        if self.digest != roster_digest(self.run_id, self.round, self.roster):
+            raise ValueError("a join's digest is not that of its roster")
+        if len(set(self.roster)) != len(self.roster):
+            raise ValueError("a roster names a peer twice")
+        return self
+
+
+class GossipRoster(Spec):
+    """The members that one member has seen come, and goes on with, in the roster's order."""
+
+    members: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
+
+
+class GossipState(Spec):
+    """A peer's own state in a gossip run, signed by it: nobody else can vouch for that state."""
+
+    run_id: Digest
+    round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+    state_digest: Digest
+
+
+def roster_digest(run_id: str, round: int, roster: Sequence[str]) -> str:
+    """What two members of a gossip round must agree on."""
+    text = f"atoll-gossip-1 {run_id} {round} {' '.join(roster)}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def group_id(joins: list[JoinMessage], peer_ids: list[str]) -> str:

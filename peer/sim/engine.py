@@ -38,7 +38,8 @@ class Engine:
         self, swarm: Swarm, lineages: Lineages, on_step: OnStep, partitions: Sequence[Partition] = (), seed: int = 0
     ) -> None:
         self._swarm, self._partitions = swarm, list(partitions)
-        self._cost = ExchangeCost(swarm.recipe, swarm.profiles, swarm.division.shares)
+        anchors = [4.0 * length for length in swarm.sync.lengths]
+        self._cost = ExchangeCost(swarm.recipe, swarm.profiles, swarm.division.shares, anchors)
         gathering = Gathering(swarm.recipe, seed, swarm.present, links_of(swarm.profiles))
         self._exchanges = Exchanges(swarm, gathering, self._cost, self._on_result)
         lateness = Lateness(swarm, self._exchanges)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.outer.fragments import Ranges
-from peer.outer.gossip import a2cid2_coefficients, chi, mix_, pair_
+from peer.outer.gossip import a2cid2_coefficients, chi, mix_, move_, pair_
 from peer.outer.merging import Accelerated
 from peer.outer.recipes import Recipe
 from peer.outer.topology import Neighbours
@@ -67,9 +67,6 @@ def move_to(
     """
     for own, learner in zip(sent, learners, strict=True):
         local = take(learner.parameters, ranges)
-        if replaces:
-            local.copy_(mixed)
-        else:  # what a mask leaves out stays as it is, and so does what was learned since
-            local.add_(mixed - own)
+        move_(local, mixed, own, replaces=replaces)
         if len(ranges) > 1:
             put(learner.parameters, ranges, local)

@@ -51,17 +51,23 @@ class ExchangeCost:
     """How long an exchange takes and what its members send.
 
     Args:
-        recipe: decides between reduce, gather and pairs.
+        recipe: decides between reduce and gather; in gossip, all members send each other everything.
         profiles: of all peers.
         shares: fraction of the vector that each peer reduces, by index; None for equal ones.
+        anchor_bytes: of each fragment's anchor, which members with anchors of their own send besides.
     """
 
-    def __init__(self, recipe: Recipe, profiles: Sequence[PeerProfile], shares: Sequence[float] | None) -> None:
+    def __init__(
+        self, recipe: Recipe, profiles: Sequence[PeerProfile], shares: Sequence[float] | None,
+        anchor_bytes: Sequence[float] = (),
+    ) -> None:
         self._recipe, self._profiles, self._shares = recipe, profiles, shares
+        self._gossips = recipe.gossips
+        self._anchor_bytes = anchor_bytes if recipe.gossips and recipe.payload == "delta" else ()
 
     def seconds(self, round: Round, update_bytes: float) -> float:
         """From the start of the exchange until every member has the result."""
-        return self._seconds(round, [round.contributions[member].wire_bytes for member in round.members], update_bytes)
+        return self._seconds(round, self._payloads(round), update_bytes)
 
     def latency_s(self, round: Round) -> float:
         """What of `seconds` is left when nothing is sent."""
@@ -71,30 +77,28 @@ class ExchangeCost:
         profiles = [self._profiles[member] for member in round.members]
         if len(profiles) < 2:
             return 0.0
-        if len(profiles) == 2 and not isinstance(self._recipe.topology, AllPeers):
-            return pair_seconds(profiles[0], profiles[1], *self._pair(payloads))
-        if self._recipe.exchange == "gather":
+        if len(profiles) == 2 and self._gossips:
+            return pair_seconds(profiles[0], profiles[1], payloads[0], payloads[1])
+        if self._gossips or self._recipe.exchange == "gather":
             return gather_seconds(profiles, payloads)
         return reduce_seconds(profiles, max(payloads), update_bytes, self._shares_of(round.members))
 
     def traffic(self, round: Round, update_bytes: float) -> dict[int, float]:
         """Bytes that each member sends."""
-        payloads = [round.contributions[member].wire_bytes for member in round.members]
+        payloads = self._payloads(round)
         count = len(round.members)
         if count < 2:
             return dict.fromkeys(round.members, 0.0)
-        if count == 2 and not isinstance(self._recipe.topology, AllPeers):
-            sent: Sequence[float] = self._pair(payloads)
-        elif self._recipe.exchange == "gather":
+        if self._gossips or self._recipe.exchange == "gather":
             sent = list(gather_traffic(payloads))
         else:
             sent = list(reduce_traffic(count, max(payloads), update_bytes, self._shares_of(round.members)))
         return {member: float(num_bytes) for member, num_bytes in zip(round.members, sent, strict=True)}
 
-    def _pair(self, payloads: Sequence[float]) -> tuple[float, float]:
-        # A pair with anchors of its own exchanges the anchors besides the deltas (arXiv 2506.10911).
-        factor = 2.0 if self._recipe.payload == "delta" else 1.0
-        return factor * payloads[0], factor * payloads[1]
+    def _payloads(self, round: Round) -> list[float]:
+        """What each member has for every other one: with an anchor of its own, that besides (arXiv 2506.10911)."""
+        anchor = self._anchor_bytes[round.fragment] if self._anchor_bytes else 0.0
+        return [round.contributions[member].wire_bytes + anchor for member in round.members]
 
     def _shares_of(self, members: Sequence[int]) -> list[float] | None:
         if self._shares is None:

@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
+from peer.outer.aggregate import DirectionAverage, Mean
 from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
 from peer.outer.fragments import FlatLayout, Ranges
+from peer.outer.gossip import centre_of, drift
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
 from peer.outer.recipes import Recipe
 from peer.outer.straggler import ComputeTimeout, staleness_weight
@@ -190,9 +191,9 @@ class Synchroniser:
             outcome.anchor_before = anchors[0].clone()
         for start, stop, mean in self._aggregate(reads, weights, fragment, len(learners), round):
             # In gossip each member has its own anchor, and drifts towards the group's mean (arXiv 2506.10911, eq. 5).
-            centre = weighted_mean([a[start:stop] for a in anchors], [1.0] * len(anchors)) if len(outers) > 1 else None
+            centre = centre_of([a[start:stop] for a in anchors]) if len(outers) > 1 else None
             for anchor, own in zip(anchors, buffers, strict=True):
-                direction = mean if centre is None else mean + (anchor[start:stop] - centre)
+                direction = mean if centre is None else drift(mean, anchor[start:stop], centre)
                 pieces = [buffer[start:stop] for buffer in own]
                 self.recipe.optimizer.step_(anchor[start:stop], pieces, direction, round=round - 1)
         for outer in outers:

@@ -16,7 +16,7 @@ from peer.outer.state import OuterState, Update, state_digest
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
-from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
+from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.chunks import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
 from peer.swarm.history import History
 from peer.swarm.node import Node
@@ -136,6 +136,19 @@ class Fetcher:
         path, _ = await self._chunks([donor], meta, digests, standing.history.genesis)
         await adopt(path, [])
 
+    async def state_of(self, donor: str, standing: Standing, signed: GossipState) -> Path:
+        """A gossip peer's own state, checked against what it has signed: as good as that peer's word.
+
+        Raises:
+            CatchUpError, ProtocolError: it serves another state.
+            StreamClosedError: it went away.
+        """
+        meta, digests = await self._offer(donor, standing, signed.state_digest)
+        if (meta.round, meta.lineage_id) != (signed.round, signed.state_digest):
+            raise CatchUpError(f"{donor} serves round {meta.round}, and has signed another state")
+        path, _ = await self._chunks([donor], meta, digests, signed.state_digest)
+        return path
+
     async def _replay(self, donor: str, onward: list[Certificate], state: OuterState, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many the donor still had."""
         for count, certificate in enumerate(onward):
@@ -178,13 +191,15 @@ class Fetcher:
         with contextlib.suppress(ProtocolError, StreamClosedError, asyncio.TimeoutError):
             await self._offer(donor, standing)
 
-    async def _offer(self, donor: str, standing: Standing) -> tuple[SnapshotMeta, list[bytes]]:
+    async def _offer(
+        self, donor: str, standing: Standing, wanted: str | None = None
+    ) -> tuple[SnapshotMeta, list[bytes]]:
         """What the donor can serve, and the digests of its chunks, as it says: the rest of what an interrupted fetch
         has begun, or its newest; for a peer that compares lineages it must be the donor's present one.
         """
-        begun = await asyncio.to_thread(PartialFile.begun, self._folder)
+        begun = None if wanted else await asyncio.to_thread(PartialFile.begun, self._folder)
         request = HistoryRequest(
-            what="snapshot", run_id=self._run_id, digest=begun.lineage_id if begun is not None else None,
+            what="snapshot", run_id=self._run_id, digest=begun.lineage_id if begun is not None else wanted,
             from_round=LATEST if standing.valid else 0,
         )  # fmt: skip
         state = standing.state

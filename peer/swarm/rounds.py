@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from peer.link.memory import Head
-from peer.link.messages import Anchor, Progress, Round, Snapshot, ToTrainer, WantSnapshot
+from peer.link.messages import Progress, Round, Snapshot, ToTrainer
 from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
@@ -20,6 +20,7 @@ from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
 from peer.swarm.following import Following
 from peer.swarm.guard import guard_of
+from peer.swarm.handover import Handover
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
@@ -63,11 +64,12 @@ class Rounds:
         self._node, self._directory, self._manifest = node, directory, manifest
         self.keeper = keeper
         self._organiser, self._tell, self._rng = organiser, tell, rng
+        self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell)
         me = Self(
             position=self.position,
-            due_in_s=self._due_in_s,
-            halfway=self._halfway,
-            hurry=self._hurry,
+            due_in_s=self._handover.due_in_s,
+            halfway=self._handover.halfway,
+            hurry=self._handover.hurry,
             training=self._taking_part,
             nudge=self._nudge,
             client=node.client,
@@ -88,21 +90,12 @@ class Rounds:
         self._following = Following(
             node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, tell
         )
-        self._merged = asyncio.Event()
-        self._merged.set()
-        self._work = asyncio.Event()
-        self._due: Due | None = None
-        self._in_round = False
-        self._wanted = False
-        self._last_sequence = 0
         self._aborts_in_row = 0
         self._stood = False
         self._regrouped: str | None = None
         self.joined = False
         self.leaving = False
         self.group_size = 0
-        self.progress: Progress | None = None
-        self._progress_at = 0.0
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
@@ -117,51 +110,24 @@ class Rounds:
     def _taking_part(self) -> bool:
         return self.joined and not self.finished and not self.leaving
 
-    def _due_in_s(self) -> float:
-        if self._due is not None or self._in_round:
-            return 0.0
-        if self.progress is None:
-            return float("inf")
-        return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
-
-    def _halfway(self) -> bool:
-        """Whether no more is left to train for the next contribution than has been trained for it."""
-        progress, due_in_s = self.progress, self._due_in_s()
-        if progress is None or due_in_s == 0.0:
-            return due_in_s == 0.0
-        trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s
-        return due_in_s * progress.tokens_per_s <= trained
-
     # -- from the trainer --------------------------------------------------------------------------------------------
 
+    @property
+    def progress(self) -> Progress | None:
+        return self._handover.progress
+
     def on_progress(self, progress: Progress) -> None:
-        self.progress, self._progress_at = progress, _now()
+        self._handover.on_progress(progress)
 
     def on_snapshot(self, message: Snapshot) -> None:
-        """A contribution is ready, unless it was taken before the trainer saw the newest anchor."""
-        self._last_sequence = max(self._last_sequence, message.sequence)
-        self._wanted = False
-        if not self._merged.is_set():
-            return
-        self._due = Due(message.sequence, message.tokens, self.keeper.memory.snapshot)
-        self._work.set()
+        self._handover.on_snapshot(message)
 
     def on_merged(self) -> None:
-        self._merged.set()
-        self._work.set()
-
-    def _hurry(self) -> None:
-        """Ask the trainer for what it has, unless a contribution is ready or asked for already."""
-        if self._due is None and not self._in_round and not self._wanted and self._merged.is_set():
-            self._want_snapshot()
+        self._handover.on_merged()
 
     def _nudge(self, donor: str, weight: int, lineage_id: str) -> None:
         self._following.nudge(donor, weight, lineage_id)
-        self._work.set()
-
-    def _want_snapshot(self) -> None:
-        self._wanted = True
-        self._tell(WantSnapshot(after=self._last_sequence))
+        self._handover.work.set()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +152,7 @@ class Rounds:
             elif not await self._following.fetch_genesis(self._organiser):
                 await asyncio.sleep(RECHECK_S * 4)
         self.joined = True
-        self._announce_anchor(contributed)
+        self._handover.announce_anchor(contributed)
         self._directory.announce_soon()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -202,34 +168,33 @@ class Rounds:
         while not self.leaving and not self.finished:
             await self._wait_for_work()
             if self._following.donors():
-                await self._merged.wait()
+                await self._handover.merged.wait()
                 if await self._following.catch_up():
                     await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
-                    self._due = None
-                    self._announce_anchor(self._following.missed.contributed)
+                    self._handover.due = None
+                    self._handover.announce_anchor(self._following.missed.contributed)
                     continue
-            if self._due is not None:
-                await self._one_round(self._due)
+            if self._handover.due is not None:
+                await self._one_round(self._handover.due)
 
     async def _wait_for_work(self) -> None:
-        self._work.clear()
-        while self._due is None and not self._following.donors():
+        self._handover.work.clear()
+        while self._handover.due is None and not self._following.donors():
             try:
-                await asyncio.wait_for(self._work.wait(), RECHECK_S)
+                await asyncio.wait_for(self._handover.work.wait(), RECHECK_S)
             except asyncio.TimeoutError:
                 continue
-            self._work.clear()
+            self._handover.work.clear()
 
     async def _one_round(self, due: Due) -> None:
         sent, received = self._traffic()
-        self._in_round = True
+        self._handover.in_round = True
         try:
             record = await run_round(due, self.keeper.state, self)
         finally:
-            self._in_round = False
+            self._handover.in_round = False
             self.keeper.shelf.courtesy.round_ends()
-            if self._due is due:  # else the trainer has handed over the next one while this round was being closed
-                self._due = None
+            self._handover.spent(due)
         now_sent, now_received = self._traffic()
         traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
         record = record.model_copy(update={**traffic, "stood": self._stood, "regrouped": self._regrouped})
@@ -265,7 +230,7 @@ class Rounds:
                 if missed is not None:
                     self._nudge(*missed)
         if not self._following.donors():
-            self._want_snapshot()
+            self._handover.want_snapshot()
 
     async def _until_somebody_comes(self) -> None:
         deadline = _now() + ALONE_RECHECK_S
@@ -281,7 +246,7 @@ class Rounds:
         for _ in range(BEHIND_TRIES):
             await self._directory.refresh()
             if await self._following.catch_up():
-                self._announce_anchor(self._following.missed.contributed)
+                self._handover.announce_anchor(self._following.missed.contributed)
                 return True
             await asyncio.sleep(RECHECK_S)
         return False
@@ -292,11 +257,6 @@ class Rounds:
             status="banned", round=now.round, lineage_id=now.lineage_id, culprit=culprit, reason=reason
         )
         self._tell(Round(record=record))
-
-    def _announce_anchor(self, contributed: int | None) -> None:
-        self._merged.clear()
-        now = self.position()
-        self._tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
 
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
@@ -333,10 +293,10 @@ class Rounds:
         return await self._exchange.commit(group, link)
 
     async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None:
-        await self._merged.wait()
+        await self._handover.merged.wait()
         await self.keeper.apply(update, certificate, due.sequence)
         self._matchmaker.committed(group)
-        self._announce_anchor(due.sequence)
+        self._handover.announce_anchor(due.sequence)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
         await self._exchange.release(group, abort, None if self.leaving or self.finished else self.position())

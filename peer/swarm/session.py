@@ -41,6 +41,8 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
+from peer.swarm.gossip.own import OwnKeeper
+from peer.swarm.gossip.rounds import GossipRounds
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, start_node
@@ -53,6 +55,7 @@ MANIFEST_TIMEOUT_S = 10.0
 SWARM_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
 DAEMON_GONE = 3
+AnyRounds = Rounds | GossipRounds
 
 
 class Channel:
@@ -159,7 +162,7 @@ class AgentSession:
     def _build(
         self, node: Node, directory: Directory, manifest: RunManifest, organiser: str, mapped: Mapped, folder: Path,
         tell: Callable[[ToTrainer], None],
-    ) -> tuple[Rounds, Head | None]:
+    ) -> tuple[AnyRounds, Head | None]:
         assert manifest.genesis is not None
         recipe = run_recipe(manifest)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
@@ -168,15 +171,20 @@ class AgentSession:
         )
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
+        nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
+        log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
+        if recipe.gossips:
+            own = OwnKeeper(memory, state, history)
+            resumed = own.restore()
+            gossip = GossipRounds(node, directory, manifest, own, organiser, nominal_tokens, tell, self._rng)
+            return gossip, resumed
         keeper = Keeper(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
         resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
-        log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
-        nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
         rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, tell, self._rng)
         return rounds, resumed
 
-    async def _work(self, node: Node, directory: Directory, rounds: Rounds, resumed: Head | None) -> None:
+    async def _work(self, node: Node, directory: Directory, rounds: AnyRounds, resumed: Head | None) -> None:
         await rounds.join(resumed)
         watching = node.spawn(self._show_swarm(directory, rounds, node))
         running = asyncio.ensure_future(rounds.run())
@@ -205,7 +213,7 @@ class AgentSession:
         )
         await self._channel.flush()
 
-    async def _linger(self, directory: Directory, rounds: Rounds, linger_s: float) -> None:
+    async def _linger(self, directory: Directory, rounds: AnyRounds, linger_s: float) -> None:
         """Serve those who still lack what this peer has, but not for long."""
         deadline = asyncio.get_running_loop().time() + linger_s
         while asyncio.get_running_loop().time() < deadline:
@@ -215,7 +223,7 @@ class AgentSession:
                 return
             await asyncio.sleep(0.25)
 
-    async def _listen(self, rounds: Rounds) -> None:
+    async def _listen(self, rounds: AnyRounds) -> None:
         """The trainer's messages, until it is gone."""
         while (message := await self._channel.receive()) is not None:
             if isinstance(message, Progress):
@@ -229,14 +237,14 @@ class AgentSession:
             elif isinstance(message, Stop) and not self._stop.done():
                 self._stop.set_result(message)
 
-    async def _show_swarm(self, directory: Directory, rounds: Rounds, node: Node) -> None:
+    async def _show_swarm(self, directory: Directory, rounds: AnyRounds, node: Node) -> None:
         while True:
             own = self._describe(directory, rounds, node)
             peers, addresses = {node.peer_id: own, **directory.peers}, await node.addresses()
             self._channel.tell(Swarm(peers=peers, addresses=addresses))
             await asyncio.sleep(SWARM_PERIOD_S)
 
-    def _describe(self, directory: Directory, rounds: Rounds, node: Node) -> PeerRecord:
+    def _describe(self, directory: Directory, rounds: AnyRounds, node: Node) -> PeerRecord:
         progress, traffic = rounds.progress, node.traffic["round"]
         ended, position = rounds.finished or rounds.leaving, rounds.position()
         return PeerRecord(
@@ -260,7 +268,7 @@ class AgentSession:
         )
 
 
-async def save_outer_state(rounds: Rounds, path: Path) -> Saved:
+async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
     """Write the outer state and the chain that leads to it into `path` (a checkpoint being made)."""
     state = rounds.keeper.state
 

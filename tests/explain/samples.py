@@ -38,6 +38,13 @@ def aborted(round: int, at: float, phase: str, reason: str, **fields: Any) -> Ro
     return _record("aborted", round, at, **{"phase": phase, "reason": reason, "instead": "retry", **fields})
 
 
+def gossiped(round: int, at: float, members: tuple[str, ...], drawn: tuple[str, ...], **fields: Any) -> RoundRecord:
+    """A gossip round of those of the drawn who came."""
+    seconds = {"match": 0.012, "exchange": 0.071, "total": 0.11}
+    document = {"group_id": "b2" * 32, "members": members, "drawn": drawn, "weights": (5120, 4096)[: len(members)]}
+    return _record("committed", round, at, **{**document, "seconds": seconds, "bytes_sent": 1_234_567, **fields})
+
+
 def alone(round: int, at: float) -> RoundRecord:
     """A try that found nobody."""
     seconds = {"total": 4.0}

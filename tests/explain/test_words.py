@@ -12,7 +12,7 @@ from peer.explain.names import Names
 from peer.explain.page import Page
 from peer.explain.words import entries, summary
 from peer.outer.record import Drop, RoundRecord
-from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, banned, caught_up, committed
+from tests.explain.samples import ALPHA, BRAVO, CHARLIE, STORY, aborted, alone, banned, caught_up, committed, gossiped
 
 
 def page(records: list[RoundRecord], width: int = 200) -> list[str]:
@@ -177,3 +177,31 @@ def test_who_was_left_out_of_the_average_is_named_with_the_reason() -> None:
     ) in lines
     assert "in 1 of 3 slices that this peer averaged: near-duplicate (cosine 0.999900) of alpha" in lines
     assert "left out" not in " ".join(page([committed(3, 44.0)]))
+
+
+GOSSIP = """\
+2026-01-01
+00:00:01  round 7    averaged with bravo in 0.11 s
+                     weights in tokens: alpha (this peer) 5,120, bravo 4,096; cosine 0.83
+                     match 0.012 s, exchange 0.071 s; sent 1.2 MB, received 0 B
+00:00:02  round 8    made alone in 0.11 s; drawn for nobody this time
+00:00:03  round 9    made alone in 0.11 s
+                     drawn with charlie, without charlie
+                     because charlie did not come within 34 s; nothing is lost
+00:00:04  round 10   averaged with bravo in 0.11 s
+                     drawn with bravo and charlie, without charlie
+                     because charlie sees another group; nothing is lost
+                     weights in tokens: alpha (this peer) 5,120, bravo 4,096
+                     match 0.012 s, exchange 0.071 s; sent 1.2 MB, received 0 B"""
+
+
+def test_gossip_rounds_tell_who_was_drawn_and_who_came() -> None:
+    records = [
+        gossiped(7, 1.0, (ALPHA, BRAVO), (ALPHA, BRAVO), cosine=0.8312),
+        gossiped(8, 2.0, (ALPHA,), (ALPHA,)),
+        gossiped(9, 3.0, (ALPHA,), (ALPHA, CHARLIE), phase="match", reason=f"{CHARLIE} did not come within 34 s"),
+        gossiped(10, 4.0, (ALPHA, BRAVO), (ALPHA, BRAVO, CHARLIE), phase="match",
+                 reason=f"{CHARLIE} sees another group"),
+    ]  # fmt: skip
+    assert "\n".join(page(records)) == GOSSIP
+    assert summary(records).startswith("4 committed (2 alone), 0 aborted")

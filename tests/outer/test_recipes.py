@@ -284,7 +284,8 @@ def test_what_cannot_work_together_is_refused_with_its_reason(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_swarm_runs_a_recipe_or_says_which_part_it_lacks(name: str) -> None:
-    able = {"lagoon", "fedavg", "fedadagrad", "fedadam", "fedyogi", "diloco", "opendiloco", "intellect1", "muloco"}
+    able = {"lagoon", "fedavg", "fedadagrad", "fedadam", "fedyogi", "diloco", "opendiloco", "intellect1", "muloco",
+            "noloco"}  # fmt: skip
     if name in able:
         assert swarm_recipe(RecipeSpec(name=name)) == RECIPES[name]
         return
@@ -313,6 +314,43 @@ def test_an_open_run_has_gates_unless_its_manifest_or_its_recipe_names_another_a
     assert run_recipe(manifest_of({"name": "diloco", "aggregator": "mean"})).aggregator == Mean()
     assert run_recipe(manifest_of({"name": "diloco", "aggregator": "median"})).aggregator == CoordinateMedian()
     assert replace(run_recipe(manifest_of({"name": "lagoon"})), aggregator=Mean()) == RECIPES["lagoon"]
+
+
+GROUPS: dict[str, Any] = {"name": "fedavg", "topology": {"name": "groups", "size": 4}}
+PLAIN_GROUPS: dict[str, Any] = {**GROUPS, "payload": "parameters"}
+
+
+def test_an_open_run_of_gossip_has_gates_where_they_can_judge_and_is_refused_where_they_cannot() -> None:
+    assert run_recipe(manifest_of(PLAIN_GROUPS)).aggregator == Gated()
+    assert run_recipe(manifest_of({"name": "noloco"}, mode="private")) == RECIPES["noloco"]
+    assert run_recipe(manifest_of({"name": "noloco", "aggregator": "mean"})).aggregator == Mean()
+    with pytest.raises(UserError, match=r"in an open run: .* a pair bears no liar") as pairs:
+        run_recipe(manifest_of({"name": "noloco"}))
+    assert "trust: {mode: private}" in pairs.value.hint
+    assert "aggregator: mean to take the risk" in pairs.value.hint
+    with pytest.raises(UserError, match="one liar's anchor moves all") as anchors:
+        run_recipe(manifest_of(GROUPS))
+    assert "payload: parameters" in anchors.value.hint
+    with pytest.raises(UserError, match="whose mean no aggregator guards"):
+        run_recipe(manifest_of({**GROUPS, "aggregator": "median"}, mode="private"))
+
+
+def test_groups_must_fit_the_runs_largest_group() -> None:
+    document = manifest_of(PLAIN_GROUPS).model_dump()
+    small = RunManifest.model_validate({**document, "rounds": {"max_group": 3}})
+    with pytest.raises(UserError, match=r"groups of 4 are larger than rounds\.max_group=3") as caught:
+        run_recipe(small)
+    assert "size: 3" in caught.value.hint
+
+
+def test_trust_in_gossip_is_told_in_one_line() -> None:
+    assert trust_in_words(manifest_of(PLAIN_GROUPS)) == (
+        "open: aggregator gated, all members weigh alike; gossip in groups, no shared anchor"
+    )
+    assert trust_in_words(manifest_of({"name": "noloco", "aggregator": "mean"})) == (
+        "open: aggregator mean (one liar can ruin its group), weights up to 3 x the median; gossip in pairs, "
+        "no shared anchor"
+    )
 
 
 def test_trust_is_told_in_one_line() -> None:

@@ -157,7 +157,7 @@ def test_every_step_is_contributed_once(
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(recipe=recipes(), peers=st.integers(2, 6))
 def test_traffic_is_what_the_formula_says(recipe: Recipe, peers: int) -> None:
-    """All-reduce: 2 (m - 1) / m payloads; gather: m - 1; a pair: one, and with anchors of their own two."""
+    """All-reduce: 2 (m - 1) / m payloads; gather and gossip: m - 1, with anchors of their own besides."""
     run, commits = commits_of(recipe, peers=peers, steps=8, inner=PUBLISHED.model_copy(update={"learning_rate": 0.01}))
     thinned = recipe.compressor.startswith("top") and "topk" in str(recipe.allocator).lower()
     if thinned or not recipe.codec().fixed_size:
@@ -165,8 +165,9 @@ def test_traffic_is_what_the_formula_says(recipe: Recipe, peers: int) -> None:
     total = 0.0
     for commit in commits:
         size, members = run.simulation.sync.wire_bytes(commit.fragment), len(commit.members)
-        if members == 2 and not isinstance(recipe.topology, AllPeers):
-            total += 2 * size * (2 if recipe.payload == "delta" else 1)
+        if not isinstance(recipe.topology, AllPeers):
+            anchor = 4 * run.simulation.sync.lengths[commit.fragment] if recipe.payload == "delta" else 0
+            total += members * (members - 1) * (size + anchor)
         elif recipe.exchange == "gather":
             total += members * (members - 1) * size
         else:

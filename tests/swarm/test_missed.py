@@ -64,7 +64,7 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     await rounds._after_abort(record)
     assert told == []  # no other snapshot is asked for: the one that was sent must stay
     assert await rounds._following.catch_up()
-    rounds._announce_anchor(rounds._following.missed.contributed)
+    rounds._handover.announce_anchor(rounds._following.missed.contributed)
     assert rounds.keeper.state.digest() == run.state.digest()
     (anchor,) = [message for message in told if isinstance(message, Anchor)]
     assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)

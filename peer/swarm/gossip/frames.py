@@ -1,0 +1,36 @@
+"""What one peer contributes to a round: each frame is encoded once, whoever asks first and however often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from torch import Tensor
+
+from peer.swarm.gossip.mixing import Mixing
+
+
+class Frames:
+    """The frames of one round.
+
+    Args:
+        mixing: encodes them.
+        snapshot: the contribution's parameters.
+    """
+
+    def __init__(self, mixing: Mixing, snapshot: Tensor) -> None:
+        self._mixing, self._snapshot = mixing, snapshot
+        self._encoded: dict[int, asyncio.Future[bytes]] = {}
+
+    async def frame(self, index: int) -> bytes:
+        """Raises RoundAborted if the parameters are not finite."""
+        if index not in self._encoded:
+            work = asyncio.to_thread(self._mixing.encode, index, self._snapshot)
+            self._encoded[index] = asyncio.ensure_future(work)
+        return await asyncio.shield(self._encoded[index])  # who asks may give up; what is encoded stays
+
+    async def ended(self, settle: Callable[[], None]) -> None:
+        """The round is over, one way or the other; no thread works for it any more."""
+        await asyncio.gather(*self._encoded.values(), return_exceptions=True)
+        self._encoded.clear()
+        await asyncio.to_thread(settle)

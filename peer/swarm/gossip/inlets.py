@@ -1,0 +1,159 @@
+"""What other members send to this peer in gossip rounds: one stream from each, which begins with its join."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from peer.errors import ProtocolError
+from peer.outer.round import RoundAborted
+from peer.protocol.wire import GossipJoin, GossipRoster, Kind, RejectMessage
+from peer.swarm.keeper import Position
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+JOIN_TIMEOUT_S = 5.0
+Reason = Literal["behind", "follow", "excluded"]
+
+
+def round_name(run_id: str) -> str:
+    """Stream handler under which members come to each other."""
+    return f"atoll/{run_id[:16]}/gossip"
+
+
+class Inlet:
+    """One member that has come: futures that hold what it sends, or why that never comes.
+
+    Attributes:
+        seated: this peer has got to the round, and the member's roster is its own.
+        roster: whom it goes on with.
+        frames: its contribution; of one slice each.
+        complete: set when it holds all that it needs: it applies the round once all others say so too.
+    """
+
+    def __init__(self, remote: str, join: GossipJoin, changed: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        self.remote, self.join, self._changed = remote, join, changed
+        self.seated: asyncio.Future[Sequence[int]] = loop.create_future()
+        self.roster: asyncio.Future[GossipRoster] = loop.create_future()
+        self.frames: list[asyncio.Future[bytes]] = []
+        self.complete: asyncio.Future[None] = loop.create_future()
+        self.lost: RoundAborted | None = None
+        self.reason: Reason = "behind"
+
+    def seat(self, sizes: Sequence[int]) -> None:
+        """Read on: frames of these sizes are to come."""
+        self.frames = [asyncio.get_running_loop().create_future() for _ in sizes]
+        self.seated.set_result(sizes)
+
+    def spent(self, index: int) -> None:
+        """This frame is mixed: nobody needs its bytes any more."""
+        self.frames[index] = asyncio.get_running_loop().create_future()
+        self.frames[index].set_result(b"")
+
+    def turn_away(self, reason: Reason = "behind") -> None:
+        """This peer will not make that round with it."""
+        if not self.seated.done():
+            self.reason = reason
+            self.seated.cancel()
+
+    async def fill(self, stream: Stream, sizes: Sequence[int]) -> None:
+        """Read to the end. Raises ProtocolError, StreamClosedError."""
+        _deliver(self.roster, await stream.receive_message(Kind.ROSTER, GossipRoster))
+        self._changed.set()
+        for index, size in enumerate(sizes):
+            _, frame = await stream.receive({Kind.PART: size}, exact=True)
+            _deliver(self.frames[index], frame)
+        await stream.receive({Kind.END: 0}, exact=True)
+        _deliver(self.complete, None)
+
+    def fail(self, abort: RoundAborted) -> None:
+        """Nothing more comes."""
+        self.lost = abort
+        self.turn_away()
+        futures: list[asyncio.Future[Any]] = [self.roster, *self.frames, self.complete]
+        for future in futures:
+            if not future.done():
+                future.set_exception(abort)
+                future.exception()  # retrieved: a future that nobody awaits any more is not a bug
+        self._changed.set()
+
+
+class Inlets:
+    """Whoever has come, until this peer gets to the round that they came for.
+
+    Args:
+        node, run_id: the network, and the run whose members may come.
+        position: where this peer stands.
+        taking_part: whether it makes rounds.
+        on_join: called with the round that somebody has come for.
+        longest_wait_s: nobody waits here for longer.
+
+    Attributes:
+        waiting: by peer id; one for each peer, its last.
+        changed: set when anything has come.
+    """
+
+    def __init__(
+        self, node: Node, run_id: str, position: Callable[[], Position], taking_part: Callable[[], bool],
+        on_join: Callable[[GossipJoin, str], None], longest_wait_s: float,
+    ) -> None:
+        self._node, self._run_id, self._position = node, run_id, position
+        self._taking_part, self._on_join, self._longest_wait_s = taking_part, on_join, longest_wait_s
+        self.waiting: dict[str, Inlet] = {}
+        self.changed = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._node.serve(round_name(self._run_id), "round", self._on_stream)
+
+    def moved(self, round: int) -> None:
+        """This peer makes no round up to this one any more: who waits for it at such a one is told so."""
+        for inlet in list(self.waiting.values()):
+            if inlet.join.round <= round:
+                inlet.turn_away()
+
+    async def _on_stream(self, stream: Stream) -> None:
+        receiving = stream.receive_message(Kind.JOIN, GossipJoin)
+        join = await asyncio.wait_for(receiving, JOIN_TIMEOUT_S)
+        remote = stream.remote
+        if join.run_id != self._run_id or remote not in join.roster or self._node.peer_id not in join.roster:
+            raise ProtocolError(f"{remote} comes to a round that is not of this peer and itself")
+        if join.round <= self._position().round or not self._taking_part():
+            await self._turn_away(stream, "behind" if self._taking_part() else "excluded")
+            return
+        inlet, before = Inlet(remote, join, self.changed), self.waiting.get(remote)
+        self.waiting[remote] = inlet
+        if before is not None:
+            before.turn_away()
+        self.changed.set()
+        self._on_join(join, remote)
+        try:
+            sizes = await asyncio.wait_for(asyncio.shield(inlet.seated), self._longest_wait_s)
+            self._forget(inlet)
+            await inlet.fill(stream, sizes)
+        except asyncio.CancelledError:
+            if not inlet.seated.cancelled():
+                raise
+            await self._turn_away(stream, inlet.reason)
+        except (ProtocolError, StreamClosedError) as error:
+            inlet.fail(RoundAborted("exchange", str(error), remote))
+            raise
+        finally:
+            self._forget(inlet)
+
+    def _forget(self, inlet: Inlet) -> None:
+        if self.waiting.get(inlet.remote) is inlet:
+            del self.waiting[inlet.remote]
+
+    async def _turn_away(self, stream: Stream, reason: Reason) -> None:
+        position = self._position()
+        message = RejectMessage(reason=reason, round=position.round, lineage_id=position.lineage_id)
+        await asyncio.wait_for(stream.send_message(Kind.REJECT, message), JOIN_TIMEOUT_S)
+
+
+def _deliver(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():  # done already when the round ended meanwhile
+        future.set_result(value)

@@ -1,0 +1,145 @@
+"""How a peer gets its first state in a gossip run: another peer's, as that peer has signed it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median_low
+
+from peer.errors import ProtocolError
+from peer.link.messages import Round, ToTrainer
+from peer.outer.record import RoundRecord
+from peer.protocol.lineage import Certificate, RosterLimits
+from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, parse_json, seal
+from peer.protocol.wire import GossipState, Kind
+from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.directory import Directory
+from peer.swarm.gossip.own import OwnKeeper
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream, StreamClosedError
+
+log = logging.getLogger(__name__)
+RECHECK_S = 0.5
+JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
+SIGNED_TIMEOUT_S = 60.0  # the donor may have to write its state first
+STATE_DOMAIN = "gossip-state"
+
+
+class Newcomer:
+    """Gives this peer its first state, and signs its own for others.
+
+    Args:
+        node, directory: the network and who is on it.
+        run_id: the run.
+        keeper: of the state.
+        organiser: serves the genesis state.
+        rng: whom to ask first: not everybody the same.
+        tell: sends a message to the trainer.
+    """
+
+    def __init__(
+        self, node: Node, directory: Directory, run_id: str, keeper: OwnKeeper, organiser: str, rng: random.Random,
+        tell: Callable[[ToTrainer], None],
+    ) -> None:
+        self._node, self._directory, self._run_id, self._keeper = node, directory, run_id, keeper
+        self._organiser, self._rng, self._tell = organiser, rng, tell
+        self._fetcher = Fetcher(node, run_id, keeper.history.folder, RosterLimits())
+        self._name = f"atoll/{run_id[:16]}/gossip-state"
+
+    async def serve(self) -> None:
+        """Sign this peer's state for whoever asks."""
+        await self._node.serve(self._name, "history", self._on_stream)
+
+    async def start(self, resumes: bool) -> None:
+        """Return with a valid state: the resumed one, a live peer's, or genesis when nobody has made a round yet."""
+        patience = _now() + JOIN_PATIENCE_S
+        while True:
+            await self._directory.refresh()
+            if not self._directory.peers and _now() < patience:
+                await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
+                continue
+            if resumes and self._keeper.valid:
+                return
+            donors = self._donors()
+            if await self._from_one_of(donors):
+                return
+            if not donors and (self._keeper.valid or await self._from_genesis()):
+                return
+            await asyncio.sleep(RECHECK_S * 4)
+
+    def _donors(self) -> list[str]:
+        """Peers that have made as many rounds as most, in any order; then the others that have made any."""
+        reachable = self._directory.reachable
+        rounds = {p: r.round for p, r in reachable.items() if r.state != "joining" and r.round > 0}
+        if not rounds:
+            return []
+        usual, peers = median_low(rounds.values()), sorted(rounds)
+        self._rng.shuffle(peers)
+        return sorted(peers, key=lambda peer_id: abs(rounds[peer_id] - usual) > 1)
+
+    async def _from_one_of(self, donors: list[str]) -> bool:
+        for donor in donors:
+            try:
+                signed = await self._signed_by(donor)
+                path = await self._fetcher.state_of(donor, self._standing(), signed)
+                await self._keeper.adopt(path, signed.round)
+            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+                log.warning("no state from %s: %s", donor, error)
+                continue
+            name = self._directory.peers[donor].nickname if donor in self._directory.peers else donor
+            reason = f"took the state of {donor} ({name}): in gossip a state is as good as the word of who signed it"
+            log.warning("%s", reason)
+            record = RoundRecord(
+                status="caught_up", round=signed.round, lineage_id=signed.state_digest, donor=donor, reason=reason,
+                snapshot_round=signed.round,
+            )  # fmt: skip
+            self._tell(Round(record=record))
+            return True
+        return False
+
+    async def _from_genesis(self) -> bool:
+        for donor in (self._organiser, *self._directory.peers):
+            try:
+                await self._fetcher.genesis(donor, self._standing(), self._adopt_genesis)
+            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+                log.warning("no genesis state from %s: %s", donor, error)
+            else:
+                return True
+        return False
+
+    async def _adopt_genesis(self, path: Path, _: list[Certificate]) -> None:
+        await self._keeper.adopt(path, 0)
+
+    def _standing(self) -> Standing:
+        return Standing(state=self._keeper.state, history=self._keeper.history, valid=False)
+
+    async def _signed_by(self, donor: str) -> GossipState:
+        """What the donor signs as its state now. Raises ProtocolError, StreamClosedError."""
+        stream = await self._node.open(donor, self._name, "history")
+        try:
+            limits = {Kind.META: MAX_RECORD_BYTES, Kind.END: 0}
+            kind, sealed = await asyncio.wait_for(stream.receive(limits), SIGNED_TIMEOUT_S)
+        finally:
+            stream.close()
+        if kind is Kind.END:
+            raise ProtocolError(f"{donor} has no state")
+        signer, payload = open_sealed(STATE_DOMAIN, sealed)
+        signed = parse_json(GossipState, payload)
+        if signer != donor or signed.run_id != self._run_id:
+            raise ProtocolError(f"{donor} sent what {signer} signed for round {signed.round} of {signed.run_id[:12]}")
+        return signed
+
+    async def _on_stream(self, stream: Stream) -> None:
+        file = await self._keeper.shelf.newest()
+        if file is None or file.meta.round < 1:
+            await stream.send(Kind.END)
+            return
+        signed = GossipState(run_id=self._run_id, round=file.meta.round, state_digest=file.meta.lineage_id)
+        await stream.send(Kind.META, seal(self._node.identity, STATE_DOMAIN, dump_json(signed)))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

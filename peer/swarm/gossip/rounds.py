@@ -1,0 +1,305 @@
+"""The gossip rounds of one peer: no shared anchor, no lineage; each peer has a state of its own.
+
+Rounds are numbered. In round r a peer averages with those whom the topology draws for it from the live records that it
+sees. Whoever does not come, sees another group, or fails half-way costs the others a bounded wait: they make the round
+without it, or alone, as the simulator's peers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from peer.link.memory import Head
+from peer.link.messages import Progress, Round, Snapshot, ToTrainer
+from peer.outer.compose import run_recipe
+from peer.outer.compress.base import Payload
+from peer.outer.record import RoundRecord
+from peer.outer.round import Due, RoundAborted
+from peer.protocol.manifest import MAX_ROUNDS, RunManifest
+from peer.protocol.weights import WeightRule
+from peer.protocol.wire import GossipJoin, roster_digest
+from peer.swarm.budget import Budget
+from peer.swarm.directory import Directory
+from peer.swarm.gossip.draw import Draw, round_after
+from peer.swarm.gossip.frames import Frames
+from peer.swarm.gossip.inlets import Inlets
+from peer.swarm.gossip.meeting import Meeting
+from peer.swarm.gossip.mixing import Mixing, Mixture
+from peer.swarm.gossip.newcomer import Newcomer
+from peer.swarm.gossip.outcome import Outcome
+from peer.swarm.gossip.own import OwnKeeper
+from peer.swarm.handover import Handover
+from peer.swarm.invitations import LAST_CALL
+from peer.swarm.keeper import Position
+from peer.swarm.node import Node
+
+log = logging.getLogger(__name__)
+RECHECK_S = 0.5
+ANSWER_S = 4.0  # beyond the straggler's window: to answer a call, and for a record to be read
+TRIES = 3  # at later and later rounds, when a group is past the one before
+
+
+class GossipRounds:
+    """One peer's rounds, in place of `Rounds` where the recipe's topology is not `all`.
+
+    Args:
+        node, directory: the network and who is on it.
+        manifest: the run.
+        keeper: this peer's own state.
+        organiser: peer id that serves the genesis state.
+        nominal_tokens: tokens of a regular contribution.
+        tell: sends a message to the trainer.
+        rng: which peer a newcomer asks.
+    """
+
+    def __init__(
+        self, node: Node, directory: Directory, manifest: RunManifest, keeper: OwnKeeper, organiser: str,
+        nominal_tokens: int, tell: Callable[[ToTrainer], None], rng: random.Random,
+    ) -> None:
+        self._node, self._directory, self._manifest, self._tell = node, directory, manifest, tell
+        self.keeper = keeper
+        recipe = run_recipe(manifest)
+        self._mixing = Mixing(recipe, keeper.state)
+        self._rule = WeightRule.of(manifest.trust, nominal_tokens)
+        self._draw = Draw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
+        self._newcomer = Newcomer(node, directory, manifest.run_id, keeper, organiser, rng, tell)
+        self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell)
+        self.patience_s = manifest.rounds.straggler_wait_s + ANSWER_S
+        self._budget = Budget(manifest.rounds.timeout_s)
+        longest_s = 2 * self.patience_s + manifest.rounds.timeout_s
+        self._inlets = Inlets(node, manifest.run_id, self.position, self._taking_part, self._on_join, longest_s)
+        self._heard: dict[str, int] = {}
+        self.joined = False
+        self.leaving = False
+        self.group_size = 0
+
+    # -- what others see ---------------------------------------------------------------------------------------------
+
+    def position(self) -> Position:
+        return self.keeper.position
+
+    @property
+    def finished(self) -> bool:
+        total = self._manifest.rounds.total
+        return total is not None and self.keeper.state.round >= total
+
+    @property
+    def progress(self) -> Progress | None:
+        return self._handover.progress
+
+    def _taking_part(self) -> bool:
+        return self.joined and not self.finished and not self.leaving
+
+    # -- from the trainer, and from others ---------------------------------------------------------------------------
+
+    def on_progress(self, progress: Progress) -> None:
+        self._handover.on_progress(progress)
+
+    def on_snapshot(self, message: Snapshot) -> None:
+        self._handover.on_snapshot(message)
+
+    def on_merged(self) -> None:
+        self._handover.on_merged()
+
+    def _on_join(self, join: GossipJoin, remote: str) -> None:
+        """Somebody is ready for this peer's next round: contribute within the straggler's window."""
+        self._hear(remote, join.round - 1)
+        if join.round > self._next_round() + 1 or remote not in self._directory.peers:
+            return
+        window_s = self._manifest.rounds.straggler_wait_s
+        if self._handover.due_in_s() > window_s and self._handover.halfway():
+            self._handover.hurry()
+        asyncio.get_running_loop().call_later(LAST_CALL * window_s, self._hurry_for, join.round)
+
+    def _hear(self, peer_id: str, round: int) -> None:
+        """A peer says that this is its last round; its record may be older by seconds."""
+        self._heard = {p: heard for p, heard in self._heard.items() if p in self._directory.peers}
+        if peer_id in self._directory.peers:
+            self._heard[peer_id] = round
+
+    def _hurry_for(self, round: int) -> None:
+        if self._taking_part() and self.position().round < round:
+            self._handover.hurry()
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self._inlets.start()
+        await self._newcomer.serve()
+
+    async def join(self, resumed: Head | None) -> None:
+        """Take another peer's state unless this one has its own, and hand it to the trainer."""
+        resumes = resumed is not None and resumed.round > 0
+        await self._newcomer.start(resumes)
+        self.joined = True
+        same = resumed is not None and resumed.state_digest == self.position().lineage_id
+        self._handover.announce_anchor(resumed.contributed if resumed is not None and same else None)
+        self._directory.announce_soon()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Rounds until the run ends or the peer leaves."""
+        while not self.leaving and not self.finished:
+            self._handover.work.clear()
+            if self._handover.due is None:
+                await self._handover.work.wait()
+                continue
+            await self._one_round(self._handover.due)
+
+    async def _one_round(self, due: Due) -> None:
+        """With the drawn group, with those of it who come, or alone; in the end the state is another one."""
+        if 1 + len(self._live()) < self._manifest.rounds.min_group:
+            await self._wait_for_peers(due)
+            return
+        before = self._traffic()
+        self._handover.in_round = True
+        try:
+            record = await self._round(due)
+        finally:
+            self._handover.in_round = False
+            self._handover.spent(due)
+        after = self._traffic()
+        traffic = {"bytes_sent": after[0] - before[0], "bytes_received": after[1] - before[1]}
+        self._tell(Round(record=record.model_copy(update=traffic)))
+        if record.status == "committed":
+            self.group_size = len(record.members)
+        else:
+            self._handover.want_snapshot()
+        self._directory.announce_soon()
+        if record.phase == "match":
+            self._node.spawn(self._directory.refresh())  # somebody may have come or gone
+
+    async def _round(self, due: Due) -> RoundRecord:
+        began, frames = _now(), Frames(self._mixing, due.snapshot)
+        try:
+            outcome = await self._mix(due, frames)
+        except RoundAborted as abort:  # this peer's own parameters are nothing that anybody can use
+            await frames.ended(self._mixing.revert)
+            return RoundRecord(
+                status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
+                reason=abort.reason, instead="retry", seconds={"total": _now() - began},
+            )  # fmt: skip
+        await self._handover.merged.wait()
+        await frames.ended(self._mixing.applied)
+        await self.keeper.apply(outcome.mixture.apply, outcome.round, due.sequence)
+        self._inlets.moved(outcome.round)
+        self._handover.announce_anchor(due.sequence)
+        seconds = {**outcome.seconds, "total": _now() - began}
+        return outcome.record(self._manifest.run_id, self.position().lineage_id, seconds)
+
+    async def _mix(self, due: Due, frames: Frames) -> Outcome:
+        """With the drawn, or alone when that fails. Raises RoundAborted if even that does."""
+        failed: RoundAborted | None = None
+        number = self._next_round()
+        drawn = self._draw.group(number, self._live())
+        for _ in range(TRIES):
+            if len(drawn) == 1:
+                break
+            try:
+                return await self._meet(number, drawn, due, frames)
+            except RoundAborted as abort:
+                failed = abort
+            following = self._at_most_total(max(number + 1, self._next_round()))
+            if not failed.behind or following == number:
+                break
+            number, drawn = following, self._draw.group(following, self._live())
+        if failed is not None:
+            log.info("round %d alone: %s", number, failed.reason)
+        return await self._alone(number, drawn, due, frames, failed if len(drawn) > 1 else None)
+
+    async def _alone(
+        self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames, failed: RoundAborted | None
+    ) -> Outcome:
+        """This peer's own contribution is the mean of all that there is."""
+        members = (self._node.peer_id,)
+        weights = self._weigh([(self._node.peer_id, due.tokens)])
+        mixture = self._mixing.begin(number, members, weights, 0, due.snapshot)
+        for index, (start, stop) in enumerate(self._mixing.slices):
+            await asyncio.to_thread(mixture.take, start, stop, [await frames.frame(index)])
+        if failed is None:
+            return Outcome(number, drawn, members, weights, mixture)
+        return Outcome(number, drawn, members, weights, mixture, failed.phase, failed.reason, failed.culprit)
+
+    async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> Outcome:
+        """With whom of the drawn comes. Raises RoundAborted."""
+        run_id = self._manifest.run_id
+        self._inlets.moved(number - 1)
+        digest = roster_digest(run_id, number, drawn)
+        join = GossipJoin(run_id=run_id, round=number, roster=drawn, digest=digest, tokens=due.tokens)
+        meeting, whole = Meeting(self._node, self._inlets, join, self._mixing.sizes, self._hear), False
+        began = _now()
+        try:
+            members = await meeting.members(self.patience_s)
+            matched = _now()
+            weights = self._weigh([(peer_id, meeting.tokens(peer_id)) for peer_id in members])
+            me = members.index(self._node.peer_id)
+            mixture = self._mixing.begin(number, members, weights, me, due.snapshot)
+            await self._exchange(meeting, members, mixture, frames)
+            whole = True
+        finally:
+            await meeting.close(whole)
+        seconds = {"match": matched - began, "exchange": _now() - matched}
+        absent = meeting.absent
+        if not absent:
+            return Outcome(number, drawn, members, weights, mixture, seconds=seconds)
+        why, culprit = "; ".join(absent.values()), next(iter(absent))
+        return Outcome(number, drawn, members, weights, mixture, "match", why, culprit, seconds)
+
+    async def _exchange(self, meeting: Meeting, members: tuple[str, ...], mixture: Mixture, frames: Frames) -> None:
+        async def take(index: int, payloads: Sequence[Payload]) -> None:
+            await asyncio.to_thread(mixture.take, *self._mixing.slices[index], payloads)
+
+        wire_bytes, began = len(members) * sum(self._mixing.sizes), _now()
+        timeout_s = self._budget.seconds(wire_bytes)
+        self.keeper.shelf.courtesy.round_begins()
+        try:
+            await meeting.exchange(members, frames.frame, take, timeout_s)
+        except RoundAborted:
+            if _now() - began >= timeout_s:
+                self._budget.allow_longer(wire_bytes)
+            raise
+        finally:
+            self.keeper.shelf.courtesy.round_ends()
+        self._budget.learn(wire_bytes, _now() - began)
+
+    async def _wait_for_peers(self, due: Due) -> None:
+        """Too few are there for any round: train on until somebody comes, then contribute all of it."""
+        few, needed = 1 + len(self._live()), self._manifest.rounds.min_group
+        record = RoundRecord(
+            status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase="match",
+            reason=f"{few} of at least {needed} peers", alone=True, instead="wait",
+        )  # fmt: skip
+        self._tell(Round(record=record))
+        while 1 + len(self._live()) < needed and not self.leaving:
+            await asyncio.sleep(RECHECK_S)
+        self._handover.spent(due)
+        self._handover.want_snapshot()
+
+    def _live(self) -> list[str]:
+        """Whose signed records say that they train, as far as the directory has heard."""
+        return sorted(peer_id for peer_id, record in self._directory.peers.items() if record.state == "training")
+
+    def _next_round(self) -> int:
+        peers = self._directory.peers
+        rounds = [max(record.round, self._heard.get(p, 0)) for p, record in peers.items() if record.state == "training"]
+        possible = [round for round in rounds if round <= MAX_ROUNDS]
+        return self._at_most_total(round_after(self.position().round, possible))
+
+    def _at_most_total(self, round: int) -> int:
+        total = self._manifest.rounds.total
+        return min(round, MAX_ROUNDS if total is None else total)
+
+    def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+        return tuple(self._rule.weigh(claims, {}))
+
+    def _traffic(self) -> tuple[int, int]:
+        traffic = self._node.traffic["round"]
+        return traffic.sent, traffic.received
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

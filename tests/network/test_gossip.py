@@ -1,0 +1,66 @@
+"""Gossip rounds with real processes: pairs that come closer, a killed partner, a newcomer, groups on a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.network.harness import Member, TestSwarm
+
+pytestmark = pytest.mark.timeout(200)
+MakeSwarm = Callable[..., TestSwarm]
+NOLOCO = "name: noloco, aggregator: mean"
+GROUPS = "name: fedavg, payload: parameters, topology: {name: groups, size: 2}, aggregator: mean"
+
+
+def spread(members: list[Member]) -> float:
+    """The largest distance of a trainer's parameters from the mean of all."""
+    flat = torch.stack([member.replica.flat for member in members if member.replica is not None])
+    return float((flat - flat.mean(0)).norm(dim=1).max())
+
+
+def pairs_since(members: list[Member], counts: dict[str, int]) -> bool:
+    """Whether everybody has averaged with another one three times since."""
+    return all(sum(len(r.members) == 2 for r in m.committed[counts[m.name] :]) >= 3 for m in members)
+
+
+def counted(members: list[Member]) -> dict[str, int]:
+    return {member.name: len(member.committed) for member in members}
+
+
+def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=4, wait=1.0, recipe=NOLOCO)
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c", "d")
+    began = counted(members)
+    swarm.drive(lambda: pairs_since(members, began))
+    apart = spread(members)
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: spread(members) < 0.1 * apart)
+    assert not any(r.status != "committed" and not r.alone for member in members for r in member.records)
+
+    gone, rest = members[3], members[:3]
+    gone.kill()
+    swarm.drive(lambda: any(r.culprit == gone.peer_id for member in rest for r in member.committed))
+    began = counted(rest)
+    swarm.drive(lambda: pairs_since(rest, began), 90.0)
+    assert spread(rest) < apart
+
+    (late,) = swarm.add("late")
+    assert late.round >= min(began.values())
+    assert "as good as the word of who signed it" in late.log_text()
+    swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
+
+
+def test_groups_of_two_bring_four_trainers_to_one_point(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=4, wait=2.0, recipe=GROUPS)
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "c", "d")
+    swarm.drive(lambda: all(any(len(r.members) == 2 for r in member.committed) for member in members))
+    assert spread(members) > 1e-4
+    for member in members:
+        member.push.zero_()
+    swarm.drive(lambda: spread(members) < 1e-6)

@@ -1,0 +1,211 @@
+"""Gossip rounds of real peers in memory: the simulator's arithmetic, groups that mix, members that do not come."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from peer.outer.compose import run_recipe
+from peer.sim.scenario import PeerProfile
+from peer.sim.simulate import Setup, Simulation
+from tests.sim.tiny import ADAMW
+from tests.sim.tiny_task import TinyTask
+from tests.swarm.gossiping import NOLOCO, NOMINAL, everybody_rounds, gossip, plain_groups, scatter, spread
+
+FEEDBACK = {"name": "error-feedback", "decay": 0.9, "gain": 0.8}
+RECIPES = {
+    "noloco": (4, NOLOCO),
+    "one of five alone": (5, NOLOCO),
+    "a triple": (5, {"name": "noloco", "topology": {"name": "pairs", "odd": "triple"}}),
+    "8 bits": (4, {"name": "noloco", "compressor": "int8"}),
+    "2 bits with feedback": (4, {"name": "noloco", "compressor": "int2", "feedback": FEEDBACK}),
+    "noloco in groups": (6, {"name": "noloco", "topology": {"name": "groups", "size": 3}}),
+    "diloco in groups": (6, {"name": "diloco", "outer_momentum": 0.5, "topology": {"name": "groups", "size": 3}}),
+    "parameters in pairs": (4, {"name": "fedavg", "payload": "parameters", "topology": "pairs"}),
+    "parameters in groups": (9, plain_groups(3)),
+    "parameters in 8 bits": (6, {**plain_groups(3), "compressor": "int8"}),
+    "the median of groups": (8, {**plain_groups(4), "aggregator": "median"}),
+    "gated groups": (8, {**plain_groups(4), "aggregator": "gated"}),
+}
+
+
+class Simulated:
+    """The simulator's replicas, which the test moves as it moves the peers'."""
+
+    def __init__(self, peers, recipe):
+        count = len(peers)
+        setup = Setup(
+            recipe=recipe, inner=ADAMW, profiles=(PeerProfile(),) * count, tokens=1, seed=peers[0].manifest.seed
+        )
+        simulation = Simulation(setup, TinyTask())
+        self.sync, self.replicas = simulation.sync, simulation.replicas
+        self.sync.nominal_tokens = NOMINAL
+        for peer, replica in zip(peers, self.replicas, strict=True):
+            replica.learner.parameters.copy_(peer.local)
+            if replica.learner.outer.anchor.numel():
+                replica.learner.outer.anchor.copy_(peer.local)
+
+    def round(self, number, groups, tokens):
+        for group in groups:
+            members = [self.replicas[index] for index in group]
+            for replica in members:
+                replica.unsent_tokens[0] = tokens[replica.index]
+            sent = [self.sync.contribute(replica, 0, number, 1.0, overlapped=False) for replica in members]
+            outcome = self.sync.commit(members, sent, 0, number, 1.0)
+            for replica, contribution in zip(members, sent, strict=True):
+                self.sync.merge(replica, outcome, contribution, 0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(network, tmp_path, name):
+    count, recipe = RECIPES[name]
+    task = TinyTask()
+    numel = task.layout.numel
+    elements = 1 << 19 if "gated" in name else 256  # norms need the vector whole
+    peers = await gossip(network, tmp_path, recipe, count, numel=numel, elements=elements)
+    built = run_recipe(peers[0].manifest)
+    simulated = Simulated(peers, built)
+    tokens, places = [100 + 10 * index for index in range(count)], {p.peer_id: i for i, p in enumerate(peers)}
+    for number in range(1, 5):
+        noise = torch.Generator().manual_seed(number)
+        for peer, replica in zip(peers, simulated.replicas, strict=True):
+            step = 0.1 * torch.randn(numel, generator=noise)
+            peer.local += step
+            replica.learner.parameters += step
+        records = await everybody_rounds(peers, tokens)
+        groups = {tuple(places[peer_id] for peer_id in record.members) for record in records}
+        drawn = built.topology.groups(number, [peer.number for peer in peers], peers[0].manifest.seed, None)
+        assert {tuple(peers[at].number for at in group) for group in groups} == set(drawn)
+        simulated.round(number, groups, tokens)
+        for peer, replica, record in zip(peers, simulated.replicas, records, strict=True):
+            assert (record.status, record.round, record.reason) == ("committed", number, None)
+            assert record.drawn == record.members
+            assert torch.equal(peer.local, replica.learner.parameters)
+            assert record.state_digest == peer.state.digest()
+            for buffer, theirs in zip(peer.state.buffers, replica.learner.outer.buffers, strict=True):
+                assert torch.equal(buffer, theirs)
+
+
+@pytest.mark.parametrize(("count", "size", "rounds"), [(9, 3, 2), (16, 4, 2), (8, 2, 3)])
+async def test_on_a_full_grid_all_hold_the_mean_of_all_after_a_round_for_each_axis(
+    network, tmp_path, count, size, rounds
+):
+    peers = await gossip(network, tmp_path, plain_groups(size), count)
+    scatter(peers)
+    mean = torch.stack([peer.local.double() for peer in peers]).mean(0).float()
+    for number in range(1, rounds + 1):
+        records = await everybody_rounds(peers)
+        assert [len(record.members) for record in records] == [size] * count
+        assert (spread(peers) < 1e-5) == (number == rounds)
+    for peer in peers:
+        torch.testing.assert_close(peer.local, mean, rtol=0.0, atol=1e-6)
+
+
+async def test_pairs_come_closer_round_by_round(network, tmp_path):
+    peers = await gossip(network, tmp_path, NOLOCO, 4)
+    scatter(peers)
+    before = spread(peers)
+    for _ in range(40):
+        await everybody_rounds(peers)
+    assert spread(peers) < 0.05 * before
+
+
+async def test_a_member_that_is_gone_costs_its_pair_that_round_and_nothing_else(network, tmp_path):
+    """It cannot be dialled: its partner, whom it was drawn for, makes the round alone at once; the others, in pairs."""
+    peers = await gossip(network, tmp_path, NOLOCO, 4, straggler_wait_s=60.0)
+    scatter(peers)
+    await everybody_rounds(peers)
+    gone = peers[0]
+    network.cut(gone.peer_id)  # its record is still there
+    scatter(peers, seed=1)
+    before = {peer.peer_id: peer.state.anchor.clone() for peer in peers}
+    records = await everybody_rounds(peers[1:])
+    lone = [record for record in records if gone.peer_id in record.drawn]
+    assert len(lone) == 1
+    assert len(lone[0].members) == 1
+    assert lone[0].culprit == gone.peer_id
+    assert "cannot be reached" in lone[0].reason
+    assert sorted(len(record.members) for record in records) == [1, 2, 2]
+    assert all(not torch.equal(peer.state.anchor, before[peer.peer_id]) for peer in peers[1:])
+
+
+async def test_a_member_that_does_not_come_is_waited_for_no_longer_than_the_bound(network, tmp_path):
+    peers = await gossip(network, tmp_path, NOLOCO, 2, straggler_wait_s=0.5)
+    peers[0].rounds.patience_s = 0.5
+    began = time.monotonic()
+    record = await peers[0].round()
+    assert time.monotonic() - began >= 0.5
+    assert record.members == (peers[0].peer_id,)
+    assert record.reason == f"{peers[1].peer_id} did not come within 0 s"
+    assert peers[1].wanted >= 1  # it was asked for what it had
+    late = await peers[1].round()  # for the round that the other has made: the next is the one that others make
+    assert (late.round, len(late.members)) == (2, 1)
+    assert peers[0].records[-1].round == 1
+
+
+async def test_a_group_goes_on_without_whom_nobody_can_reach(network, tmp_path):
+    peers = await gossip(network, tmp_path, plain_groups(4), 4, straggler_wait_s=60.0)
+    scatter(peers)
+    rest = peers[1:]
+    mean = torch.stack([peer.local for peer in rest]).mean(0)
+    network.cut(peers[0].peer_id)
+    for record in await everybody_rounds(rest):
+        assert record.members == tuple(peer.peer_id for peer in rest)
+        assert set(record.drawn) == {peer.peer_id for peer in peers}
+        assert peers[0].peer_id in record.reason
+    for peer in rest:
+        torch.testing.assert_close(peer.local, mean, rtol=0.0, atol=1e-6)
+
+
+async def test_members_that_see_other_peers_make_the_round_alone_and_meet_again(network, tmp_path):
+    peers = await gossip(network, tmp_path, plain_groups(3), 3, straggler_wait_s=60.0)
+    scatter(peers)
+    peers[0].directory.hidden.add(peers[2].peer_id)
+    first = await everybody_rounds(peers)
+    assert [len(record.members) for record in first] == [1, 2, 2]
+    assert [record.culprit for record in first[1:]] == [peers[0].peer_id] * 2
+    assert "sees another group" in first[0].reason
+    peers[0].directory.hidden.clear()
+    assert [len(record.members) for record in await everybody_rounds(peers)] == [3, 3, 3]
+
+
+async def test_who_claims_a_round_that_no_run_has_is_not_followed(network, tmp_path, monkeypatch):
+    liar, victim = await gossip(network, tmp_path, NOLOCO, 2)
+    honest = liar.record()
+    monkeypatch.setattr(liar, "record", lambda: honest.model_copy(update={"round": 2**53 - 1}))
+    monkeypatch.setattr(victim.rounds, "patience_s", 0.1)
+    assert (await victim.round()).round == 1
+
+
+async def test_who_fell_behind_makes_the_round_that_the_others_make(network, tmp_path):
+    peers = await gossip(network, tmp_path, NOLOCO, 4)
+    behind, ahead = peers[0], peers[1:]
+    for peer in ahead:
+        peer.directory.hidden.add(behind.peer_id)
+    for _ in range(3):
+        await everybody_rounds(ahead)
+    for peer in ahead:
+        peer.directory.hidden.clear()
+    records = await everybody_rounds(peers)
+    assert [record.round for record in records] == [4] * 4
+    assert [len(record.members) for record in records] == [2] * 4
+
+
+@pytest.mark.usefixtures("small_chunks")
+async def test_a_newcomer_takes_a_live_peers_signed_state_and_is_told_whose_word_that_is(network, tmp_path):
+    peers = await gossip(network, tmp_path, NOLOCO, 3, numel=3000, elements=512)
+    newcomer = peers.pop()
+    for peer in peers:
+        peer.directory.hidden.add(newcomer.peer_id)
+    scatter(peers)
+    for _ in range(2):
+        await everybody_rounds(peers)
+    await newcomer.rounds._newcomer.start(False)
+    record = newcomer.records[-1]
+    donor = next(peer for peer in peers if peer.peer_id == record.donor)
+    assert (record.status, record.round, record.snapshot_round) == ("caught_up", 2, 2)
+    assert "as good as the word of who signed it" in record.reason
+    assert newcomer.state.digest() == donor.state.digest() == record.lineage_id
+    assert newcomer.rounds.position().round == 2

@@ -20,7 +20,7 @@ from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.gossip.inlets import Inlet, Inlets, round_name
 from peer.swarm.node import Node
-from peer.swarm.streams import FINISH_TIMEOUT_S, Stream, StreamClosedError
+from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -224,18 +224,11 @@ class Meeting:
         await cancel_and_wait(self._tasks)
         for stream in self._lanes.values():
             if whole:
-                self._node.spawn(_part(stream))
+                self._node.spawn(stream.finish())
             else:
                 stream.close()
         for inlet in self._here.values():
             inlet.fail(RoundAborted("exchange", "the round is over"))
-
-
-async def _part(stream: Stream) -> None:
-    """Let the other end close first: END is the last frame, and whoever closes on its heels may take it back."""
-    with contextlib.suppress(asyncio.TimeoutError, ProtocolError):
-        await asyncio.wait_for(stream.closed(), FINISH_TIMEOUT_S)
-    stream.close()
 
 
 def _now() -> float:

@@ -2,15 +2,15 @@
 
 16 simulated peers, 4 of them bad, learn the task of configs/sim/long.yaml for 60 rounds under each of ten attacks, with
 the aggregator that open runs have. As on a swarm, the vector is cut into one part per member, each part is judged and
-averaged by itself, and contributions and means travel as 8-bit integers. `clean` is the same run with nobody bad and
-the plain mean. Passed: the validation loss is at most 2% above clean, and less than 1% of the honest contributions to
-parts are dropped. A row that the report holds already is not computed again; --slice is a short look for every change.
+averaged by itself, and contributions and means travel as 8-bit integers. `none` is the same run with nobody bad; under
+the plain mean it is what the others are compared with. `absent` tells what the lack of the bad alone costs: the plain
+mean of the honest. Passed: the validation loss is at most 2% above clean, and less than 1% of the honest contributions
+to parts are dropped. A row that the report holds already is not computed again; --slice is a short look.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from benchmarks.attacks_report import ABSENT, CLEAN, Row, Rows, judged, line
 from peer.errors import UserError
 from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compose import resolve
@@ -52,11 +53,8 @@ ATTACKS: dict[str, tuple[Attack, float | None]] = {
     "zero": ("zero", None),
     "constant": ("constant", 1.0),
 }
-CLEAN = "none"
 GATES = {"holds": "not finite", "norm": "norm", "near-duplicate": "copy", "median": "direction"}
 SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
-LOSS_LIMIT, DROP_LIMIT = 1.02, 0.01
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ class Campaign:
 
     def run(self, name: str, aggregator: Aggregator, seed: int) -> Row:
         """One run; `none` has nobody bad."""
-        kind, scale = ATTACKS.get(name, ("none", None))
+        kind, scale = ATTACKS["nan" if name == ABSENT else name] if name != CLEAN else ("none", None)
         bad = BAD if name != CLEAN else ()
         spec = RecipeSpec(name="diloco", compressor="int8", steps_per_round=self.steps, outer_momentum=0.6)
         parts = ByParts(inner=aggregator, members=PEERS, block=compressor("int8").block, bad=bad)
@@ -151,52 +149,6 @@ class Campaign:
             "honest_cosine": sum(parts.cosines) / len(parts.cosines) if parts.cosines else None,
             "wall_seconds": result.wall_seconds,
         }
-
-
-class Report:
-    """Rows in a file, written after each run: what is there is not computed again.
-
-    Args:
-        path: JSON; created if missing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-
-    def find(self, name: str, aggregator: str, seed: int, rounds: int, steps: int) -> Row | None:
-        """The row of this run, if it was made."""
-        wanted = (name, aggregator, seed, rounds, steps)
-        keys = ("attack", "aggregator", "seed", "rounds", "steps_per_round")
-        return next((row for row in self.rows if tuple(row[key] for key in keys) == wanted), None)
-
-    def keep(self, row: Row) -> None:
-        """Add a row and write the file."""
-        self.rows.append(row)
-        document = {"benchmark": "attacks", "peers": PEERS, "bad": len(BAD), "task": TASK, "rows": self.rows}
-        self._path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def judged(row: Row, clean: Row) -> Row:
-    """The row with the clean loss of its seed, and whether it passes."""
-    loss, limit = row["val_loss"], LOSS_LIMIT * clean["val_loss"]
-    dropped = row["honest_drops"] / row["honest_contributions"]
-    return row | {
-        "clean_loss": clean["val_loss"],
-        "contributions": row["honest_contributions"] + row["bad_contributions"],
-        "passed": loss is not None and loss <= limit and dropped < DROP_LIMIT,
-    }
-
-
-def line(row: Row) -> str:
-    """One run in a line."""
-    loss = "no number" if row["val_loss"] is None else f"{row['val_loss']:.4f}"
-    above = "" if row["val_loss"] is None else f" ({row['val_loss'] / row['clean_loss'] - 1:+.1%})"
-    drops = f"honest dropped {row['honest_drops'] / row['honest_contributions']:.2%}"
-    bad = f", bad dropped {row['bad_drops'] / row['bad_contributions']:.0%}" if row["bad_contributions"] else ""
-    cosine = "" if row["honest_cosine"] is None else f", honest cosine {row['honest_cosine']:.2f}"
-    verdict = "ok    " if row["passed"] else "FAILED"
-    return f"{verdict} {row['attack']}, seed {row['seed']}: loss {loss}{above}, {drops}{bad}{cosine}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -230,10 +182,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error.render("attacks"), file=sys.stderr)
         return 2
-    report, passed = Report(arguments.report), True
+    options = ("--report", "docs/results/attacks.json", "--rounds", str(rounds), "--steps", str(arguments.steps))
+    setting = {"peers": PEERS, "bad": len(BAD), "task": TASK}
+    report, passed = Rows(arguments.report, options, setting), True
     for seed in seeds:
         clean: Row | None = None
-        runs: list[tuple[str, Aggregator]] = [(CLEAN, Mean()), (CLEAN, Gated()), *((name, Gated()) for name in names)]
+        controls: list[tuple[str, Aggregator]] = [(CLEAN, Mean()), (ABSENT, Mean()), (CLEAN, Gated())]
+        runs = [*controls, *((name, Gated()) for name in names)]
         for name, aggregator in runs:
             word = "gated" if isinstance(aggregator, Gated) else "mean"
             row = report.find(name, word, seed, rounds, arguments.steps)
@@ -246,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row = judged(row, clean)
                 report.keep(row)
             clean = clean or row
-            passed = passed and row["passed"]
+            passed = passed and (row["passed"] or name not in ATTACKS)
             print(line(row), flush=True)
     return 0 if passed else 1
 

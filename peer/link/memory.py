@@ -3,7 +3,7 @@
 The trainer owns the descriptor, so the state outlives an agent that crashes: the next agent finds a head, checks the
 state digest that it names, and goes on from there. Nothing is left behind in any file system.
 
-layout, in bytes: head 4096 | anchor 4P | snapshot 4P | outer buffers 4P each
+layout, in bytes: head 4096 (length, CRC-32, JSON) | anchor 4P | snapshot 4P | outer buffers 4P each
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import struct
+import zlib
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from torch import Tensor
 from peer.protocol.manifest import Digest, Spec
 
 HEAD_BYTES = 4096
-_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<II")  # length of the head, its CRC-32
+READS = 100  # of a head that changes meanwhile; a write takes microseconds
 
 
 class Head(Spec):
@@ -64,18 +66,25 @@ class SharedState:
 
     @property
     def head(self) -> Head | None:
-        """The head, or None when there is no complete state (new memory, or a crash while applying)."""
-        (length,) = _LENGTH.unpack_from(self._map, 0)
-        if not 0 < length <= HEAD_BYTES - _LENGTH.size:
-            return None
-        return Head.model_validate_json(self._map[_LENGTH.size : _LENGTH.size + length])
+        """The head, or None when there is no complete state (new memory, or a crash while applying).
+
+        The other process may write one at this moment: what was read in the middle of that does not fit its checksum.
+        """
+        for _ in range(READS):
+            length, checksum = _HEADER.unpack_from(self._map, 0)
+            if not 0 < length <= HEAD_BYTES - _HEADER.size:
+                return None
+            text = self._map[_HEADER.size : _HEADER.size + length]
+            if zlib.crc32(text) == checksum:
+                return Head.model_validate_json(text)
+        return None
 
     @head.setter
     def head(self, head: Head | None) -> None:
-        _LENGTH.pack_into(self._map, 0, 0)
+        _HEADER.pack_into(self._map, 0, 0, 0)
         if head is None:
             return
         text = json.dumps(head.model_dump(mode="json")).encode()
-        assert len(text) <= HEAD_BYTES - _LENGTH.size
-        self._map[_LENGTH.size : _LENGTH.size + len(text)] = text
-        _LENGTH.pack_into(self._map, 0, len(text))
+        assert len(text) <= HEAD_BYTES - _HEADER.size
+        self._map[_HEADER.size : _HEADER.size + len(text)] = text
+        _HEADER.pack_into(self._map, 0, len(text), zlib.crc32(text))

@@ -23,6 +23,7 @@ AT_ONCE = 2
 ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
 MAX_ASKING = 256
 KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: where rounds are small, nobody asks in time
+KEPT_EXCHANGES = 16
 
 
 def audit_name(run_id: str) -> str:
@@ -57,9 +58,9 @@ class Showing:
         self._heard = None
         self._asked.clear()
         taken = 0
-        for sitting_id, kept in reversed(list(self._kept.items())):
+        for age, (sitting_id, kept) in enumerate(reversed(list(self._kept.items())), start=1):
             taken += kept.nbytes
-            if taken > KEPT_BYTES:
+            if not kept.payloads or age > KEPT_EXCHANGES or taken > KEPT_BYTES:
                 del self._kept[sitting_id]
 
     def free(self) -> None:

@@ -13,18 +13,19 @@ from peer.link.memory import HEAD_BYTES, Head, SharedState, create_descriptor
 HEAD = Head(round=7, lineage_id="a" * 64, state_digest="b" * 64, contributed=3)
 # By hand, as the layout is written down; an import of torch would take most of the time of this test.
 CHILD = """
-import array, json, mmap, os, struct, sys
+import array, json, mmap, os, struct, sys, zlib
 state = mmap.mmap(int(sys.argv[1]), os.fstat(int(sys.argv[1])).st_size)
-(length,) = struct.unpack_from("<I", state)
-head = json.loads(state[4 : 4 + length])
+length, checksum = struct.unpack_from("<II", state)
+head = json.loads(state[8 : 8 + length])
+assert zlib.crc32(state[8 : 8 + length]) == checksum
 assert (head["round"], head["contributed"]) == (7, 3), head
 anchor, snapshot, second_buffer = 4096, 4096 + 4000, 4096 + 3 * 4000
 assert sum(array.array("f", state[anchor:snapshot])) == 499500.0
 state[snapshot : snapshot + 4000] = state[anchor:snapshot]
 state[second_buffer : second_buffer + 4000] = array.array("f", [2.5] * 1000).tobytes()
 text = json.dumps({**head, "round": 8, "contributed": None}).encode()
-state[4 : 4 + len(text)] = text
-struct.pack_into("<I", state, 0, len(text))
+state[8 : 8 + len(text)] = text
+struct.pack_into("<II", state, 0, len(text), zlib.crc32(text))
 """
 
 
@@ -79,6 +80,21 @@ def test_a_head_of_impossible_length_is_no_head(descriptor):
     for length in (0, HEAD_BYTES - 3, 2**32 - 1):
         os.pwrite(descriptor, length.to_bytes(4, "little"), 0)
         assert state.head is None
+
+
+def test_a_head_in_the_middle_of_being_written_is_no_head(descriptor):
+    memory = SharedState(descriptor, 5, 1)
+    memory.head = Head(round=9, lineage_id="1" * 64, state_digest="2" * 64, contributed=9)
+    before = os.pread(descriptor, HEAD_BYTES, 0)
+    memory.head = Head(round=10, lineage_id="3" * 64, state_digest="4" * 64, contributed=10)
+    after = os.pread(descriptor, HEAD_BYTES, 0)
+    for cut in range(1, after.index(b"}")):
+        os.pwrite(descriptor, before, 0)
+        os.pwrite(descriptor, after[8 : 8 + cut], 8)
+        assert memory.head is None or memory.head.round == 9, cut  # as long as only what is equal was written
+    os.pwrite(descriptor, after, 0)
+    assert memory.head is not None
+    assert memory.head.round == 10
 
 
 def test_a_head_is_strict_about_digests():

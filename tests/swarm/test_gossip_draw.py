@@ -36,9 +36,13 @@ def test_who_comes_changes_nobodys_number():
         (4, [4, 4, 4], 5),
         (4, [5, 5, 4], 5),  # some have just made the round that is next: others still make it
         (4, [9, 9, 3], 9),
+        (4, [90, 90, 3], 9),  # far behind, it comes nearer; and many that lie carry nobody far
+        (4, [10, 10, 10], 9),
+        (8, [10, 10, 10], 9),  # nobody skips a round to end the run, of 10 here
+        (9, [10, 10, 10], 10),
         (4, [2, 3, 3], 5),
         (4, [4, 5, 10**9], 5),  # one that claims much carries nobody away
     ],
 )
 def test_the_next_round_is_the_one_that_others_make(own, others, following):
-    assert round_after(own, others) == following
+    assert round_after(own, others, last=10) == following

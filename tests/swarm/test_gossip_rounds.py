@@ -26,8 +26,8 @@ RECIPES = {
     "parameters in pairs": (4, {"name": "fedavg", "payload": "parameters", "topology": "pairs"}),
     "parameters in groups": (9, plain_groups(3)),
     "parameters in 8 bits": (6, {**plain_groups(3), "compressor": "int8"}),
-    "the median of groups": (8, {**plain_groups(4), "aggregator": "median"}),
-    "gated groups": (8, {**plain_groups(4), "aggregator": "gated"}),
+    "the median of groups": (9, {**plain_groups(3), "aggregator": "median"}),
+    "gated groups": (9, {**plain_groups(3), "aggregator": "gated"}),
 }
 
 
@@ -138,7 +138,7 @@ async def test_a_member_that_does_not_come_is_waited_for_no_longer_than_the_boun
     record = await peers[0].round()
     assert time.monotonic() - began >= 0.5
     assert record.members == (peers[0].peer_id,)
-    assert record.reason == f"{peers[1].peer_id} did not come within 0 s"
+    assert record.reason.startswith(f"{peers[1].peer_id} did not come within ")
     assert peers[1].wanted >= 1  # it was asked for what it had
     late = await peers[1].round()  # for the round that the other has made: the next is the one that others make
     assert (late.round, len(late.members)) == (2, 1)

@@ -8,6 +8,8 @@ from statistics import median_low
 
 from peer.outer.topology import Topology
 
+MOST_SKIPPED = 4  # who is further behind and starts anew takes another peer's state
+
 
 def number_of(run_id: str, peer_id: str) -> int:
     """The number that a topology knows a peer by: the same on all peers, and whoever comes or goes changes no other."""
@@ -39,14 +41,17 @@ class Draw:
         return tuple(members[number] for number in next(group for group in groups if own in group))
 
 
-def round_after(own: int, others: Collection[int]) -> int:
+def round_after(own: int, others: Collection[int], last: int) -> int:
     """The number of a peer's next round.
 
     The one after its last, as others may wait for it there; but who is further behind makes the round that most others
-    have just made: if its group is past that too, they say so.
+    have just made, or comes nearer to it: if its group is past that too, they say so.
 
     Args:
         own: its last round.
-        others: theirs, by their own account; the median, so that few liars do not carry anybody away.
+        others: theirs, by their own account; the median, so that few liars do not carry anybody away, and many not far.
+        last: of the run; nobody skips rounds to end it.
     """
-    return max(own + 1, median_low(others) if others else 0)
+    following = own + 1
+    most = median_low(others) if others else 0
+    return min(max(following, min(most, own + 1 + MOST_SKIPPED, last - 1)), last)

@@ -16,6 +16,8 @@ from peer.swarm.streams import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 5.0
+MAX_WAITING = 64  # as many as a roster may name
+MAX_STRANGERS = 32  # of them, whose records this peer has not seen: they may just have come
 Reason = Literal["behind", "follow", "excluded"]
 
 
@@ -41,6 +43,7 @@ class Inlet:
         self.roster: asyncio.Future[GossipRoster] = loop.create_future()
         self.frames: list[asyncio.Future[bytes]] = []
         self.complete: asyncio.Future[None] = loop.create_future()
+        self.filling: asyncio.Task[None] | None = None
         self.lost: RoundAborted | None = None
         self.reason: Reason = "behind"
 
@@ -82,6 +85,14 @@ class Inlet:
         self._changed.set()
 
 
+    def end(self, abort: RoundAborted) -> None:
+        """The round is over: what has come is freed, and what still comes is not read."""
+        self.fail(abort)
+        if self.filling is not None:
+            self.filling.cancel()
+        self.frames = []
+
+
 class Inlets:
     """Whoever has come, until this peer gets to the round that they came for.
 
@@ -89,6 +100,7 @@ class Inlets:
         node, run_id: the network, and the run whose members may come.
         position: where this peer stands.
         taking_part: whether it makes rounds.
+        known: whether a peer's record has been seen.
         on_join: called with the round that somebody has come for.
         longest_wait_s: nobody waits here for longer.
 
@@ -99,10 +111,11 @@ class Inlets:
 
     def __init__(
         self, node: Node, run_id: str, position: Callable[[], Position], taking_part: Callable[[], bool],
-        on_join: Callable[[GossipJoin, str], None], longest_wait_s: float,
+        known: Callable[[str], bool], on_join: Callable[[GossipJoin, str], None], longest_wait_s: float,
     ) -> None:
         self._node, self._run_id, self._position = node, run_id, position
         self._taking_part, self._on_join, self._longest_wait_s = taking_part, on_join, longest_wait_s
+        self._known = known
         self.waiting: dict[str, Inlet] = {}
         self.changed = asyncio.Event()
 
@@ -119,6 +132,9 @@ class Inlets:
         receiving = stream.receive_message(Kind.JOIN, GossipJoin)
         join = await asyncio.wait_for(receiving, JOIN_TIMEOUT_S)
         remote = stream.remote
+        if remote not in self.waiting and len(self.waiting) >= (MAX_WAITING if self._known(remote) else MAX_STRANGERS):
+            await self._turn_away(stream, "excluded")
+            return
         if join.run_id != self._run_id or remote not in join.roster or self._node.peer_id not in join.roster:
             raise ProtocolError(f"{remote} comes to a round that is not of this peer and itself")
         if join.round <= self._position().round or not self._taking_part():
@@ -133,8 +149,13 @@ class Inlets:
         try:
             sizes = await asyncio.wait_for(asyncio.shield(inlet.seated), self._longest_wait_s)
             self._forget(inlet)
-            await inlet.fill(stream, sizes)
+            inlet.filling = asyncio.ensure_future(inlet.fill(stream, sizes))
+            await asyncio.wait({inlet.filling})
+            if not inlet.filling.cancelled():
+                inlet.filling.result()
         except asyncio.CancelledError:
+            if inlet.filling is not None:
+                inlet.filling.cancel()
             if not inlet.seated.cancelled():
                 raise
             await self._turn_away(stream, inlet.reason)

@@ -25,6 +25,7 @@ from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 ROSTER_WAIT_S = 10.0  # the others have given up waiting when this peer does, or do so when they hear of it
+LAST_WAIT_S = 4.0  # for whom another member has given up on; it waits for this peer's roster meanwhile
 RECHECK_S = 0.5
 Frame = Callable[[int], Awaitable[bytes]]
 Take = Callable[[int, Sequence[Payload]], Awaitable[None]]
@@ -56,29 +57,34 @@ class Meeting:
         self.absent: Mapping[str, str] = {}
         self._tasks: list[asyncio.Future[Any]] = []
         self._over = False
+        self._deadline = float("inf")
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
-    async def members(self, patience_s: float) -> tuple[str, ...]:
-        """Those of the roster with whom this peer goes on, itself among them, in the roster's order; at least two.
+    async def members(self, patience_s: float, fewest: int = 2) -> tuple[str, ...]:
+        """Those of the roster with whom this peer goes on, itself among them, in the roster's order.
+
+        Args:
+            fewest: with fewer than these, this peer rather goes alone: no aggregator could judge them.
 
         Raises:
             RoundAborted: nobody came, or they go on with others; `behind` if somebody is at a later round.
         """
         self._tasks += [asyncio.ensure_future(self._come_to(peer_id)) for peer_id in self._others]
-        deadline = _now() + patience_s
+        began = _now()
+        self._deadline = began + patience_s
         while True:
             self._inlets.changed.clear()
             self._look()
             waiting = [p for p in self._others if p not in self._absent and not (p in self._here and p in self._lanes)]
-            if not waiting or _now() >= deadline:
+            if not waiting or _now() >= self._deadline:
                 break
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._inlets.changed.wait(), min(RECHECK_S, max(0.0, deadline - _now())))
+                await asyncio.wait_for(self._inlets.changed.wait(), min(RECHECK_S, max(0.0, self._deadline - _now())))
         for peer_id in waiting:
-            self._absent[peer_id] = f"{peer_id} did not come within {patience_s:.0f} s"
+            self._absent[peer_id] = f"{peer_id} did not come within {_now() - began:.0f} s"
         chosen = tuple(peer_id for peer_id in self._join.roster if peer_id not in self._absent)
-        if len(chosen) < 2:
+        if len(chosen) < fewest:
             why = "; ".join(self._absent.values())
             raise RoundAborted("match", why, next(iter(self._absent)), behind=bool(self._past))
         self.absent = dict(self._absent)  # streams that end later belong to the round
@@ -132,13 +138,16 @@ class Meeting:
         self._heed({p: i.roster.result() for p, i in self._here.items() if i.roster.done() and i.lost is None})
 
     def _heed(self, rosters: Mapping[str, GossipRoster]) -> None:
-        """Nobody waits for whom a member has given up on; who goes on without somebody that is here, goes alone."""
+        """Nobody waits long for whom a member has given up on; who goes on without somebody that is here, goes alone.
+
+        A roster speaks for its sender only: by its word alone a liar would have each member to itself.
+        """
         for peer_id, roster in rosters.items():
             left_out = [p for p in self._join.roster if p not in roster.members and p not in self._absent]
             if any(p == self._node.peer_id or p in self._here for p in left_out):
                 self._absent.setdefault(peer_id, f"{peer_id} goes on with others")
-            else:
-                self._absent.update((p, f"{p} did not come to {peer_id}") for p in left_out)
+            elif left_out:
+                self._deadline = min(self._deadline, _now() + LAST_WAIT_S)
 
     async def _agree(self, chosen: tuple[str, ...]) -> None:
         """Tell everybody who has come whom this peer goes on with, and hear the same of the chosen."""
@@ -228,7 +237,7 @@ class Meeting:
             else:
                 stream.close()
         for inlet in self._here.values():
-            inlet.fail(RoundAborted("exchange", "the round is over"))
+            inlet.end(RoundAborted("exchange", "the round is over"))
 
 
 def _now() -> float:

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median_low
 
+import numpy as np
+
 from peer.errors import ProtocolError
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Certificate, RosterLimits
+from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, parse_json, seal
 from peer.protocol.wire import GossipState, Kind
 from peer.swarm.catchup import Fetcher, Standing
@@ -23,6 +26,9 @@ from peer.swarm.streams import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
+MOST_AHEAD = 16  # rounds by which a donor may be ahead of most records: those lag, and rounds may be short
+FAR_BEHIND = 64  # rounds after which what a peer has learned alone counts for less than what the others have
+READ_VALUES = 1 << 20
 JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 SIGNED_TIMEOUT_S = 60.0  # the donor may have to write its state first
 STATE_DOMAIN = "gossip-state"
@@ -33,7 +39,7 @@ class Newcomer:
 
     Args:
         node, directory: the network and who is on it.
-        run_id: the run.
+        manifest: the run.
         keeper: of the state.
         organiser: serves the genesis state.
         rng: whom to ask first: not everybody the same.
@@ -41,10 +47,12 @@ class Newcomer:
     """
 
     def __init__(
-        self, node: Node, directory: Directory, run_id: str, keeper: OwnKeeper, organiser: str, rng: random.Random,
-        tell: Callable[[ToTrainer], None],
+        self, node: Node, directory: Directory, manifest: RunManifest, keeper: OwnKeeper, organiser: str,
+        rng: random.Random, tell: Callable[[ToTrainer], None],
     ) -> None:
+        run_id = manifest.run_id
         self._node, self._directory, self._run_id, self._keeper = node, directory, run_id, keeper
+        self._last_round = manifest.rounds.total or MAX_ROUNDS
         self._organiser, self._rng, self._tell = organiser, rng, tell
         self._fetcher = Fetcher(node, run_id, keeper.history.folder, RosterLimits())
         self._name = f"atoll/{run_id[:16]}/gossip-state"
@@ -61,30 +69,36 @@ class Newcomer:
             if not self._directory.peers and _now() < patience:
                 await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
                 continue
-            if resumes and self._keeper.valid:
+            donors, usual = self._donors()
+            own = self._keeper.valid and resumes
+            if own and usual <= self._keeper.position.round + FAR_BEHIND:
                 return
-            donors = self._donors()
-            if await self._from_one_of(donors):
+            if await self._from_one_of(donors, usual) or own:
                 return
             if not donors and (self._keeper.valid or await self._from_genesis()):
                 return
             await asyncio.sleep(RECHECK_S * 4)
 
-    def _donors(self) -> list[str]:
-        """Peers that have made as many rounds as most, in any order; then the others that have made any."""
+    def _donors(self) -> tuple[list[str], int]:
+        """Peers that have made as many rounds as most, in any order; then the others that have made any. And how many
+        rounds most have made.
+        """
         reachable = self._directory.reachable
         rounds = {p: r.round for p, r in reachable.items() if r.state != "joining" and r.round > 0}
         if not rounds:
-            return []
+            return [], 0
         usual, peers = median_low(rounds.values()), sorted(rounds)
         self._rng.shuffle(peers)
-        return sorted(peers, key=lambda peer_id: abs(rounds[peer_id] - usual) > 1)
+        return sorted(peers, key=lambda peer_id: abs(rounds[peer_id] - usual) > 1), usual
 
-    async def _from_one_of(self, donors: list[str]) -> bool:
+    async def _from_one_of(self, donors: list[str], usual: int) -> bool:
         for donor in donors:
             try:
                 signed = await self._signed_by(donor)
+                if signed.round > min(usual + MOST_AHEAD, self._last_round):
+                    raise ProtocolError(f"it says that it is at round {signed.round}; most are at {usual}")
                 path = await self._fetcher.state_of(donor, self._standing(), signed)
+                await asyncio.to_thread(check_finite, path)
                 await self._keeper.adopt(path, signed.round)
             except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
                 log.warning("no state from %s: %s", donor, error)
@@ -139,6 +153,15 @@ class Newcomer:
             return
         signed = GossipState(run_id=self._run_id, round=file.meta.round, state_digest=file.meta.lineage_id)
         await stream.send(Kind.META, seal(self._node.identity, STATE_DOMAIN, dump_json(signed)))
+
+
+def check_finite(path: Path) -> None:
+    """Raises ProtocolError, and removes the file, if a state in it holds NaN or infinity."""
+    values = np.memmap(path, dtype="<f4", mode="r")
+    for start in range(0, len(values), READ_VALUES):
+        if not np.isfinite(values[start : start + READ_VALUES]).all():
+            path.unlink()
+            raise ProtocolError("its state holds NaN or infinity")
 
 
 def _now() -> float:

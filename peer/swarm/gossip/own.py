@@ -119,6 +119,8 @@ class OwnShelf:
         async with self._writing:
             if self.files and time.monotonic() - self.files[-1].written_at < RENEWED_AFTER_S:
                 return self.files[-1]
+            if len(self.files) > 1 and self.files[0].in_use:
+                return self.files[-1]
             async with self._still():
                 if not self._valid():
                     return None

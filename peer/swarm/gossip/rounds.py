@@ -17,6 +17,7 @@ from peer.link.messages import Progress, Round, Snapshot, ToTrainer
 from peer.outer.compose import run_recipe
 from peer.outer.compress.base import Payload
 from peer.outer.record import RoundRecord
+from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule
@@ -39,6 +40,7 @@ from peer.swarm.node import Node
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
 ANSWER_S = 4.0  # beyond the straggler's window: to answer a call, and for a record to be read
+MANY_ALONE = 5  # rounds in a row that a person should hear of
 TRIES = 3  # at later and later rounds, when a group is past the one before
 
 
@@ -65,13 +67,20 @@ class GossipRounds:
         self._mixing = Mixing(recipe, keeper.state)
         self._rule = WeightRule.of(manifest.trust, nominal_tokens)
         self._draw = Draw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
-        self._newcomer = Newcomer(node, directory, manifest.run_id, keeper, organiser, rng, tell)
+        self._newcomer = Newcomer(node, directory, manifest, keeper, organiser, rng, tell)
         self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell)
         self.patience_s = manifest.rounds.straggler_wait_s + ANSWER_S
         self._budget = Budget(manifest.rounds.timeout_s)
         longest_s = 2 * self.patience_s + manifest.rounds.timeout_s
-        self._inlets = Inlets(node, manifest.run_id, self.position, self._taking_part, self._on_join, longest_s)
+        self._inlets = Inlets(
+            node, manifest.run_id, self.position, self._taking_part, lambda peer_id: peer_id in directory.peers,
+            self._on_join, longest_s,
+        )  # fmt: skip
         self._heard: dict[str, int] = {}
+        self._last_round = manifest.rounds.total or MAX_ROUNDS
+        self._fewest = LEAST_TO_JUDGE if isinstance(recipe.aggregator, ROBUST) else 2
+        self._called_for = 0
+        self._alone_in_row = 0
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -107,8 +116,9 @@ class GossipRounds:
     def _on_join(self, join: GossipJoin, remote: str) -> None:
         """Somebody is ready for this peer's next round: contribute within the straggler's window."""
         self._hear(remote, join.round - 1)
-        if join.round > self._next_round() + 1 or remote not in self._directory.peers:
-            return
+        if join.round <= self._called_for or join.roster != self._draw.group(join.round, self._live()):
+            return  # nobody but those whom this peer would meet sets its pace, and they once a round
+        self._called_for = join.round
         window_s = self._manifest.rounds.straggler_wait_s
         if self._handover.due_in_s() > window_s and self._handover.halfway():
             self._handover.hurry()
@@ -167,6 +177,7 @@ class GossipRounds:
         self._tell(Round(record=record.model_copy(update=traffic)))
         if record.status == "committed":
             self.group_size = len(record.members)
+            self._alone_in_row = self._alone_in_row if self.group_size == 1 else 0
         else:
             self._handover.want_snapshot()
         self._directory.announce_soon()
@@ -203,13 +214,20 @@ class GossipRounds:
                 return await self._meet(number, drawn, due, frames)
             except RoundAborted as abort:
                 failed = abort
-            following = self._at_most_total(max(number + 1, self._next_round()))
+            following = min(max(number + 1, self._next_round()), self._last_round)
             if not failed.behind or following == number:
                 break
             number, drawn = following, self._draw.group(following, self._live())
         if failed is not None:
             log.info("round %d alone: %s", number, failed.reason)
+        self._count_alone(number, failed)
         return await self._alone(number, drawn, due, frames, failed if len(drawn) > 1 else None)
+
+    def _count_alone(self, number: int, failed: RoundAborted | None) -> None:
+        self._alone_in_row += 1
+        if self._alone_in_row % MANY_ALONE == 0:
+            why = failed.reason if failed is not None else "nobody else is there"
+            log.warning("averaged with nobody in the last %d rounds, up to %d: %s", self._alone_in_row, number, why)
 
     async def _alone(
         self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames, failed: RoundAborted | None
@@ -226,6 +244,8 @@ class GossipRounds:
 
     async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> Outcome:
         """With whom of the drawn comes. Raises RoundAborted."""
+        if len(drawn) < self._fewest:
+            raise RoundAborted("match", f"{len(drawn)} were drawn: too few for the aggregator to judge")
         run_id = self._manifest.run_id
         self._inlets.moved(number - 1)
         digest = roster_digest(run_id, number, drawn)
@@ -233,7 +253,7 @@ class GossipRounds:
         meeting, whole = Meeting(self._node, self._inlets, join, self._mixing.sizes, self._hear), False
         began = _now()
         try:
-            members = await meeting.members(self.patience_s)
+            members = await meeting.members(self.patience_s, self._fewest)
             matched = _now()
             weights = self._weigh([(peer_id, meeting.tokens(peer_id)) for peer_id in members])
             me = members.index(self._node.peer_id)
@@ -287,11 +307,7 @@ class GossipRounds:
         peers = self._directory.peers
         rounds = [max(record.round, self._heard.get(p, 0)) for p, record in peers.items() if record.state == "training"]
         possible = [round for round in rounds if round <= MAX_ROUNDS]
-        return self._at_most_total(round_after(self.position().round, possible))
-
-    def _at_most_total(self, round: int) -> int:
-        total = self._manifest.rounds.total
-        return min(round, MAX_ROUNDS if total is None else total)
+        return round_after(self.position().round, possible, self._last_round)
 
     def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         return tuple(self._rule.weigh(claims, {}))

@@ -99,6 +99,8 @@ async def test_recipes_whose_reduction_nobody_else_can_compute_are_not_audited_a
     guard = circle.seats[0].guard
     assert not guard._judge.exact
     assert [kept.payloads for kept in guard._showing._kept.values()] == [()]
+    await circle.round()
+    assert len(guard._showing._kept) == 1
     guard._auditor._rng = random.Random(0)
     assert {guard._auditor.draw(heard(circle, 0)) for _ in range(50)} == {None}
 

@@ -100,6 +100,7 @@ async def test_only_whom_a_peer_would_meet_sets_its_pace_and_once_a_round(networ
         await until(lambda: getattr(victim.rounds._inlets.waiting.get(liar.peer_id), "join", None) == join)
 
     await come(puppet.join(1))  # of two, where the draw is of four
+    await come(puppet.join(900, roster=victim.rounds._draw.group(900, victim.rounds._live())))  # long before its time
     assert victim.rounds._called_for == 0
     before = victim.wanted
     await come(puppet.join(1, roster=victim.rounds._draw.group(1, victim.rounds._live())))

@@ -116,7 +116,9 @@ class GossipRounds:
     def _on_join(self, join: GossipJoin, remote: str) -> None:
         """Somebody is ready for this peer's next round: contribute within the straggler's window."""
         self._hear(remote, join.round - 1)
-        if join.round <= self._called_for or join.roster != self._draw.group(join.round, self._live()):
+        if not self._called_for < join.round <= self._next_round() + 1:
+            return
+        if join.roster != self._draw.group(join.round, self._live()):
             return  # nobody but those whom this peer would meet sets its pace, and they once a round
         self._called_for = join.round
         window_s = self._manifest.rounds.straggler_wait_s

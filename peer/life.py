@@ -22,7 +22,7 @@ from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.compose import trust_in_words
 from peer.protocol.address import PeerAddress
-from peer.settings import PeerSettings, detect_announce_maddrs
+from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.metrics import MetricsFile
 from peer.train.device import autocast, pick_device, set_threads
@@ -98,6 +98,8 @@ def _prepare(
         run_id=settings.run_id,
         nat_port_map=settings.nat_port_map,
         client_mode=settings.client_mode,
+        direct_port=settings.direct_port if settings.direct else None,
+        mapped_port=detect_direct_port(settings.direct_port, os.environ),
     )
 
 

@@ -112,6 +112,8 @@ class PeerSettings(BaseModel):
     nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")
     client_mode: bool | None = Field(
         None, description="take part without accepting connections; unset: found out at start")
+    direct: bool = Field(True, description="send what is large over connections of our own (TLS), past libp2p")
+    direct_port: Count = Field(0, ge=0, le=65535, description="where to accept those; 0: any free port")
 
 
 def known_settings() -> dict[str, FieldInfo]:
@@ -248,6 +250,15 @@ def _default_text(field: FieldInfo) -> str:
     if isinstance(field.default, tuple):
         return " ".join(field.default)
     return str(field.default)
+
+
+def detect_direct_port(port: int, environ: Mapping[str, str]) -> int:
+    """The port at which others reach `port` of a rented machine; see `detect_announce_maddrs`."""
+    for prefix in ("VAST_TCP_PORT_", "RUNPOD_TCP_PORT_"):
+        mapped = environ.get(f"{prefix}{port}", "")
+        if port and mapped.isdecimal() and 0 < int(mapped) < 65536:
+            return int(mapped)
+    return port
 
 
 def detect_announce_maddrs(host_maddrs: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:

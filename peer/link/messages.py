@@ -19,7 +19,8 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 
 class Start(Spec):
     """First message to an agent: where to find the swarm and who this peer is. `restarted`: an earlier agent of this
-    trainer had the same identity, so that it need not be asked whether somebody else has it.
+    trainer had the same identity, so that it need not be asked whether somebody else has it. `direct_port`: where to
+    accept direct connections, which others reach at `mapped_port`; None: there are none.
     """
 
     kind: Literal["start"] = "start"
@@ -32,6 +33,8 @@ class Start(Spec):
     run_id: str | None = None
     nat_port_map: bool = True
     client_mode: bool | None = None
+    direct_port: int | None = 0
+    mapped_port: int = 0
     restarted: bool = False
 
 

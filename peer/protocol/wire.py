@@ -26,6 +26,8 @@ MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
+StreamName = Annotated[str, Field(max_length=100)]
+
 
 class Kind(IntEnum):
     """What a frame carries; everything but PART, REDUCED and DATA is a small message."""
@@ -49,6 +51,7 @@ class Kind(IntEnum):
     SEAL_REDUCED = 21
     EVIDENCE = 22
     REACH = 32
+    DIRECT = 33
 
 
 def pack_header(kind: Kind, length: int) -> bytes:
@@ -127,6 +130,42 @@ class ReachMessage(Spec):
 
     reached: bool
     tried: bool
+
+
+class Door(Spec):
+    """Where a peer accepts direct connections: `fingerprint` is the SHA-256 of its certificate there, `token` is what
+    the peer that this is told shows on the way in, and nobody else has.
+    """
+
+    port: Annotated[int, Field(ge=1024, lt=65536)]
+    fingerprint: Digest
+    token: Digest
+
+
+class DirectRequest(Spec):
+    """Ask a peer for its door; or, with `door`, to come through the asker's: with this ticket, for a stream that the
+    asker opens under `name`.
+    """
+
+    door: Door | None = None
+    name: StreamName = ""
+    ticket: Digest | None = None
+
+
+class DirectMessage(Spec):
+    """The answer: the door if there is one, which there need not be, or whether this peer has come through the other's.
+    """
+
+    door: Door | None = None
+    came: bool = False
+
+
+class EntryMessage(Spec):
+    """First frame of a direct connection: the token of that door; the stream's name, or the ticket of who was asked."""
+
+    token: Digest
+    name: StreamName = ""
+    ticket: Digest | None = None
 
 
 class HelloMessage(Spec):

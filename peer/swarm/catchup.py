@@ -263,7 +263,7 @@ class Fetcher:
         return part.finish(), fetch.served
 
     async def _open(self, donor: str) -> Stream:
-        return await self._node.open(donor, history_name(self._run_id), "history")
+        return await self._node.open(donor, history_name(self._run_id), "history", bulk=True)
 
     def _asking(self, donor: str, request: HistoryRequest) -> _Asking:
         return _Asking(self._node, donor, history_name(self._run_id), request)
@@ -277,7 +277,7 @@ class _Asking:
         self._stream: Stream | None = None
 
     async def __aenter__(self) -> Stream:
-        self._stream = await self._node.open(self._donor, self._name, "history")
+        self._stream = await self._node.open(self._donor, self._name, "history", bulk=True)
         await self._stream.send_message(Kind.REQUEST, self._request)
         return self._stream
 

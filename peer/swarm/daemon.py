@@ -24,6 +24,8 @@ class NodeConfig:
 
     Attributes:
         client_mode: it accepts no connection and says so; None: found out at start.
+        direct_port: where it accepts direct connections for what is large, 0: any free port; None: there are none.
+        mapped_port: where others reach that port; 0: there.
     """
 
     identity_path: Path
@@ -33,6 +35,8 @@ class NodeConfig:
     nat_port_map: bool = True
     check_identity: bool = True
     client_mode: bool | None = False
+    direct_port: int | None = None
+    mapped_port: int = 0
 
     @property
     def local_only(self) -> bool:

@@ -267,7 +267,7 @@ class Exchange:
     async def _stream(self, standing: Standing, peer_id: str) -> Stream:
         stream = standing.outbound.get(peer_id)
         if stream is None:
-            stream = await self._node.open(peer_id, self._name, "round")
+            stream = await self._node.open(peer_id, self._name, "round", bulk=True)
             standing.outbound[peer_id] = stream
             await stream.send_message(Kind.HELLO, HelloMessage(group_id=standing.identifier))
         return stream

@@ -29,6 +29,7 @@ from peer.swarm.daemon import (
     refuse_taken_identity,
     start_daemon,
 )
+from peer.swarm.direct import DIRECT_NAME, Direct
 from peer.swarm.keys import load_or_create_identity
 from peer.swarm.pipe import Pipe
 from peer.swarm.reach import REACH_NAME, ReachServer
@@ -56,6 +57,7 @@ class Node:
         refuses: whose streams are closed unread.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
+        direct: connections beside libp2p, for what is large; None: there are none.
     """
 
     config: NodeConfig
@@ -68,8 +70,10 @@ class Node:
     clients: frozenset[str] = frozenset()
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
+    direct: Direct | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _open_streams: dict[str, int] = field(default_factory=dict)
+    _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
     @property
     def peer_id(self) -> str:
@@ -86,32 +90,38 @@ class Node:
         """Answer streams that other peers open under `name`; once the handler has returned, the stream
         closes as soon as the other end has read what was said last and closed.
         """
-        traffic = self.traffic.setdefault(purpose, Traffic())
+        self.traffic.setdefault(purpose, Traffic())
+        self._handlers[name] = purpose, handler
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            stream = Stream(str(info.peer_id), Pipe.adopt(reader, writer), traffic)
-            if self.refuses(stream.remote):
-                stream.close()
-                return
-            try:
-                with self._admitted(stream.remote):
-                    await handler(stream)
-                    if stream.spoke:
-                        await stream.finish()
-            except StreamClosedError as error:
-                log.debug("%s: %s", name, error)
-            except asyncio.TimeoutError:
-                log.info("%s: %s was too slow", name, stream.remote)
-            except ProtocolError as error:
-                log.warning("%s: dropped a stream: %s", name, error)
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # root of a task: one bad stream must not take the listener down
-                log.exception("%s: handler failed for %s", name, stream.remote)
-            finally:
-                stream.close()
+            await self._accept(str(info.peer_id), name, Pipe.adopt(reader, writer))
 
         await self.p2p.add_binary_stream_handler(name, accept)
+
+    async def _accept(self, remote: str, name: str, pipe: Pipe) -> None:
+        """Serve one stream that another peer has opened, through libp2p or directly."""
+        if name not in self._handlers or self.refuses(remote):
+            pipe.close()
+            return
+        purpose, handler = self._handlers[name]
+        stream = Stream(remote, pipe, self.traffic[purpose])
+        try:
+            with self._admitted(remote):
+                await handler(stream)
+                if stream.spoke:
+                    await stream.finish()
+        except StreamClosedError as error:
+            log.debug("%s: %s", name, error)
+        except asyncio.TimeoutError:
+            log.info("%s: %s was too slow", name, remote)
+        except ProtocolError as error:
+            log.warning("%s: dropped a stream: %s", name, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # root of a task: one bad stream must not take the listener down
+            log.exception("%s: handler failed for %s", name, remote)
+        finally:
+            stream.close()
 
     @contextlib.contextmanager
     def _admitted(self, remote: str) -> Any:
@@ -126,19 +136,29 @@ class Node:
             if not self._open_streams[remote]:
                 del self._open_streams[remote]
 
-    async def open(self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S) -> Stream:
-        """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time."""
-        work = self._call(peer_id, name)
+    async def open(
+        self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S, bulk: bool = False
+    ) -> Stream:
+        """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time.
+
+        Args:
+            bulk: much will be sent: take a direct connection where there is one.
+        """
         try:
-            _, reader, writer = await asyncio.wait_for(work, timeout_s)
+            pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {error or type(error).__name__}") from None
-        return Stream(peer_id, Pipe.adopt(reader, writer), self.traffic.setdefault(purpose, Traffic()))
+        return Stream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 
-    async def _call(self, peer_id: str, name: str) -> Any:
+    async def _call(self, peer_id: str, name: str, bulk: bool) -> Pipe:
         while not self.client and peer_id in self.clients and peer_id not in await self._connected():
             await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody; through a relay it would be reached as well
-        return await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
+        if bulk and self.direct is not None:
+            pipe = await self.direct.open(peer_id, name)
+            if pipe is not None:
+                return pipe
+        _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
+        return Pipe.adopt(reader, writer)
 
     async def _connected(self) -> set[str]:
         return {str(info.peer_id) for info in await self.p2p.list_peers()}
@@ -209,6 +229,8 @@ class Node:
     async def close(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()
+        if self.direct is not None:
+            await self.direct.close()
         await self.dht.shutdown()
         await self.p2p.shutdown()
 
@@ -246,6 +268,11 @@ async def start_node(config: NodeConfig) -> Node:
     node = Node(config, identity, p2p, dht, maddrs, client)
     if not client:
         await node.serve(REACH_NAME, "reach", ReachServer(p2p).answer)
+    if config.direct_port is not None:
+        node.direct = Direct(p2p, node._accept)
+        if not client:
+            node.direct.listen(config.host_maddrs, config.direct_port, config.mapped_port)
+        await node.serve(DIRECT_NAME, "direct", node.direct.answer)
     node.spawn(node.keep_connected())
     return node
 

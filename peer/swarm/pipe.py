@@ -27,13 +27,17 @@ class Pipe(asyncio.BufferedProtocol):
     One reader and one writer at a time. While nobody reads, at most STAGING_BYTES are taken from the socket.
 
     Args:
-        transport: of the connected socket; use `adopt` for one that asyncio's streams have opened.
+        transport: of the connected socket; use `adopt` for one that asyncio's streams have opened. None: the pipe is
+            what a connection is made with, which tells it.
         pending: bytes that have been taken from the socket already.
     """
 
-    def __init__(self, transport: asyncio.Transport, pending: bytes = b"", ended: bool = False) -> None:
+    _transport: asyncio.Transport
+
+    def __init__(self, transport: asyncio.Transport | None = None, pending: bytes = b"", ended: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = transport
+        if transport is not None:
+            self._transport = transport
         self._staging = bytearray(max(STAGING_BYTES, len(pending)))
         self._staging[: len(pending)] = pending
         self._first, self._last = 0, len(pending)
@@ -127,6 +131,10 @@ class Pipe(asyncio.BufferedProtocol):
 
     # -- asyncio's side ----------------------------------------------------------------------------------------------
 
+    def connection_made(self, transport: Any) -> None:
+        """The connection stands."""
+        self._transport = transport
+
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go."""
         if self._target is not None and self._filled < len(self._target):
@@ -148,10 +156,10 @@ class Pipe(asyncio.BufferedProtocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """The other end has closed its side; this side may go on writing."""
+        """The other end has closed its side; this side may go on writing, but for TLS, which knows no half."""
         self._ended = True
         self._wake()
-        return True
+        return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""

@@ -62,7 +62,7 @@ class ReachServer:
     async def answer(self, stream: Stream) -> None:
         """One question on one stream."""
         request = await asyncio.wait_for(stream.receive_message(Kind.REACH, ReachRequest), ANSWER_TIMEOUT_S)
-        seen = await _seen_at(self._p2p, stream.remote)
+        seen = await seen_at(self._p2p, stream.remote)
         reached = False
         for host in seen[:MAX_PORTS]:
             for port in request.ports:
@@ -131,7 +131,7 @@ async def greets(host: str, port: int) -> bool:
             writer.close()
 
 
-async def _seen_at(p2p: Any, peer_id: str) -> list[str]:
+async def seen_at(p2p: Any, peer_id: str) -> list[str]:
     """The addresses that a connected peer's connections come from."""
     found = []
     for info in await asyncio.wait_for(p2p.list_peers(), ANSWER_TIMEOUT_S):

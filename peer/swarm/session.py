@@ -294,5 +294,7 @@ def _node_config(start: Start) -> NodeConfig:
         initial_peers=start.initial_peers,
         nat_port_map=start.nat_port_map,
         client_mode=start.client_mode,
+        direct_port=start.direct_port,
+        mapped_port=start.mapped_port,
         check_identity=not start.restarted,
     )

@@ -15,6 +15,7 @@ from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_heade
 from peer.swarm.pipe import Pipe
 
 SLICE_BYTES = 256 * 1024
+SMALL_BYTES = 4096
 FINISH_TIMEOUT_S = 5.0  # what is on its way then, at most the windows of a stream, is given up
 SpecT = TypeVar("SpecT", bound=Spec)
 
@@ -54,10 +55,15 @@ class Stream:
 
     async def send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
         """Send one frame, large bodies slice by slice; raises StreamClosedError."""
-        view = memoryview(body)
+        view, length = memoryview(body), len(body)
         self.sending = self.spoke = True
         try:
-            self._pipe.write(pack_header(kind, len(view)))
+            header = pack_header(kind, length)
+            if length <= SMALL_BYTES:  # one record of TLS, one packet
+                self._pipe.write(header + view)
+                view = view[:0]
+            else:
+                self._pipe.write(header)
             for start in range(0, len(view), SLICE_BYTES):
                 self._pipe.write(view[start : start + SLICE_BYTES])
                 await self._pipe.drain()
@@ -65,7 +71,7 @@ class Stream:
         except (OSError, RuntimeError) as error:
             raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None
         self.sending = False
-        self.traffic.sent += HEADER_BYTES + len(view)
+        self.traffic.sent += HEADER_BYTES + length
 
     async def send_message(self, kind: Kind, message: Spec) -> None:
         await self.send(kind, dump_json(message))

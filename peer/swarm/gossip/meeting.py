@@ -98,7 +98,7 @@ class Meeting:
     async def _come_to(self, peer_id: str) -> None:
         """Open a stream to a member, and hear whether it has no place for this peer."""
         try:
-            stream = await self._node.open(peer_id, round_name(self._join.run_id), "round")
+            stream = await self._node.open(peer_id, round_name(self._join.run_id), "round", bulk=True)
             if self._over:
                 stream.close()
                 return

@@ -1,0 +1,213 @@
+"""Direct connections between real hosts: who comes in, who does not, and what happens where a door is shut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from peer.protocol.wire import Door, EntryMessage, Kind
+from peer.swarm.daemon import NodeConfig
+from peer.swarm.direct import MAX_ARRIVING_OF_HOST, Direct
+from peer.swarm.node import Node, start_node
+from peer.swarm.pipe import Pipe
+from peer.swarm.streams import Stream, StreamClosedError, Traffic
+from peer.swarm.tls import client_side, server_side
+
+NAME = "atoll/test/direct"
+BODY = os.urandom(3 << 20)
+
+
+async def _start(tmp_path: Path, name: str, known: tuple[str, ...] = (), port: int | None = 0) -> Node:
+    return await start_node(NodeConfig(
+        identity_path=tmp_path / name, host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=known, nat_port_map=False,
+        direct_port=port, check_identity=False,
+    ))  # fmt: skip
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
+    """`two` opens streams to `one`, which answers with what it was sent."""
+    one = await _start(tmp_path, "one")
+    two = await _start(tmp_path, "two", one.maddrs[:1])
+    for node in (one, two):
+        await node.serve(NAME, "test", _echo)
+    try:
+        yield one, two
+    finally:
+        await asyncio.gather(one.close(), two.close())
+
+
+async def _echo(stream: Stream) -> None:
+    _, name = await stream.receive({Kind.REQUEST: 100})
+    assert name.decode() == stream.remote  # whoever asks says who it is: the door must know it
+    _, body = await stream.receive({Kind.DATA: len(BODY)})
+    await stream.send(Kind.DATA, body)
+
+
+async def _ask(node: Node, other: Node) -> bool:
+    """Send BODY there and back; whether that went past libp2p."""
+    stream = await node.open(other.peer_id, NAME, "test", bulk=True)
+    try:
+        await stream.send(Kind.REQUEST, node.peer_id.encode())
+        await stream.send(Kind.DATA, BODY)
+        _, body = await stream.receive({Kind.DATA: len(BODY)})
+        assert body == BODY
+        return stream._pipe._transport.get_extra_info("ssl_object") is not None
+    finally:
+        stream.close()
+
+
+def _doors(node: Node) -> Direct:
+    assert node.direct is not None
+    return node.direct
+
+
+def _shut(node: Node) -> None:
+    """Nobody comes in any more."""
+    for task in _doors(node)._tasks:
+        task.cancel()
+
+
+async def test_what_is_large_goes_past_libp2p_and_the_door_knows_who_comes(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    assert await _ask(two, one)
+    assert await _ask(one, two)
+    small = await two.open(one.peer_id, NAME, "test")
+    assert small._pipe._transport.get_extra_info("ssl_object") is None
+    small.close()
+    assert two.traffic["test"].received >= 2 * len(BODY)
+
+
+async def test_a_peer_that_has_started_again_has_another_door(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+    one, _ = nodes
+    doors = []
+    for _ in range(2):
+        other = await _start(tmp_path, "other", one.maddrs[:1])
+        try:
+            await other.serve(NAME, "test", _echo)
+            assert await _ask(one, other)
+            doors.append(_doors(one)._doors[other.peer_id])
+        finally:
+            await other.close()
+    assert doors[0].fingerprint != doors[1].fingerprint
+    assert doors[0].token != doors[1].token
+
+
+async def test_behind_a_shut_door_the_other_comes_through_the_askers(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    _shut(two)
+    assert await _ask(one, two)
+    assert two.peer_id not in _doors(one)._doors
+    assert await _ask(two, one)
+
+
+async def test_without_any_door_it_goes_through_libp2p(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    _shut(one)
+    _shut(two)
+    assert not await _ask(one, two)
+    assert two.peer_id in _doors(one)._shut
+
+
+async def test_with_a_peer_that_knows_no_direct_connections_it_goes_through_libp2p(
+    nodes: tuple[Node, Node], tmp_path: Path
+) -> None:
+    one, _ = nodes
+    plain = await _start(tmp_path, "plain", one.maddrs[:1], port=None)
+    try:
+        await plain.serve(NAME, "test", _echo)
+        assert not await _ask(one, plain)
+        assert not await _ask(plain, one)
+    finally:
+        await plain.close()
+
+
+async def test_a_peer_that_is_refused_finds_no_way_in(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    assert await _ask(two, one)  # it has a token
+    one.refuses = lambda peer_id: peer_id == two.peer_id
+    with pytest.raises(StreamClosedError):
+        await _ask(two, one)
+
+
+async def test_whoever_shows_another_certificate_hears_no_token(nodes: tuple[Node, Node]) -> None:
+    """Somebody who has taken over the port cannot pass for the peer, nor learn what would let it in."""
+    one, two = nodes
+    assert await _ask(two, one)
+    door = _doors(two)._doors[one.peer_id]
+    context, _ = server_side()
+    heard = bytearray()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.extend(await reader.read(1000))
+        writer.close()
+
+    impostor = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
+    port = impostor.sockets[0].getsockname()[1]
+    _doors(two)._doors[one.peer_id] = door.model_copy(update={"port": port})
+    assert await _ask(two, one)  # asked again, one told its true door
+    assert _doors(two)._doors[one.peer_id] == door
+    impostor.close()
+    await impostor.wait_closed()
+    assert not heard
+
+
+@pytest.mark.parametrize("said", ["nothing of TLS", "a token that nobody has", "a name that nobody serves"])
+async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node], said: str) -> None:
+    one, two = nodes
+    assert await _ask(two, one)
+    door = _doors(two)._doors[one.peer_id]
+    if said == "nothing of TLS":
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        with contextlib.suppress(ConnectionError):
+            assert len(await reader.read()) < 100  # an alert, and the end
+        writer.close()
+    else:
+        entry = EntryMessage(token=door.token, name="atoll/nothing")
+        if said == "a token that nobody has":
+            entry = EntryMessage(token="0" * 64, name=NAME)
+        assert await _entered(door, entry) is (said == "a name that nobody serves")
+    assert await _ask(two, one)
+
+
+async def _entered(door: Door, entry: EntryMessage) -> bool:
+    """Whether the door opens; then it must shut again at once, for there is nothing behind."""
+    pipe = Pipe()
+    await asyncio.get_running_loop().create_connection(lambda: pipe, "127.0.0.1", door.port, ssl=client_side())
+    stream = Stream("somebody", pipe, Traffic())
+    await stream.send_message(Kind.DIRECT, entry)
+    try:
+        await stream.receive({Kind.DIRECT: 0})
+    except StreamClosedError:
+        return False
+    with pytest.raises(StreamClosedError):
+        await stream.receive({Kind.DATA: 0})
+    return True
+
+
+async def test_many_that_say_nothing_hold_up_nobody_for_long(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    assert await _ask(two, one)
+    port = _doors(one).port
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_ARRIVING_OF_HOST)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await reader.read() == b""  # one too many is closed unheard
+    writer.close()
+    assert await _ask(two, one)  # while they wait: two's door is open, and so is libp2p
+    for _, held in silent:
+        held.close()
+
+
+async def test_old_tls_is_not_spoken(nodes: tuple[Node, Node]) -> None:
+    one, _ = nodes
+    context = client_side()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        await asyncio.open_connection("127.0.0.1", _doors(one).port, ssl=context)

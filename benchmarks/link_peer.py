@@ -57,12 +57,15 @@ class LinkPeer:
     async def _all(self, given: dict[str, Any], share: int) -> float:
         began = time.monotonic()
         plain = given["plain"]
-        works = [self._plain(plain, share) if plain else self._stream(share) for _ in range(given["streams"])]
+        works = [
+            self._plain(plain, share) if plain else self._stream(share, given["direct"])
+            for _ in range(given["streams"])
+        ]
         await asyncio.gather(*works)
         return time.monotonic() - began
 
-    async def _stream(self, share: int) -> None:
-        stream = await self._node.open(self._other, NAME, "benchmark")
+    async def _stream(self, share: int, direct: bool) -> None:
+        stream = await self._node.open(self._other, NAME, "benchmark", bulk=direct)
         for start in range(0, share, FRAME_BYTES):
             await stream.send(Kind.DATA, memoryview(self._body)[: min(FRAME_BYTES, share - start)])
         await stream.send(Kind.END)

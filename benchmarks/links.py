@@ -42,7 +42,7 @@ RATES, DELAY_MS, STREAMS, REPEATS = (100, 500), 25.0, (1, 2, 4), 3
 SECONDS_OF_LINE, SECONDS_OF_QUIC = 10.0, 4.0  # so much is sent
 EXCHANGED = 50_000_000  # parameters
 BUFFER_MIB = 16
-SHARE, GOALS = 0.9, ("node, TCP, 2 streams", "state transfer", "exchange")
+SHARE, GOALS = 0.9, ("node, direct, 1 stream", "state transfer", "exchange")
 TIMEOUT_S = 120.0
 TCP_BUFFERS = {"ipv4.tcp_wmem": "4096 16384", "ipv4.tcp_rmem": "4096 131072"}  # the least and the first, in bytes
 TCP_HOST, QUIC_HOST = "/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"
@@ -186,16 +186,20 @@ def kinds(line: Line, arguments: argparse.Namespace) -> Iterator[tuple[str, Call
     for streams in dict.fromkeys(arguments.streams):
         what = f"node, TCP, {streams} stream{'s' if streams > 1 else ''}"
         yield what, lambda streams=streams: send(line, TCP_HOST, streams, size)  # type: ignore[misc]
+    yield "node, direct, 1 stream", lambda: send(line, TCP_HOST, 1, size, direct=True)
     yield "node, QUIC, 1 stream", lambda: send(line, QUIC_HOST, 1, line.bytes_of(SECONDS_OF_QUIC))
     yield "state transfer", lambda: state(line, size)
     yield f"state transfer, {own}", lambda: state(line, size, own=True)
     yield "exchange", lambda: exchange(line)
 
 
-def send(line: Line, host: str, streams: int, size: int, plain: bool = False, own: bool = False) -> Row:
-    """Transfers of `size` bytes from peer 0 to peer 1."""
+def send(
+    line: Line, host: str, streams: int, size: int, plain: bool = False, direct: bool = False, own: bool = False
+) -> Row:
+    """Transfers of `size` bytes from peer 0 to peer 1: by plain TCP, directly, or else through libp2p."""
     with line.peers("benchmarks.link_peer", "none", size, 2, host, own) as meter:
-        given = {"streams": streams, "plain": meter.internet.addresses["peer1"] if plain else None}
+        address = meter.internet.addresses["peer1"] if plain else None
+        given = {"streams": streams, "direct": direct, "plain": address}
         return meter.of(
             size // streams * streams, lambda times: [meter.peers.ask("send", given)[0] for _ in range(times)]
         )

@@ -13,6 +13,7 @@ from peer.settings import (
     PeerSettings,
     add_setting_flags,
     detect_announce_maddrs,
+    detect_direct_port,
     known_settings,
     load_settings,
     nickname_from_hostname,
@@ -182,6 +183,18 @@ LISTEN = ("/ip4/0.0.0.0/tcp/31337", "/ip4/0.0.0.0/udp/31337/quic-v1", "/ip4/0.0.
 ])
 def test_mapped_ports_of_rented_machines_are_found(environ, expected):
     assert detect_announce_maddrs(LISTEN, environ) == expected
+
+
+@pytest.mark.parametrize(("environ", "port"), [
+    ({}, 31338),
+    ({"PUBLIC_IPADDR": "203.0.113.7", "VAST_TCP_PORT_31338": "40124"}, 40124),
+    ({"RUNPOD_PUBLIC_IP": "203.0.113.8", "RUNPOD_TCP_PORT_31338": "10002"}, 10002),
+    ({"VAST_TCP_PORT_31338": "99999"}, 31338),
+    ({"VAST_TCP_PORT_31338": "none"}, 31338),
+])
+def test_the_mapped_port_of_direct_connections_is_found(environ, port):
+    assert detect_direct_port(31338, environ) == port
+    assert detect_direct_port(0, {"VAST_TCP_PORT_0": "7", **environ}) == 0
 
 
 @pytest.mark.parametrize("environ", [

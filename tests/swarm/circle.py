@@ -53,9 +53,9 @@ class Seat:
         self.streams = 0
         opening = node.open
 
-        async def counted(*arguments):
+        async def counted(*arguments, **options):
             self.streams += 1
-            return await opening(*arguments)
+            return await opening(*arguments, **options)
 
         node.open = counted
 

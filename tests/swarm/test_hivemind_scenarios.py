@@ -68,8 +68,8 @@ class Averagers(Table):
                 stream.close()
             raise StreamClosedError(node.peer_id, "crashed")
 
-        async def faulty_open(peer_id, *arguments):
-            stream = await opening(peer_id, *arguments)
+        async def faulty_open(peer_id, *arguments, **options):
+            stream = await opening(peer_id, *arguments, **options)
             opened.append(stream)
             sending, parts = stream.send, 0
 

@@ -68,7 +68,7 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     """Its record outlives it by seconds: a peer that is behind it must not spin meanwhile."""
     node, asked = network.node(), []
 
-    async def gone(peer_id, *_):
+    async def gone(peer_id, *_, **__):
         asked.append(peer_id)
         await asyncio.sleep(0)
         raise StreamClosedError(peer_id, "cannot be reached")

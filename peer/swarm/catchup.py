@@ -19,7 +19,7 @@ from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.chunks import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
 from peer.swarm.history import History
-from peer.swarm.node import Node
+from peer.swarm.node import BULK_BYTES, Node
 from peer.swarm.partial import PartialFile
 from peer.swarm.serving import SLICE_BYTES, history_name
 from peer.swarm.snapshots import chunk_lengths
@@ -234,7 +234,7 @@ class Fetcher:
         limit = state.compressor.wire_bytes(state.numel) + 64 * len(certificate.link.roster)
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
-        async with self._asking(donor, request) as stream:
+        async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
             while (piece := await _piece(stream, SLICE_BYTES)) is not None:
                 payload += piece
                 if len(payload) > limit:
@@ -265,19 +265,19 @@ class Fetcher:
     async def _open(self, donor: str) -> Stream:
         return await self._node.open(donor, history_name(self._run_id), "history", bulk=True)
 
-    def _asking(self, donor: str, request: HistoryRequest) -> _Asking:
-        return _Asking(self._node, donor, history_name(self._run_id), request)
+    def _asking(self, donor: str, request: HistoryRequest, bulk: bool = False) -> _Asking:
+        return _Asking(self._node, donor, history_name(self._run_id), request, bulk)
 
 
 class _Asking:
     """`async with`: a stream to a donor with the request sent."""
 
-    def __init__(self, node: Node, donor: str, name: str, request: HistoryRequest) -> None:
-        self._node, self._donor, self._name, self._request = node, donor, name, request
+    def __init__(self, node: Node, donor: str, name: str, request: HistoryRequest, bulk: bool) -> None:
+        self._node, self._donor, self._name, self._request, self._bulk = node, donor, name, request, bulk
         self._stream: Stream | None = None
 
     async def __aenter__(self) -> Stream:
-        self._stream = await self._node.open(self._donor, self._name, "history", bulk=True)
+        self._stream = await self._node.open(self._donor, self._name, "history", bulk=self._bulk)
         await self._stream.send_message(Kind.REQUEST, self._request)
         return self._stream
 

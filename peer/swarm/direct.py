@@ -41,6 +41,7 @@ MAX_PEERS = 4096  # that hold a token
 MAX_HOSTS = 2
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2
+CONGESTION_CONTROL = b"bbr"  # keeps its pace over the pause between two rounds, and where a packet is lost now and then
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
 Accept = Callable[[str, str, Pipe], Awaitable[None]]
 K = TypeVar("K")
@@ -125,7 +126,7 @@ class Direct:
     async def _enter(self, connection: socket.socket) -> tuple[Pipe, str, EntryMessage]:
         """Who comes, and what for."""
         connection.setblocking(False)
-        _without_delay(connection)
+        _tune(connection)
         pipe = Pipe()
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: pipe, connection, ssl=self._server, ssl_handshake_timeout=TIMEOUT_S, ssl_shutdown_timeout=TIMEOUT_S
@@ -230,7 +231,7 @@ class Direct:
     async def _greet(
         self, remote: str, connection: socket.socket, host: str, door: Door, entry: EntryMessage
     ) -> Pipe:
-        _without_delay(connection)
+        _tune(connection)
         pipe = Pipe()
         transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: pipe, sock=connection, ssl=self._client, server_hostname=host, ssl_handshake_timeout=TIMEOUT_S,
@@ -308,9 +309,11 @@ def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     return made
 
 
-def _without_delay(connection: socket.socket) -> None:
+def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with contextlib.suppress(OSError):  # the kernel has it not, or not for everybody
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
 
 
 def _keep(memory: dict[K, V], key: K, value: V) -> None:

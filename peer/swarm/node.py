@@ -44,6 +44,7 @@ DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
 MAX_ADDRESSES = 16
+BULK_BYTES = 1 << 20  # for less, opening a connection of its own takes longer than it saves
 CIRCUIT = "/p2p-circuit"
 
 
@@ -142,7 +143,7 @@ class Node:
         """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time.
 
         Args:
-            bulk: much will be sent: take a direct connection where there is one.
+            bulk: more than BULK_BYTES will be sent: take a direct connection where there is one.
         """
         try:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)

@@ -19,7 +19,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.gossip.inlets import Inlet, Inlets, round_name
-from peer.swarm.node import Node
+from peer.swarm.node import BULK_BYTES, Node
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
@@ -98,7 +98,8 @@ class Meeting:
     async def _come_to(self, peer_id: str) -> None:
         """Open a stream to a member, and hear whether it has no place for this peer."""
         try:
-            stream = await self._node.open(peer_id, round_name(self._join.run_id), "round", bulk=True)
+            bulk = sum(self._sizes) > BULK_BYTES
+            stream = await self._node.open(peer_id, round_name(self._join.run_id), "round", bulk=bulk)
             if self._over:
                 stream.close()
                 return

@@ -132,7 +132,7 @@ class Newcomer:
 
     async def _signed_by(self, donor: str) -> GossipState:
         """What the donor signs as its state now. Raises ProtocolError, StreamClosedError."""
-        stream = await self._node.open(donor, self._name, "history", bulk=True)
+        stream = await self._node.open(donor, self._name, "history")
         try:
             limits = {Kind.META: MAX_RECORD_BYTES, Kind.END: 0}
             kind, sealed = await asyncio.wait_for(stream.receive(limits), SIGNED_TIMEOUT_S)

@@ -15,41 +15,33 @@ import logging
 import secrets
 import socket
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from hivemind.p2p import P2PDaemonError, PeerID
 
 from peer.errors import ProtocolError
-from peer.protocol.address import parse_host_address
 from peer.protocol.wire import DirectMessage, DirectRequest, Door, EntryMessage, Kind
+from peer.swarm.door import MAX_PEERS, TIMEOUT_S, OwnDoor, tune
 from peer.swarm.pipe import Pipe
 from peer.swarm.reach import seen_at
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.tls import client_side, server_side, shows
+from peer.swarm.tls import client_side, shows
 
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"
 CONNECT_TIMEOUT_S = 1.5
-TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
 SHUT_S = 60.0  # whoever could not be reached is not tried again for so long
-MAX_ARRIVING = 64  # connections that have not said yet who they are
-MAX_ARRIVING_OF_HOST = 32
-MAX_PEERS = 4096  # that hold a token
 MAX_HOSTS = 2
-BACKLOG = 64
-ACCEPT_PAUSE_S = 0.2
-CONGESTION_CONTROL = b"bbr"  # keeps its pace over the pause between two rounds, and where a packet is lost now and then
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
-Accept = Callable[[str, str, Pipe], Awaitable[None]]
+Accept = Callable[[str, str, Pipe], Coroutine[Any, Any, None]]
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Direct:
-    """The door of this peer, and the ways through those of others.
+    """The ways past libp2p, through this peer's door and those of others.
 
     Args:
         p2p: the libp2p host.
@@ -57,110 +49,29 @@ class Direct:
         clock: monotonic seconds.
 
     Attributes:
-        port: at which others find this peer's door; 0 while it has none.
+        door: this peer's, shut until it listens.
     """
 
     def __init__(self, p2p: Any, accept: Accept, clock: Callable[[], float] = time.monotonic) -> None:
         self._p2p, self._accept, self._clock = p2p, accept, clock
-        self.port = 0
-        self._server, self._fingerprint = server_side()
+        self.door = OwnDoor(self._enter, self._spawn)
         self._client = client_side()
-        self._tokens: dict[str, str] = {}  # by peer id
-        self._holders: dict[str, str] = {}  # by token
         self._doors: dict[str, Door] = {}
         self._shut: dict[str, float] = {}
         self._awaited: dict[str, tuple[str, asyncio.Future[Pipe]]] = {}  # by ticket
-        self._arriving: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- this peer's door --------------------------------------------------------------------------------------------
-
-    def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:
-        """Accept connections on the hosts of these addresses, at `port`, or any free one if it is 0 or taken.
-
-        Args:
-            mapped_port: where others reach `port`; 0: there.
-        """
-        hosts = tuple(dict.fromkeys(parse_host_address(address).host for address in host_maddrs))
-        try:
-            listeners = _bind(hosts, port)
-        except OSError as error:
-            log.warning("direct connections: cannot listen on port %d (%s); on any other", port, error.strerror)
-            listeners = _bind(hosts, 0)
-        bound: int = listeners[0].getsockname()[1]
-        self.port = mapped_port if mapped_port and bound == port else bound
-        for listener in listeners:
-            self._spawn(self._listen(listener))
-
-    async def _listen(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    connection, (host, *_) = await loop.sock_accept(listener)
-                except OSError as error:  # no descriptor is free, say
-                    log.warning("direct connections: %s", error)
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                    continue
-                if self._arriving.total() >= MAX_ARRIVING or self._arriving[host] >= MAX_ARRIVING_OF_HOST:
-                    connection.close()
-                    continue
-                self._arriving[host] += 1
-                self._spawn(self._welcome(connection, host))
-
-    async def _welcome(self, connection: socket.socket, host: str) -> None:
-        try:
-            pipe, remote, entry = await asyncio.wait_for(self._enter(connection), 2 * TIMEOUT_S)
-        except FAILURES as error:
-            log.debug("a direct connection from %s was refused: %s", host, error or type(error).__name__)
-            connection.close()
-            return
-        finally:
-            self._arriving[host] -= 1
-            self._arriving += Counter()  # forgets the zeros
+    async def _enter(self, remote: str, entry: EntryMessage, pipe: Pipe) -> None:
+        """Somebody has come through this peer's door: to open a stream, or because it was asked to."""
         if entry.ticket is None:
             await self._accept(remote, entry.name, pipe)
-        else:
-            self._hand_over(remote, entry.ticket, pipe)
-
-    async def _enter(self, connection: socket.socket) -> tuple[Pipe, str, EntryMessage]:
-        """Who comes, and what for."""
-        connection.setblocking(False)
-        _tune(connection)
-        pipe = Pipe()
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: pipe, connection, ssl=self._server, ssl_handshake_timeout=TIMEOUT_S, ssl_shutdown_timeout=TIMEOUT_S
-        )
-        try:
-            stream = Stream("a direct connection", pipe, Traffic())
-            entry = await stream.receive_message(Kind.DIRECT, EntryMessage)
-            remote = self._holders.get(entry.token)
-            if remote is None:
-                raise ProtocolError("a token that nobody has")
-            await stream.send(Kind.DIRECT)
-        except BaseException:
-            pipe.close()
-            raise
-        return pipe, remote, entry
-
-    def _hand_over(self, remote: str, ticket: str, pipe: Pipe) -> None:
-        who, future = self._awaited.get(ticket, ("", None))
+            return
+        who, future = self._awaited.get(entry.ticket, ("", None))
         if future is None or who != remote or future.done():
             log.debug("%s comes with a ticket that nobody waits for", remote)
             pipe.close()
         else:
             future.set_result(pipe)
-
-    def _door_for(self, remote: str) -> Door | None:
-        if not self.port:
-            return None
-        token = self._tokens.get(remote)
-        if token is None:
-            if len(self._tokens) >= MAX_PEERS:
-                self._holders.pop(self._tokens.pop(next(iter(self._tokens))))
-            token = self._tokens[remote] = secrets.token_hex(32)
-            self._holders[token] = remote
-        return Door(port=self.port, fingerprint=self._fingerprint, token=token)
 
     # -- the doors of others -----------------------------------------------------------------------------------------
 
@@ -195,7 +106,7 @@ class Direct:
 
     async def _let_come(self, remote: str, name: str) -> Pipe | None:
         """Through this peer's door, where the other's is shut."""
-        door = self._door_for(remote)
+        door = self.door.told_to(remote)
         if door is None:
             return None
         ticket = secrets.token_hex(32)
@@ -231,7 +142,7 @@ class Direct:
     async def _greet(
         self, remote: str, connection: socket.socket, host: str, door: Door, entry: EntryMessage
     ) -> Pipe:
-        _tune(connection)
+        tune(connection)
         pipe = Pipe()
         transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: pipe, sock=connection, ssl=self._client, server_hostname=host, ssl_handshake_timeout=TIMEOUT_S,
@@ -264,7 +175,7 @@ class Direct:
         """One question of another peer: for the door, or to come through its own."""
         request = await asyncio.wait_for(stream.receive_message(Kind.DIRECT, DirectRequest), TIMEOUT_S)
         if request.door is None or request.ticket is None:
-            await stream.send_message(Kind.DIRECT, DirectMessage(door=self._door_for(stream.remote)))
+            await stream.send_message(Kind.DIRECT, DirectMessage(door=self.door.told_to(stream.remote)))
             return
         entry = EntryMessage(token=request.door.token, ticket=request.ticket)
         try:
@@ -278,7 +189,7 @@ class Direct:
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -288,32 +199,6 @@ class Direct:
         await cancel_and_wait(tuple(self._tasks))
 
 
-def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Listening sockets on the same port of each host; raises OSError where it is taken."""
-    made: list[socket.socket] = []
-    try:
-        for host in hosts:
-            listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-            made.append(listener)
-            if listener.family is socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setblocking(False)
-            listener.bind((host, port))
-            listener.listen(BACKLOG)
-            port = listener.getsockname()[1]
-    except BaseException:
-        for listener in made:
-            listener.close()
-        raise
-    return made
-
-
-def _tune(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    with contextlib.suppress(OSError):  # the kernel has it not, or not for everybody
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
 
 
 def _keep(memory: dict[K, V], key: K, value: V) -> None:

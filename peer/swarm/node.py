@@ -272,7 +272,7 @@ async def start_node(config: NodeConfig) -> Node:
     if config.direct_port is not None:
         node.direct = Direct(p2p, node._accept)
         if not client:
-            node.direct.listen(config.host_maddrs, config.direct_port, config.mapped_port)
+            node.direct.door.listen(config.host_maddrs, config.direct_port, config.mapped_port)
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)
     node.spawn(node.keep_connected())
     return node

@@ -13,7 +13,8 @@ import pytest
 
 from peer.protocol.wire import Door, EntryMessage, Kind
 from peer.swarm.daemon import NodeConfig
-from peer.swarm.direct import MAX_ARRIVING_OF_HOST, Direct
+from peer.swarm.direct import Direct
+from peer.swarm.door import MAX_ARRIVING_OF_HOST
 from peer.swarm.node import Node, start_node
 from peer.swarm.pipe import Pipe
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
@@ -195,7 +196,7 @@ async def _entered(door: Door, entry: EntryMessage) -> bool:
 async def test_many_that_say_nothing_hold_up_nobody_for_long(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     assert await _ask(two, one)
-    port = _doors(one).port
+    port = _doors(one).door.port
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_ARRIVING_OF_HOST)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     assert await reader.read() == b""  # one too many is closed unheard
@@ -210,4 +211,4 @@ async def test_old_tls_is_not_spoken(nodes: tuple[Node, Node]) -> None:
     context = client_side()
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
-        await asyncio.open_connection("127.0.0.1", _doors(one).port, ssl=context)
+        await asyncio.open_connection("127.0.0.1", _doors(one).door.port, ssl=context)

@@ -1,0 +1,160 @@
+"""The door of one peer: where others connect directly, with a token that tells who they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from peer.errors import ProtocolError
+from peer.protocol.address import parse_host_address
+from peer.protocol.wire import Door, EntryMessage, Kind
+from peer.swarm.pipe import Pipe
+from peer.swarm.streams import Stream, StreamClosedError, Traffic
+from peer.swarm.tls import server_side
+
+log = logging.getLogger(__name__)
+TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
+MAX_ARRIVING = 64  # connections that have not said yet who they are
+MAX_ARRIVING_OF_HOST = 32
+MAX_PEERS = 4096  # that hold a token
+BACKLOG = 64
+ACCEPT_PAUSE_S = 0.2
+CONGESTION_CONTROL = b"bbr"  # keeps its pace over the pause between two rounds, and where a packet is lost now and then
+Enter = Callable[[str, EntryMessage, Pipe], Awaitable[None]]
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class OwnDoor:
+    """The door of this peer; shut until it listens.
+
+    Args:
+        enter: (peer id, what it said, pipe) -> serves who came in.
+        spawn: runs a task as long as the peer lives.
+
+    Attributes:
+        port: at which others find it; 0 while it is shut.
+    """
+
+    def __init__(self, enter: Enter, spawn: Spawn) -> None:
+        self._enter, self._spawn = enter, spawn
+        self.port = 0
+        self._context, self._fingerprint = server_side()
+        self._tokens: dict[str, str] = {}  # by peer id
+        self._holders: dict[str, str] = {}  # by token
+        self._arriving: Counter[str] = Counter()
+
+    def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:
+        """Accept connections on the hosts of these addresses, at `port`, or any free one if it is 0 or taken.
+
+        Args:
+            mapped_port: where others reach `port`; 0: there.
+        """
+        hosts = tuple(dict.fromkeys(parse_host_address(address).host for address in host_maddrs))
+        try:
+            listeners = _bind(hosts, port)
+        except OSError as error:
+            log.warning("direct connections: cannot listen on port %d (%s); on any other", port, error.strerror)
+            try:
+                listeners = _bind(hosts, 0)
+            except OSError as trouble:
+                log.warning("direct connections: cannot listen at all (%s)", trouble.strerror)
+                return
+        bound: int = listeners[0].getsockname()[1]
+        self.port = mapped_port if mapped_port and bound == port else bound
+        for listener in listeners:
+            self._spawn(self._listen(listener))
+
+    async def _listen(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    connection, (host, *_) = await loop.sock_accept(listener)
+                except OSError as error:  # no descriptor is free, say
+                    log.warning("direct connections: %s", error)
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                    continue
+                if self._arriving.total() >= MAX_ARRIVING or self._arriving[host] >= MAX_ARRIVING_OF_HOST:
+                    connection.close()
+                    continue
+                self._arriving[host] += 1
+                self._spawn(self._welcome(connection, host))
+
+    async def _welcome(self, connection: socket.socket, host: str) -> None:
+        try:
+            pipe, remote, entry = await asyncio.wait_for(self._hear(connection), 2 * TIMEOUT_S)
+        except (ProtocolError, StreamClosedError, OSError, asyncio.TimeoutError) as error:
+            log.debug("a direct connection from %s was refused: %s", host, error or type(error).__name__)
+            connection.close()
+            return
+        finally:
+            self._arriving[host] -= 1
+            self._arriving += Counter()  # forgets the zeros
+        await self._enter(remote, entry, pipe)
+
+    async def _hear(self, connection: socket.socket) -> tuple[Pipe, str, EntryMessage]:
+        """Who comes, and what for."""
+        connection.setblocking(False)
+        tune(connection)
+        pipe = Pipe()
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: pipe, connection, ssl=self._context, ssl_handshake_timeout=TIMEOUT_S, ssl_shutdown_timeout=TIMEOUT_S
+        )
+        try:
+            stream = Stream("a direct connection", pipe, Traffic())
+            entry = await stream.receive_message(Kind.DIRECT, EntryMessage)
+            remote = self._holders.get(entry.token)
+            if remote is None:
+                raise ProtocolError("a token that nobody has")
+            await stream.send(Kind.DIRECT)
+        except BaseException:
+            pipe.close()
+            raise
+        return pipe, remote, entry
+
+    def told_to(self, remote: str) -> Door | None:
+        """What this peer may know of it; None while it is shut."""
+        if not self.port:
+            return None
+        token = self._tokens.get(remote)
+        if token is None:
+            if len(self._tokens) >= MAX_PEERS:
+                self._holders.pop(self._tokens.pop(next(iter(self._tokens))))
+            token = self._tokens[remote] = secrets.token_hex(32)
+            self._holders[token] = remote
+        return Door(port=self.port, fingerprint=self._fingerprint, token=token)
+
+
+def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Listening sockets on the same port of each host; raises OSError where it is taken."""
+    made: list[socket.socket] = []
+    try:
+        for host in hosts:
+            listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            made.append(listener)
+            if listener.family is socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+            port = listener.getsockname()[1]
+    except BaseException:
+        for listener in made:
+            listener.close()
+        raise
+    return made
+
+
+def tune(connection: socket.socket) -> None:
+    """What both ends want of their sockets."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with contextlib.suppress(OSError):  # the kernel has it not, or not for everybody
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)

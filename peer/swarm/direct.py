@@ -1,10 +1,10 @@
 """Direct connections between two agents, for what is large: TLS over TCP, one connection a stream.
 
 libp2p's daemon finds peers, proves who they are and reaches them where nothing else does, but every byte passes three
-sockets and two processes on its way through it, and all streams of two hosts share one window. So whoever has much to
-say asks over libp2p for the other's *door* (port, digest of a certificate, token) and connects there; the token proves
-who comes, the certificate where to. Where the door is shut, the other is asked to come through this peer's; where both
-are, the stream goes through libp2p.
+sockets and two more processes on its way through it, and a stream's window is too small for a far line. So whoever has
+much to say asks over libp2p for the other's *door* (port, digest of a certificate, token) and connects there; the token
+proves who comes, the certificate where to. Where the door is shut, the other is asked to come through this peer's;
+where both are, the stream goes through libp2p.
 """
 
 from __future__ import annotations

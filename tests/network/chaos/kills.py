@@ -145,7 +145,6 @@ class Killer:
         seat, phase = attempt.seat, attempt.phase
         processes = seat.processes
         disarm(seat.member.folder)
-        again = bool(phase) and self.kills["catch_up"] + self._under_way("catch_up") <= min(self.kills.values())
         if attempt.victim == "daemon" and len(processes) > 1:
             processes[1].send(signal.SIGKILL)  # the agent must notice and end by itself
             processes[0].resume()
@@ -156,7 +155,7 @@ class Killer:
             self.victims[attempt.victim] += 1
         self.orphans.watch(processes)
         seat.since = time.monotonic()
-        if again:
+        if phase and self.kills["catch_up"] + self._under_way("catch_up") <= min(self.kills.values()):
             self._arm(seat, "catch_up")
         if attempt.victim == "peer" or not seat.begun:
             self.swarm.relaunch(seat)

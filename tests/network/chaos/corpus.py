@@ -21,7 +21,7 @@ from peer.outer.state import Update
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain
-from peer.protocol.manifest import RoundSpec, RunManifest, parse_manifest
+from peer.protocol.manifest import RoundSpec, RunManifest, Spec, parse_manifest
 from peer.protocol.records import (
     PeerRecord,
     dump_json,
@@ -34,16 +34,27 @@ from peer.protocol.records import (
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import (
     AbortMessage,
+    AuditRequest,
+    DirectMessage,
+    DirectRequest,
+    Door,
+    EntryMessage,
+    GossipJoin,
+    GossipRoster,
+    GossipState,
     HelloMessage,
     HistoryRequest,
     InviteMessage,
     JoinMessage,
     Kind,
+    ReachMessage,
+    ReachRequest,
     RejectMessage,
     SnapshotMeta,
     StatusMessage,
     VoteMessage,
     pack_header,
+    roster_digest,
     unpack_header,
 )
 from peer.swarm.history import read_chain
@@ -100,7 +111,22 @@ def parsers(seed: int, folder: Path) -> list[Parser]:
 def _messages(run: Run) -> list[Parser]:
     """Frame headers and the small messages inside frames."""
     digest, other = "a" * 64, run.identities[0].peer_id
-    samples = [
+    met = tuple(sorted(identity.peer_id for identity in run.identities))
+    door = Door(port=31338, fingerprint=digest, token="b" * 64)
+    samples: list[Spec] = [
+        AuditRequest(what="unit", of=digest, unit=3),
+        AuditRequest(what="joins", of=digest, round=5),
+        ReachRequest(ports=(31337, 4001)),
+        ReachMessage(reached=True, tried=True),
+        DirectRequest(),
+        DirectRequest(door=door, name="atoll/round", ticket="c" * 64),
+        DirectMessage(door=door),
+        DirectMessage(came=True),
+        EntryMessage(token="b" * 64, name="atoll/round"),
+        EntryMessage(token="b" * 64, ticket="c" * 64),
+        GossipJoin(run_id=RUN, round=5, roster=met, digest=roster_digest(RUN, 5, met), tokens=10),
+        GossipRoster(members=met),
+        GossipState(run_id=RUN, round=5, state_digest=digest),
         JoinMessage(run_id=RUN, round=5, parent=digest, tokens=10),
         RejectMessage(reason="follow", leader=other, round=7, lineage_id=digest),
         InviteMessage(run_id=RUN, round=5, parent=digest, weight=99, wait_s=3.5),

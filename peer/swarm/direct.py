@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from hivemind.p2p import P2PDaemonError, PeerID
 
 from peer.errors import ProtocolError
-from peer.protocol.wire import DirectMessage, DirectRequest, Door, EntryMessage, Kind
+from peer.protocol.records import parse_json
+from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectMessage, DirectRequest, Door, EntryMessage, Kind
 from peer.swarm.door import MAX_PEERS, TIMEOUT_S, OwnDoor, tune
 from peer.swarm.pipe import Pipe
 from peer.swarm.reach import seen_at
@@ -84,7 +85,7 @@ class Direct:
         except asyncio.TimeoutError:
             pipe = None
         except FAILURES as error:
-            log.debug("no direct way to %s: %s", remote, error or type(error).__name__)
+            log.debug("no direct way to %s: %s", remote, type(error).__name__)  # what is malformed may hold a token
             return None  # it is gone, as whoever asks through libp2p will hear
         if pipe is None:
             log.info("no direct way to %s; what is large goes through libp2p", remote)
@@ -173,7 +174,11 @@ class Direct:
 
     async def answer(self, stream: Stream) -> None:
         """One question of another peer: for the door, or to come through its own."""
-        request = await asyncio.wait_for(stream.receive_message(Kind.DIRECT, DirectRequest), TIMEOUT_S)
+        _, body = await asyncio.wait_for(stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}), TIMEOUT_S)
+        try:
+            request = parse_json(DirectRequest, body)
+        except ProtocolError:
+            raise ProtocolError("a malformed DirectRequest") from None  # which may hold a token, that no log must
         if request.door is None or request.ticket is None:
             await stream.send_message(Kind.DIRECT, DirectMessage(door=self.door.told_to(stream.remote)))
             return

@@ -90,7 +90,7 @@ class OwnDoor:
         try:
             pipe, remote, entry = await asyncio.wait_for(self._hear(connection), 2 * TIMEOUT_S)
         except (ProtocolError, StreamClosedError, OSError, asyncio.TimeoutError) as error:
-            log.debug("a direct connection from %s was refused: %s", host, error or type(error).__name__)
+            log.debug("a direct connection from %s was refused: %s", host, type(error).__name__)  # no token in a log
             connection.close()
             return
         finally:

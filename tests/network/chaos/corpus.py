@@ -112,6 +112,7 @@ def _messages(run: Run) -> list[Parser]:
     """Frame headers and the small messages inside frames."""
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
+    snapshot = SnapshotMeta(round=3, lineage_id=digest, numel=1000, num_buffers=1, num_chunks=2)
     door = Door(port=31338, fingerprint=digest, token="b" * 64)
     samples: list[Spec] = [
         AuditRequest(what="unit", of=digest, unit=3),
@@ -136,7 +137,7 @@ def _messages(run: Run) -> list[Parser]:
         AbortMessage(reason="gone", culprit=other),
         HistoryRequest(what="chunks", run_id=RUN, digest=digest, indexes=(0, 5, 9)),
         HistoryRequest(what="chain", run_id=RUN, from_round=3),
-        SnapshotMeta(round=3, lineage_id=digest, numel=1000, num_buffers=1, num_chunks=2),
+        snapshot,
         RosterMessage(joins=("00ff", "aa")),
         PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id=digest, lineage_weight=5,
                    loss=2.5, expires_at=NOW),
@@ -160,7 +161,7 @@ def _messages(run: Run) -> list[Parser]:
         # sizes that a stranger announces must not become memory before they are compared with this run's
         return len(chunk_lengths(found)) if found.numel < 1 << 24 else 0
 
-    lists = Parser("chunk lists", meta, (dump_json(samples[9]),))
+    lists = Parser("chunk lists", meta, (dump_json(snapshot),))
     return [Parser("frame header", header, headers, share=3.0), *by_schema, lists]
 
 

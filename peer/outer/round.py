@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import AtollError
-from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.aggregate import Aggregator, Mean, scaled_sum
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gated import Gated
@@ -239,19 +239,28 @@ def reduce_range(
         dropped: takes the reason for each contribution that the aggregator dropped, by its place.
     """
 
-    def combine(pieces: list[Tensor]) -> Tensor:
+    def combine(pieces: Iterator[Tensor]) -> Tensor:
+        if isinstance(aggregator, Mean):  # one contribution is decoded at a time, and soon forgotten
+            return scaled_sum(pieces, aggregator.factors(weights))
         if not isinstance(aggregator, Gated):
-            return aggregator.aggregate(pieces, weights)
-        result, reasons = aggregator.judged(pieces, weights)
+            return aggregator.aggregate(list(pieces), weights)
+        result, reasons = aggregator.judged(list(pieces), weights)
         if dropped is not None:
             dropped.update(reasons)
         return result
 
     def aggregate(start: int, stop: int) -> Tensor:
-        pieces = [_decoded(payload, numel, start, stop, compressor, aggregator) for payload in payloads]
-        sample = torch.stack([piece[:COSINE_SAMPLE] for piece in pieces])
+        sample = torch.empty(len(payloads), min(COSINE_SAMPLE, stop - start))
+
+        def pieces() -> Iterator[Tensor]:
+            for payload, noted in zip(payloads, sample, strict=True):
+                piece = _decoded(payload, numel, start, stop, compressor, aggregator)
+                noted.copy_(piece[:COSINE_SAMPLE])
+                yield piece
+
+        combined = combine(pieces())
         gram.add_((sample @ sample.T).double())
-        return combine(pieces)
+        return combined
 
     read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
     return (encode or compressor.encode_ranges)(numel, read)

@@ -41,10 +41,10 @@ class Spy(BlockInt8):
     largest = 0
 
     def decode_range(
-        self, payload: Payload, n: int, start: int, stop: int, out: torch.Tensor | None = None
+        self, payload: Payload, n: int, start: int, stop: int, out: torch.Tensor | None = None, *, checked: bool = False
     ) -> torch.Tensor:
         type(self).largest = max(self.largest, stop - start)
-        return super().decode_range(payload, n, start, stop, out)
+        return super().decode_range(payload, n, start, stop, out, checked=checked)
 
 
 def test_digest_is_as_specified() -> None:

@@ -7,7 +7,7 @@ depend on threads or vector width. So every CPU computes the same bits, and an a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, Protocol
 
@@ -189,12 +189,11 @@ def check_weights(weights: Sequence[float]) -> float:
     return total
 
 
-def scaled_sum(contributions: Iterable[Tensor], factors: Sequence[float]) -> Tensor:
-    """sum_i f_i x_i as a new fp32 [n], at least one, added in the given order; each is asked for when it is due."""
-    terms = (contribution * factor for contribution, factor in zip(contributions, factors, strict=True))
-    result = next(terms)
-    for term in terms:
-        result.add_(term)
+def scaled_sum(contributions: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """sum_i f_i x_i as a new fp32 [n], added in the given order."""
+    result = torch.mul(contributions[0], factors[0])
+    for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
+        result.add_(contribution * factor)
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import AtollError
-from peer.outer.aggregate import Aggregator, Mean, scaled_sum
+from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gated import Gated
@@ -26,7 +26,7 @@ from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 
-COSINE_SAMPLE = 1 << 15  # values of every range: an eighth of a large part tells the cosine to a few thousandths
+COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
 Phase = Literal["match", "exchange", "commit"]
 
 
@@ -239,12 +239,10 @@ def reduce_range(
         dropped: takes the reason for each contribution that the aggregator dropped, by its place.
     """
 
-    def combine(pieces: Iterator[Tensor]) -> Tensor:
-        if isinstance(aggregator, Mean):  # one contribution is decoded at a time, and soon forgotten
-            return scaled_sum(pieces, aggregator.factors(weights))
+    def combine(pieces: list[Tensor]) -> Tensor:
         if not isinstance(aggregator, Gated):
-            return aggregator.aggregate(list(pieces), weights)
-        result, reasons = aggregator.judged(list(pieces), weights)
+            return aggregator.aggregate(pieces, weights)
+        result, reasons = aggregator.judged(pieces, weights)
         if dropped is not None:
             dropped.update(reasons)
         return result
@@ -252,26 +250,38 @@ def reduce_range(
     def aggregate(start: int, stop: int) -> Tensor:
         sample = torch.empty(len(payloads), min(COSINE_SAMPLE, stop - start))
 
-        def pieces() -> Iterator[Tensor]:
-            for payload, noted in zip(payloads, sample, strict=True):
-                piece = _decoded(payload, numel, start, stop, compressor, aggregator)
-                noted.copy_(piece[:COSINE_SAMPLE])
-                yield piece
+        def decoded(index: int, out: Tensor | None = None) -> Tensor:
+            piece = _decoded(payloads[index], numel, start, stop, compressor, aggregator, out)
+            sample[index] = piece[:COSINE_SAMPLE]
+            return piece
 
-        combined = combine(pieces())
+        if isinstance(aggregator, Mean):
+            result = _mean(decoded, aggregator.factors(weights))
+        else:
+            result = combine([decoded(index) for index in range(len(payloads))])
         gram.add_((sample @ sample.T).double())
-        return combined
+        return result
 
     read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
     return (encode or compressor.encode_ranges)(numel, read)
 
 
+def _mean(decoded: Callable[[int, Tensor | None], Tensor], factors: Sequence[float]) -> Tensor:
+    """`scaled_sum` of contributions that are decoded one at a time: two vectors, however many there are."""
+    result = decoded(0, None).mul_(factors[0])
+    scratch = torch.empty_like(result)
+    for index in range(1, len(factors)):
+        result.add_(decoded(index, scratch).mul_(factors[index]))
+    return result
+
+
 def _decoded(
-    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator
-) -> Tensor:
+    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
     try:
-        return compressor.decode_range(payload, numel, start, stop)
+        return compressor.decode_range(payload, numel, start, stop, out)
     except PayloadError:
         if not isinstance(aggregator, Gated):
             raise

@@ -19,7 +19,6 @@ Read = Callable[[int, int], Tensor]
 Shapes = Sequence[tuple[int, ...]]
 
 GROUP_ELEMENTS = 1 << 19  # temporaries of 2 MB: a smaller group pays more for calls, a larger one leaves the cache
-READ_ELEMENTS = 1 << 18  # of `encode_ranges`, where the reader has temporaries too
 ACCELERATOR_GROUP_ELEMENTS = 1 << 24  # few launches, and temporaries of 64 MB
 
 
@@ -159,7 +158,7 @@ def check_finite(largest: Tensor, num_values: int) -> None:
     Raises:
         NonFiniteError: NaN or infinity in `largest`.
     """
-    if not bool(torch.isfinite(largest).all()):
+    if not is_finite(largest):
         raise NonFiniteError(f"cannot encode {num_values} values: some are NaN or infinite")
 
 

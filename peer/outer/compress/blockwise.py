@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.outer.compress.base import (
-    READ_ELEMENTS,
+    GROUP_ELEMENTS,
     Payload,
     Plain,
     Read,
@@ -46,7 +46,7 @@ class InBlocks(Plain):
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        return self._encode(n, read, READ_ELEMENTS)
+        return self._encode(n, read, GROUP_ELEMENTS)
 
     def _encode(self, n: int, read: Read, elements: int) -> bytes:
         payload = empty_payload(self.wire_bytes(n))
@@ -87,7 +87,7 @@ class InBlocks(Plain):
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(first element, blocks, elements in each) of the groups that make up [start, stop)."""
         full_stop = stop - stop % self.block
-        for first, last in groups(start, full_stop, self.block, READ_ELEMENTS):
+        for first, last in groups(start, full_stop, self.block, GROUP_ELEMENTS):
             yield first, (last - first) // self.block, self.block
         if start < stop and full_stop < stop:
             yield full_stop, 1, stop - full_stop

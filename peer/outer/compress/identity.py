@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from peer.outer.compress.base import (
-    READ_ELEMENTS,
+    GROUP_ELEMENTS,
     NonFiniteError,
     Payload,
     PayloadError,
@@ -50,7 +50,7 @@ class Fp32(Plain):
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
         values = np.empty(n, "<f4")
-        for start, stop in groups(0, n, 1, READ_ELEMENTS):
+        for start, stop in groups(0, n, 1, GROUP_ELEMENTS):
             x = read(start, stop)
             check_vector(x)
             _check_finite(x, start)
@@ -68,7 +68,7 @@ class Fp32(Plain):
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = receiver(out, stop - start)
-        for first, last in groups(start, stop, 1, READ_ELEMENTS):
+        for first, last in groups(start, stop, 1, GROUP_ELEMENTS):
             piece = decoded[first - start : last - start]
             piece.numpy()[:] = np.frombuffer(view, "<f4", last - first, 4 * first)
             if not (checked or is_finite(piece)):
@@ -78,7 +78,7 @@ class Fp32(Plain):
     def check(self, payload: Payload, n: int) -> None:
         """See `Compressor.check`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
-        for start, stop in groups(0, n, 1, READ_ELEMENTS):
+        for start, stop in groups(0, n, 1, GROUP_ELEMENTS):
             check_floats(look_at(view, 4 * start, stop - start, 4), np.uint32, FP32_INFINITY, self.name)
 
     def wire_bytes(self, n: int) -> int:

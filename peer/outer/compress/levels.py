@@ -61,10 +61,7 @@ class IntegerValues:
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """See `Values.dequantize`."""
-        if self.bits == 4:
-            lookup(codes, _int4_table(), out)
-        else:
-            out.copy_(codes.view(torch.int8))
+        out.copy_(unpack_signed(codes, out.shape[1], self.bits))
         out.mul_(unpack_scales(scales))
 
     def _high_bits(self) -> int:
@@ -114,6 +111,18 @@ def pack_signed(codes: Tensor, bits: int) -> Tensor:
     return pack(codes.view(torch.uint8), bits)
 
 
+def unpack_signed(packed: Tensor, width: int, bits: int) -> Tensor:
+    """The inverse of `pack_signed`: int8 [r, width]; leaves `packed` as it is."""
+    if bits == 8:
+        return packed.view(torch.int8)
+    wide = (packed.numpy() ^ np.uint8(0x88)).astype(np.uint16)  # each code with 8 added
+    wide |= wide << 4
+    wide &= 0x0F0F  # a code in each byte
+    codes = wide.view(np.int8)
+    codes -= 8
+    return torch.from_numpy(codes[:, :width])
+
+
 def _check_nibbles(packed: Bytes, width: int, codec: str) -> None:
     if packed.size == 0:
         return
@@ -121,11 +130,6 @@ def _check_nibbles(packed: Bytes, width: int, codec: str) -> None:
     if packed.view(np.int8).min() < -112 or np.multiply(packed, np.uint8(16)).view(np.int8).min() == -128:
         raise PayloadError(f"{codec} payload holds -8; the limit is -7")
     check_padding(packed, width, 4)
-
-
-@lru_cache(maxsize=1)
-def _int4_table() -> Tensor:
-    return byte_table([*range(8), 0, *range(-7, 0)])
 
 
 @lru_cache(maxsize=1)

@@ -237,7 +237,12 @@ def reduce_range(
         aggregator: `bound` to the members already.
         gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
         dropped: takes the reason for each contribution that the aggregator dropped, by its place.
+
+    Raises:
+        ValueError: not one weight per payload; see `Aggregator.aggregate`.
     """
+    if len(payloads) != len(weights):
+        raise ValueError(f"{len(payloads)} contributions with {len(weights)} weights: must be equal")
 
     def combine(pieces: list[Tensor]) -> Tensor:
         if not isinstance(aggregator, Gated):

@@ -100,7 +100,7 @@ class Compressor(Codec, Protocol):
             start: a multiple of `block`.
             stop: a multiple of `block`, or n.
             out: where to write them: fp32 [stop - start], contiguous, on the CPU; a new vector by default.
-            checked: these very bytes have passed `check`, so that their values need no second look.
+            checked: these very bytes have passed `check`, or come from `encode`: their values need no look.
 
         Raises:
             PayloadError: wrong length, or a malformed value within the range.

@@ -54,7 +54,7 @@ def lookup(packed: Tensor, table: Tensor, out: Tensor) -> None:
     per_byte = table.shape[1]
     width = out.shape[1]
     bytes_ = packed.flatten().to(torch.int32)
-    if width % per_byte:
+    if width % per_byte or out.storage_offset() % per_byte:  # no row, or not this vector, is one of wider elements
         out.copy_(table[bytes_].view(out.shape[0], -1)[:, :width])
         return
     wide = {2: torch.float64, 4: torch.complex128}.get(per_byte)  # one element a byte is fastest to pick

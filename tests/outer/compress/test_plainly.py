@@ -96,6 +96,14 @@ def test_check_and_decode_refuse_what_no_encoder_writes_and_nothing_else(name: s
     assert min(outcomes.values()) > 20
 
 
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("n", [1024, N])
+def test_decoding_into_memory_at_any_offset(name: str, n: int) -> None:
+    codec, room = COMPRESSORS[name], torch.empty(n + 1)
+    payload = codec.encode(torch.randn(n, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(codec.decode_range(payload, n, 0, n, room[1:]), codec.decode(payload, n))
+
+
 @pytest.mark.parametrize(
     ("values", "finite"),
     [

@@ -48,8 +48,7 @@ class Values(Protocol):
         """
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
-        """The inverse of `quantize`, of what `check` let pass, into `out` (fp32 [r, w], contiguous, CPU), all finite.
-        """
+        """The inverse, of what `check` let pass, into `out` (fp32 [r, w], contiguous, CPU), all finite."""
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,21 @@ Algorithm 2 there, whose Delta is -D; the momentum m is kept with D's sign, so t
     m <- beta1 m + (1 - beta1) D;  v by the optimizer's own rule;  anchor <- anchor - lr m / (sqrt(v) + tau)
 
 No bias correction. v starts at tau^2 unless `initial_v` says otherwise. The rules of `peer.outer.optimizer` hold:
-elementwise, in place, each operation rounded on its own.
+elementwise, in place or not, each operation rounded on its own.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.optimizer import Descent, Step
+from peer.outer.optimizer import Descent, Step, Vectors
 
 _LARGEST_FP32: Final = (2.0 - 2.0**-23) * 2.0**127
 
@@ -41,10 +41,9 @@ class Adagrad(Descent):
         """One buffer: v."""
         return (_initial_v(self.tau, self.initial_v),)
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
-        (v,) = buffers
-        v.add_(aggregate * aggregate)
-        _move_(anchor, aggregate, v, step.lr, self.tau)
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        v = torch.add(old.buffers[0], aggregate * aggregate, out=new.buffers[0])
+        torch.sub(old.anchor, _movement(aggregate, v, step.lr, self.tau), out=new.anchor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,25 +65,25 @@ class _Moments(Descent):
         """Two buffers: m and v."""
         return (0.0, _initial_v(self.tau, self.initial_v))
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
-        m, v = buffers
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        m, v = new.buffers
         beta1, _ = self.betas
-        m.mul_(beta1).add_(aggregate * (1.0 - beta1))
-        self._renew_(v, aggregate * aggregate)
-        _move_(anchor, m, v, step.lr, self.tau)
+        torch.mul(old.buffers[0], beta1, out=m).add_(aggregate * (1.0 - beta1))
+        self._renew(old.buffers[1], aggregate * aggregate, v)
+        torch.sub(old.anchor, _movement(m, v, step.lr, self.tau), out=new.anchor)
 
     @abstractmethod
-    def _renew_(self, v: Tensor, square: Tensor) -> None:
-        """Update `v` in place with D^2, which may be overwritten."""
+    def _renew(self, v: Tensor, square: Tensor, out: Tensor) -> None:
+        """What D^2, which may be overwritten, makes of `v`, into `out`, which may be `v` itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(_Moments):
     """v <- beta2 v + (1 - beta2) D^2: FedAdam. With betas (0, 1), initial_v 1 and tau 0 it is `Sgd`."""
 
-    def _renew_(self, v: Tensor, square: Tensor) -> None:
+    def _renew(self, v: Tensor, square: Tensor, out: Tensor) -> None:
         _, beta2 = self.betas
-        v.mul_(beta2).add_(square.mul_(1.0 - beta2))
+        torch.mul(v, beta2, out=out).add_(square.mul_(1.0 - beta2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +92,13 @@ class Yogi(_Moments):
 
     lr: float = 0.01
 
-    def _renew_(self, v: Tensor, square: Tensor) -> None:
+    def _renew(self, v: Tensor, square: Tensor, out: Tensor) -> None:
         _, beta2 = self.betas
-        v.sub_((v - square).sign_().mul_(square).mul_(1.0 - beta2))
+        torch.sub(v, (v - square).sign_().mul_(square).mul_(1.0 - beta2), out=out)
 
 
-def _move_(anchor: Tensor, m: Tensor, v: Tensor, lr: float, tau: float) -> None:
-    anchor.sub_((m * lr).div_(v.sqrt().add_(tau)))
+def _movement(m: Tensor, v: Tensor, lr: float, tau: float) -> Tensor:
+    return (m * lr).div_(v.sqrt().add_(tau))
 
 
 def _initial_v(tau: float, initial_v: float | None) -> float:

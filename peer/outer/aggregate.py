@@ -87,14 +87,23 @@ class Mean:
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """See `Aggregator.aggregate`; ValueError also for fewer members than contributions."""
-        if self.normalise == "weights":
-            return weighted_mean(contributions, weights)
         check_contributions(contributions, weights)
+        return scaled_sum(contributions, self.factors(weights))
+
+    def factors(self, weights: Sequence[float]) -> list[float]:
+        """What contributions of these weights are multiplied with, before they are added in order.
+
+        Raises:
+            ValueError: no weights, one that is not finite and above 0, or more of them than members.
+        """
+        total, count = check_weights(weights), len(weights)
+        if self.normalise == "weights":
+            return [weight / total for weight in weights]
         if self.normalise == "contributors":
-            return scaled_sum(contributions, [1.0 / len(contributions)] * len(contributions))
-        if self.members is None or self.members < len(contributions):
-            raise ValueError(f"{len(contributions)} contributions from {self.members} members: must not be more")
-        return scaled_sum(contributions, [1.0 / self.members] * len(contributions))
+            return [1.0 / count] * count
+        if self.members is None or self.members < count:
+            raise ValueError(f"{count} contributions from {self.members} members: must not be more")
+        return [1.0 / self.members] * count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +166,21 @@ def check_contributions(contributions: Sequence[Tensor], weights: Sequence[float
     """
     if not contributions or len(contributions) != len(weights):
         raise ValueError(f"{len(contributions)} contributions with {len(weights)} weights: must be equal and above 0")
-    for index, (contribution, weight) in enumerate(zip(contributions, weights, strict=True)):
+    for index, contribution in enumerate(contributions):
         if contribution.shape != contributions[0].shape:
             raise ValueError(f"contribution {index} has shape {tuple(contribution.shape)}, the first has another")
+    return check_weights(weights)
+
+
+def check_weights(weights: Sequence[float]) -> float:
+    """The sum of the weights.
+
+    Raises:
+        ValueError: no weights, or one that is not finite and above 0.
+    """
+    if not weights:
+        raise ValueError("0 weights: must be above 0")
+    for index, weight in enumerate(weights):
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"weights[{index}]={weight}: must be finite and above 0")
     total = float(sum(weights))

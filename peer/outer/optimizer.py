@@ -1,4 +1,4 @@
-"""Outer optimizers: elementwise, in place, with multiplications and additions kept apart.
+"""Outer optimizers: elementwise, in place or not, with multiplications and additions kept apart.
 
 Each operation is one IEEE rounding, so that every CPU computes the same bits, whole or in chunks. A fused
 multiply-add (`alpha=`, `addcmul`) rounds once instead of twice on some machines only. Square root and division
@@ -11,15 +11,23 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from peer.errors import UserError
 
 
+class Vectors(NamedTuple):
+    """The same elements of all vectors of an outer state, fp32 [n] each."""
+
+    anchor: Tensor
+    buffers: Sequence[Tensor]
+
+
 class OuterOptimizer(Protocol):
-    """(anchor, buffers, aggregate) -> anchor and buffers, in place; immutable itself: all state is in the buffers."""
+    """(anchor, buffers, aggregate) -> anchor and buffers; immutable itself: all state is in the buffers."""
 
     @property
     def initial_values(self) -> tuple[float, ...]:
@@ -39,12 +47,20 @@ class OuterOptimizer(Protocol):
         round: int = 0,
         lr_scale: float = 1.0,
     ) -> None:
-        """Update `anchor` and `buffers` in place on any chunk of elements; `aggregate` stays as it is.
+        """`step` in place: update `anchor` (fp32 [n]) and `buffers` (`num_buffers` times fp32 [n])."""
+        vectors = Vectors(anchor, buffers)
+        self.step(vectors, aggregate, vectors, round=round, lr_scale=lr_scale)
+
+    def step(
+        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
+    ) -> None:
+        """Write what comes after `old` into `new`, on any chunk of elements; `aggregate` stays as it is.
 
         Args:
-            anchor: fp32 [n].
-            buffers: `num_buffers` times fp32 [n].
+            old: stays as it is, but where `new` is the same memory.
             aggregate: fp32 [n], the aggregated pseudo-gradient D.
+            new: memory of its own, or the very tensors of `old`; hence no vector of `old` may be read once its own
+                successor is written.
             round: outer steps taken since genesis, 0 at the first; the same for every chunk of a step.
             lr_scale: factor on the learning rate, at least 0, for outer rates that follow a schedule.
         """
@@ -56,7 +72,7 @@ class OuterOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What one step knows beside the vectors.
+    """What one step knows beside the state.
 
     Attributes:
         lr: the learning rate of this step.
@@ -83,23 +99,17 @@ class Descent(OuterOptimizer):
                 f"outer_learning_rate={self.lr}: must be finite and above 0", "published: 0.7 with momentum 0.9"
             )
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,
-        lr_scale: float = 1.0,
+    def step(
+        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
     ) -> None:
-        """See `OuterOptimizer.step_`."""
-        assert len(buffers) == self.num_buffers, f"{len(buffers)} buffers instead of {self.num_buffers}"
+        """See `OuterOptimizer.step`."""
+        assert len(old.buffers) == self.num_buffers, f"{len(old.buffers)} buffers instead of {self.num_buffers}"
         assert 0.0 <= lr_scale < math.inf, f"lr_scale={lr_scale}"
-        self._descend_(anchor, buffers, aggregate, Step(self.lr * lr_scale, round))  # times 1 is lr, bit for bit
+        self._descend(old, aggregate, new, Step(self.lr * lr_scale, round))  # times 1 is lr, bit for bit
 
     @abstractmethod
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
-        """`step_`, with what it knows in one piece."""
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        """`step`, with what it knows in one piece."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +121,8 @@ class Sgd(Descent):
         """No buffers."""
         return ()
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:  # noqa: ARG002
-        anchor.sub_(aggregate * step.lr)
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        torch.sub(old.anchor, aggregate * step.lr, out=new.anchor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +143,9 @@ class Nesterov(Descent):
         """One buffer: the momentum m."""
         return (0.0,)
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
-        (buffer,) = buffers
-        buffer.mul_(self.momentum).add_(aggregate)
-        anchor.sub_((buffer * self.momentum).add_(aggregate).mul_(step.lr))
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        momentum = torch.mul(old.buffers[0], self.momentum, out=new.buffers[0]).add_(aggregate)
+        torch.sub(old.anchor, (momentum * self.momentum).add_(aggregate).mul_(step.lr), out=new.anchor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +163,9 @@ class HeavyBall(Descent):
         """One buffer: the momentum m."""
         return (0.0,)
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
-        (buffer,) = buffers
-        buffer.mul_(self.momentum).add_(aggregate)
-        anchor.sub_(buffer * step.lr)
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        momentum = torch.mul(old.buffers[0], self.momentum, out=new.buffers[0]).add_(aggregate)
+        torch.sub(old.anchor, momentum * step.lr, out=new.anchor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +190,9 @@ class SignSgd(Descent):
         """No buffers."""
         return ()
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:  # noqa: ARG002
-        anchor.mul_(1.0 - step.lr * self.weight_decay).sub_(aggregate.sign().mul_(step.lr))
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        decayed = torch.mul(old.anchor, 1.0 - step.lr * self.weight_decay, out=new.anchor)
+        decayed.sub_(aggregate.sign().mul_(step.lr))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,15 +223,17 @@ class DelayedNesterov(Descent):
         """Two buffers: the momentum m and the sum s."""
         return (0.0, 0.0)
 
-    def _descend_(self, anchor: Tensor, buffers: Sequence[Tensor], aggregate: Tensor, step: Step) -> None:
-        momentum, total = buffers
-        total.add_(aggregate)
+    def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        momentum, total = new.buffers
+        torch.add(old.buffers[1], aggregate, out=total)
         share = aggregate / self.every
         if (step.round + 1) % self.every == 0:
-            momentum.mul_(self.momentum).add_(total / self.every)
+            torch.mul(old.buffers[0], self.momentum, out=momentum).add_(total / self.every)
             share = (momentum * self.momentum).add_(share)
             total.zero_()
-        anchor.sub_(share.mul_(step.lr))
+        else:
+            momentum.copy_(old.buffers[0])
+        torch.sub(old.anchor, share.mul_(step.lr), out=new.anchor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,19 +261,15 @@ class Averaged(OuterOptimizer):
         """Those of the base, and the average."""
         return (*self.base.initial_values, 0.0)
 
-    def step_(
-        self,
-        anchor: Tensor,
-        buffers: Sequence[Tensor],
-        aggregate: Tensor,
-        *,
-        round: int = 0,
-        lr_scale: float = 1.0,
+    def step(
+        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
     ) -> None:
-        """See `OuterOptimizer.step_`."""
-        *own, average = buffers
-        self.base.step_(anchor, own, aggregate, round=round, lr_scale=lr_scale)
-        average.mul_(self.decay).add_(anchor * (1.0 - self.decay))
+        """See `OuterOptimizer.step`."""
+        (*before, average), (*after, renewed) = old.buffers, new.buffers
+        self.base.step(
+            Vectors(old.anchor, before), aggregate, Vectors(new.anchor, after), round=round, lr_scale=lr_scale
+        )
+        torch.mul(average, self.decay, out=renewed).add_(new.anchor * (1.0 - self.decay))
 
     def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:
         """See `OuterOptimizer.result`; at genesis the anchor."""

@@ -26,7 +26,7 @@ from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 
-COSINE_SAMPLE = 1 << 15  # values of every range: an eighth of a large part tells the cosine to a few thousandths
+COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
 Phase = Literal["match", "exchange", "commit"]
 
 
@@ -237,7 +237,12 @@ def reduce_range(
         aggregator: `bound` to the members already.
         gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
         dropped: takes the reason for each contribution that the aggregator dropped, by its place.
+
+    Raises:
+        ValueError: not one weight per payload; see `Aggregator.aggregate`.
     """
+    if len(payloads) != len(weights):
+        raise ValueError(f"{len(payloads)} contributions with {len(weights)} weights: must be equal")
 
     def combine(pieces: list[Tensor]) -> Tensor:
         if not isinstance(aggregator, Gated):
@@ -248,21 +253,40 @@ def reduce_range(
         return result
 
     def aggregate(start: int, stop: int) -> Tensor:
-        pieces = [_decoded(payload, numel, start, stop, compressor, aggregator) for payload in payloads]
-        sample = torch.stack([piece[:COSINE_SAMPLE] for piece in pieces])
+        sample = torch.empty(len(payloads), min(COSINE_SAMPLE, stop - start))
+
+        def decoded(index: int, out: Tensor | None = None) -> Tensor:
+            piece = _decoded(payloads[index], numel, start, stop, compressor, aggregator, out)
+            sample[index] = piece[:COSINE_SAMPLE]
+            return piece
+
+        if isinstance(aggregator, Mean):
+            result = _mean(decoded, aggregator.factors(weights))
+        else:
+            result = combine([decoded(index) for index in range(len(payloads))])
         gram.add_((sample @ sample.T).double())
-        return combine(pieces)
+        return result
 
     read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
     return (encode or compressor.encode_ranges)(numel, read)
 
 
+def _mean(decoded: Callable[[int, Tensor | None], Tensor], factors: Sequence[float]) -> Tensor:
+    """`scaled_sum` of contributions that are decoded one at a time: two vectors, however many there are."""
+    result = decoded(0, None).mul_(factors[0])
+    scratch = torch.empty_like(result)
+    for index in range(1, len(factors)):
+        result.add_(decoded(index, scratch).mul_(factors[index]))
+    return result
+
+
 def _decoded(
-    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator
-) -> Tensor:
+    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
     try:
-        return compressor.decode_range(payload, numel, start, stop)
+        return compressor.decode_range(payload, numel, start, stop, out)
     except PayloadError:
         if not isinstance(aggregator, Gated):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,11 +14,11 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, is_finite
 from peer.outer.compress.feedback import Residual
 from peer.outer.fragments import partition
-from peer.outer.optimizer import OuterOptimizer
+from peer.outer.optimizer import OuterOptimizer, Vectors
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
-PIECE = 1 << 17  # elements that are worked on at a time: temporaries of 512 KB stay in the cache, and in the heap
+PIECE = 1 << 18  # elements that are worked on at a time: temporaries of 1 MB stay in the cache, and in the heap
 _DIGEST_TAG = b"atoll-state-2"
 
 
@@ -64,7 +65,7 @@ class Update:
             position += length
         return cls(tuple(parts), numel, compressor)
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of each part, in elements."""
         return partition(self.numel, len(self.parts), self.compressor.block)
@@ -81,6 +82,8 @@ class Update:
     def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.
 
+        Payloads were checked at construction, and are not again.
+
         Args:
             out: where to write them; a new vector by default.
         """
@@ -89,7 +92,7 @@ class Update:
             a, b = max(start, first), min(stop, last)
             if a < b:
                 own = decoded[a - start : b - start]
-                self.compressor.decode_range(payload, last - first, a - first, b - first, own)
+                self.compressor.decode_range(payload, last - first, a - first, b - first, own, checked=True)
         return decoded
 
 
@@ -191,23 +194,19 @@ class OuterState:
             NonFiniteError: the update would carry the state beyond fp32's range; it must not be committed.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        by_chunk = [self._preview_chunk(update, *bounds) for bounds in chunks(self.numel, CHUNK)]
+        scratch = [torch.empty(min(PIECE, self.numel)) for _ in range(2 + len(self.buffers))]
+        by_chunk = [self._preview_chunk(update, *bounds, scratch) for bounds in chunks(self.numel, CHUNK)]
         by_tensor = zip(*by_chunk, strict=True)
         return state_digest([digest for own in by_tensor for digest in own], self.numel, len(self.buffers))
 
-    def _preview_chunk(self, update: Update, first: int, last: int) -> list[bytes]:
+    def _preview_chunk(self, update: Update, first: int, last: int, scratch: Sequence[Tensor]) -> list[bytes]:
         """The digests of one chunk of the anchor and of each buffer after `update`."""
-        tensors = (self.anchor, *self.buffers)
-        scratch = torch.empty(len(tensors) + 1, min(PIECE, last - first))
-        hashers = [hashing.Hasher() for _ in tensors]
+        hashers = [hashing.Hasher() for _ in (self.anchor, *self.buffers)]
         for start, stop in pieces(first, last):
-            *shadows, decoded = (row[: stop - start] for row in scratch)
-            for shadow, tensor in zip(shadows, tensors, strict=True):
-                shadow.copy_(tensor[start:stop])
-            self.optimizer.step_(
-                shadows[0], shadows[1:], update.decode_range(start, stop, decoded), round=self.round
-            )
-            for shadow, hasher in zip(shadows, hashers, strict=True):
+            decoded, anchor, *buffers = (vector[: stop - start] for vector in scratch)
+            update.decode_range(start, stop, decoded)
+            self.optimizer.step(self._vectors(start, stop), decoded, Vectors(anchor, buffers), round=self.round)
+            for shadow, hasher in zip((anchor, *buffers), hashers, strict=True):
                 if not is_finite(shadow):
                     raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
                 hasher.update(_bytes_of(shadow))
@@ -221,11 +220,13 @@ class OuterState:
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
         scratch = torch.empty(min(PIECE, self.numel))
         for start, stop in pieces(0, self.numel):
-            buffers = [buffer[start:stop] for buffer in self.buffers]
             decoded = update.decode_range(start, stop, scratch[: stop - start])
-            self.optimizer.step_(self.anchor[start:stop], buffers, decoded, round=self.round)
+            self.optimizer.step_(*self._vectors(start, stop), decoded, round=self.round)
         self.round = round
         self.lineage_id = lineage_id
+
+    def _vectors(self, start: int, stop: int) -> Vectors:
+        return Vectors(self.anchor[start:stop], [buffer[start:stop] for buffer in self.buffers])
 
 
 def state_digest(chunk_digests: Sequence[bytes], numel: int, num_buffers: int) -> str:

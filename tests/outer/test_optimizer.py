@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from peer.errors import UserError
 from peer.outer.adaptive import Adagrad, Adam, Yogi
-from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, OuterOptimizer, Sgd, SignSgd
+from peer.outer.optimizer import (
+    Averaged,
+    DelayedNesterov,
+    HeavyBall,
+    Nesterov,
+    OuterOptimizer,
+    Sgd,
+    SignSgd,
+    Vectors,
+)
 from peer.outer.registry import OUTER, parameters
 
 ALL: list[OuterOptimizer] = [
@@ -141,6 +150,56 @@ def written_out(optimizer: OuterOptimizer, directions: list[Vector]) -> Vector:
                 v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
             x = x + optimizer.lr * m / (np.sqrt(v) + optimizer.tau)
     return x
+
+
+def plainly(optimizer: OuterOptimizer, old: list[torch.Tensor], d: torch.Tensor, round: int) -> list[torch.Tensor]:
+    """The equations in fp32, an operation at a time in the order of the protocol: anchor, then buffers."""
+    anchor, *buffers = old
+    if isinstance(optimizer, Sgd):
+        return [anchor - d * optimizer.lr]
+    if isinstance(optimizer, SignSgd):
+        return [anchor * (1.0 - optimizer.lr * optimizer.weight_decay) - d.sign() * optimizer.lr]
+    if isinstance(optimizer, Nesterov):
+        m = buffers[0] * optimizer.momentum + d
+        return [anchor - (m * optimizer.momentum + d) * optimizer.lr, m]
+    if isinstance(optimizer, HeavyBall):
+        m = buffers[0] * optimizer.momentum + d
+        return [anchor - m * optimizer.lr, m]
+    if isinstance(optimizer, DelayedNesterov):
+        m, total, share = buffers[0], buffers[1] + d, d / optimizer.every
+        if (round + 1) % optimizer.every == 0:
+            m = m * optimizer.momentum + total / optimizer.every
+            total, share = torch.zeros_like(total), m * optimizer.momentum + share
+        return [anchor - share * optimizer.lr, m, total]
+    if isinstance(optimizer, Averaged):
+        new = plainly(optimizer.base, old[:-1], d, round)
+        return [*new, buffers[-1] * optimizer.decay + new[0] * (1.0 - optimizer.decay)]
+    if isinstance(optimizer, Adagrad):
+        v = buffers[0] + d * d
+        return [anchor - d * optimizer.lr / (v.sqrt() + optimizer.tau), v]
+    assert isinstance(optimizer, Adam | Yogi)
+    (b1, b2), (m, v) = optimizer.betas, buffers
+    m = m * b1 + d * (1.0 - b1)
+    v = v * b2 + d * d * (1.0 - b2) if isinstance(optimizer, Adam) else v - (v - d * d).sign() * (d * d) * (1.0 - b2)
+    return [anchor - m * optimizer.lr / (v.sqrt() + optimizer.tau), m, v]
+
+
+AVERAGED = [Averaged(base=optimizer, decay=0.8) for optimizer in ALL]
+
+
+@pytest.mark.parametrize("optimizer", [*ALL, *AVERAGED], ids=repr)
+def test_in_place_or_not_a_step_is_the_equations_bit_for_bit(optimizer: OuterOptimizer) -> None:
+    old = genesis(optimizer, 5000)
+    in_place = [tensor.clone() for tensor in old]
+    for step in range(7):
+        before, direction = [tensor.clone() for tensor in old], aggregate(step, 5000)
+        new = [torch.full_like(tensor, math.nan) for tensor in old]
+        optimizer.step(Vectors(old[0], old[1:]), direction, Vectors(new[0], new[1:]), round=step)
+        optimizer.step_(in_place[0], in_place[1:], direction, round=step)
+        expected = plainly(optimizer, before, direction, step)
+        assert all(map(torch.equal, (*new, *in_place, *old), (*expected, *expected, *before)))
+        assert torch.equal(direction, aggregate(step, 5000))
+        old = new
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=lambda optimizer: type(optimizer).__name__)

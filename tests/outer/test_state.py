@@ -15,9 +15,11 @@ from peer.outer import state as state_module
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
+from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.fragments import partition
-from peer.outer.optimizer import Nesterov, OuterOptimizer, Sgd
+from peer.outer.optimizer import Nesterov, OuterOptimizer
 from peer.outer.state import CHUNK, PIECE, OuterState, Update, state_digest
+from tests.outer.test_optimizer import ALL, AVERAGED
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)
 LARGE = 2 * CHUNK + 77
@@ -25,7 +27,7 @@ LARGE = 2 * CHUNK + 77
 
 def make_state(numel: int, codec: Compressor, optimizer: OuterOptimizer = NESTEROV) -> OuterState:
     generator = torch.Generator().manual_seed(5)
-    buffers = [torch.randn(numel, generator=generator) for _ in range(optimizer.num_buffers)]
+    buffers = [torch.rand(numel, generator=generator) for _ in range(optimizer.num_buffers)]
     return OuterState(torch.randn(numel, generator=generator), buffers, optimizer, codec)
 
 
@@ -36,15 +38,20 @@ def make_update(numel: int, num_parts: int, codec: Compressor, seed: int = 0) ->
 
 
 class Spy(BlockInt8):
-    """Notes the largest range that was decoded at a time."""
+    """Notes the largest range that was decoded at a time, and counts the values that were checked."""
 
     largest = 0
+    checked = 0
+
+    def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
+        type(self).checked += rows * width
+        super()._check(view, n, start, rows, width)
 
     def decode_range(
-        self, payload: Payload, n: int, start: int, stop: int, out: torch.Tensor | None = None
+        self, payload: Payload, n: int, start: int, stop: int, out: torch.Tensor | None = None, *, checked: bool = False
     ) -> torch.Tensor:
         type(self).largest = max(self.largest, stop - start)
-        return super().decode_range(payload, n, start, stop, out)
+        return super().decode_range(payload, n, start, stop, out, checked=checked)
 
 
 def test_digest_is_as_specified() -> None:
@@ -100,8 +107,8 @@ def test_a_diverged_trainer_contributes_nothing(codec: Compressor, bad: float) -
         state.encode_contribution(local, ((0, 512), (512, 1000)))
 
 
-@pytest.mark.parametrize("codec", [Fp32(), BlockInt8()], ids=["fp32", "int8"])
-@pytest.mark.parametrize("optimizer", [NESTEROV, Sgd(lr=1.0)], ids=["nesterov", "sgd"])
+@pytest.mark.parametrize("codec", [Fp32(), BlockInt8(), COMPRESSORS["int4"]], ids=["fp32", "int8", "int4"])
+@pytest.mark.parametrize("optimizer", [*ALL, *AVERAGED], ids=repr)
 def test_preview_foretells_apply_and_changes_nothing(codec: Compressor, optimizer: OuterOptimizer) -> None:
     state, update = make_state(LARGE, codec, optimizer), make_update(LARGE, 3, codec)
     state.round, state.lineage_id = 4, "parent"
@@ -144,6 +151,15 @@ def test_preview_and_apply_decode_a_piece_at_a_time() -> None:
     state.preview(update)
     state.apply(update, 1, "")
     assert Spy.largest == PIECE
+
+
+def test_an_update_is_checked_once() -> None:
+    Spy.checked = 0
+    state, update = make_state(LARGE, Spy()), make_update(LARGE, 2, Spy())
+    assert Spy.checked == LARGE
+    state.preview(update)
+    state.apply(update, 1, "")
+    assert Spy.checked == LARGE
 
 
 def test_an_update_beyond_fp32_is_foretold() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# After one large block was freed, glibc would take the next from its heap, where a later small block holds it fast.
-PROGRAM = """
-import ctypes, re
+PRELUDE = """
+import ctypes, re, resource
 from peer.swarm.heap import return_large_blocks
 
 def resident_kb():
@@ -24,14 +23,34 @@ def block(size):
 
 return_large_blocks()
 libc.free(block(16 << 20))
+"""
+# After one large block was freed, glibc would take the next from its heap, where a later small block holds it fast.
+LARGE = PRELUDE + """
 large = block(8 << 20)
 small = [block(100_000) for _ in range(20)]
 before = resident_kb()
 libc.free(large)
 print(before - resident_kb())
 """
+SLICES = PRELUDE + """
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+libc.free(block((2 << 20) + 64))
+before = faults()
+for _ in range(20):
+    libc.free(block((2 << 20) + 64))
+print(faults() - before)
+"""
+
+
+def run(program: str) -> int:
+    return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
 
 
 def test_a_large_block_is_returned_even_below_small_ones() -> None:
-    finished = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert int(finished.stdout) > 7 * 1024
+    assert run(LARGE) > 7 * 1024
+
+
+def test_a_slice_of_fp32_is_not_mapped_anew() -> None:
+    assert run(SLICES) < 512  # pages of one such block

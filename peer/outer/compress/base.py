@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
@@ -18,7 +19,6 @@ Read = Callable[[int, int], Tensor]
 Shapes = Sequence[tuple[int, ...]]
 
 GROUP_ELEMENTS = 1 << 19  # temporaries of 2 MB: a smaller group pays more for calls, a larger one leaves the cache
-READ_ELEMENTS = 1 << 18  # of `encode_ranges`, where the reader has temporaries too
 ACCELERATOR_GROUP_ELEMENTS = 1 << 24  # few launches, and temporaries of 64 MB
 
 
@@ -89,7 +89,9 @@ class Compressor(Codec, Protocol):
             NonFiniteError: see `encode`.
         """
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+    def decode_range(
+        self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None, *, checked: bool = False
+    ) -> Tensor:
         """Elements [start, stop) of `decode(payload, n)`, reading (and checking) only what they need.
 
         Args:
@@ -98,13 +100,14 @@ class Compressor(Codec, Protocol):
             start: a multiple of `block`.
             stop: a multiple of `block`, or n.
             out: where to write them: fp32 [stop - start], contiguous, on the CPU; a new vector by default.
+            checked: these very bytes have passed `check`, or come from `encode`: their values need no look.
 
         Raises:
             PayloadError: wrong length, or a malformed value within the range.
         """
 
     def check(self, payload: Payload, n: int) -> None:
-        """Refuse what `decode(payload, n)` would refuse, with little work and temporaries of a few MB.
+        """Refuse what `decode(payload, n)` would refuse, on the bits, with temporaries of a few MB.
 
         Raises:
             PayloadError: see `decode`.
@@ -136,7 +139,7 @@ class Plain:
 
 def is_finite(x: Tensor) -> bool:
     """Whether all elements are finite, without a temporary of the size of `x`."""
-    if x.numel() == 0:
+    if x.numel() == 0 or math.isfinite(x.sum().item()):  # NaN and infinity stay in a sum, whatever its order
         return True
     low, high = torch.aminmax(x)  # both become NaN if any element is
     return math.isfinite(low.item()) and math.isfinite(high.item())
@@ -155,7 +158,7 @@ def check_finite(largest: Tensor, num_values: int) -> None:
     Raises:
         NonFiniteError: NaN or infinity in `largest`.
     """
-    if not bool(torch.isfinite(largest).all()):
+    if not is_finite(largest):
         raise NonFiniteError(f"cannot encode {num_values} values: some are NaN or infinite")
 
 
@@ -190,18 +193,6 @@ def groups(start: int, stop: int, block: int, elements: int) -> Iterator[tuple[i
         yield first, min(first + step, stop)
 
 
-def check_by_decoding(compressor: Compressor, payload: Payload, n: int) -> None:
-    """`Compressor.check` where nothing is less work than to decode.
-
-    Raises:
-        PayloadError: see `Compressor.decode`.
-    """
-    scratch = torch.empty(min(n, max(READ_ELEMENTS, compressor.block)))
-    compressor.decode_range(payload, n, 0, 0)  # checks the length of an empty one, too
-    for start, stop in groups(0, n, compressor.block, READ_ELEMENTS):
-        compressor.decode_range(payload, n, start, stop, scratch[: stop - start])
-
-
 def receiver(out: Tensor | None, n: int) -> Tensor:
     """`out`, or a new vector: fp32 [n]."""
     if out is None:
@@ -215,9 +206,14 @@ def empty_vector(n: int) -> Tensor:
     return torch.from_numpy(np.empty(n, np.float32))
 
 
+def look_at(view: memoryview, offset: int, rows: int, width: int) -> NDArray[np.uint8]:
+    """`rows * width` bytes where they are, as uint8 [rows, width]."""
+    return np.frombuffer(view, np.uint8, rows * width, offset).reshape(rows, width)
+
+
 def read_bytes(view: memoryview, offset: int, rows: int, width: int) -> Tensor:
     """A copy of `rows * width` bytes as uint8 [rows, width]; torch takes no read-only memory without a warning."""
-    return torch.from_numpy(np.frombuffer(view, np.uint8, rows * width, offset).reshape(rows, width).copy())
+    return torch.from_numpy(look_at(view, offset, rows, width).copy())
 
 
 def empty_payload(num_bytes: int) -> Tensor:

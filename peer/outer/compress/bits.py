@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError
 
+Bytes = NDArray[np.uint8]
 INDEX_BITS = (8, 12, 16)
 
 
@@ -47,17 +50,11 @@ def lookup(packed: Tensor, table: Tensor, out: Tensor) -> None:
         packed: uint8 [r, ceil(w / p)].
         table: fp32 [256, p], the p values of each byte; see `byte_table`.
         out: fp32 [r, w], contiguous; written.
-
-    Raises:
-        PayloadError: the padding is not zero.
     """
     per_byte = table.shape[1]
     width = out.shape[1]
-    unused = width % per_byte
-    if unused and bool((packed[:, -1] >> (8 // per_byte * unused)).any()):
-        raise PayloadError(f"{width} packed codes are padded with bits that are not zero")
     bytes_ = packed.flatten().to(torch.int32)
-    if unused:
+    if width % per_byte or out.storage_offset() % per_byte:  # no row, or not this vector, is one of wider elements
         out.copy_(table[bytes_].view(out.shape[0], -1)[:, :width])
         return
     wide = {2: torch.float64, 4: torch.complex128}.get(per_byte)  # one element a byte is fastest to pick
@@ -65,6 +62,17 @@ def lookup(packed: Tensor, table: Tensor, out: Tensor) -> None:
         torch.index_select(table, 0, bytes_, out=out.view(-1, per_byte))
     else:
         torch.index_select(table.view(wide).view(-1), 0, bytes_, out=out.view(-1).view(wide))
+
+
+def check_padding(packed: Bytes, width: int, bits: int) -> None:
+    """Refuse rows of `width` codes, as `pack` packs them, whose last byte holds more.
+
+    Raises:
+        PayloadError: the padding is not zero.
+    """
+    used = width * bits % 8
+    if used and bool((packed[:, -1] >> used).any()):
+        raise PayloadError(f"{width} packed codes are padded with bits that are not zero")
 
 
 def byte_table(values: Sequence[float]) -> Tensor:

@@ -6,23 +6,23 @@ Payload: the scales of all blocks, then the codes of all blocks; the last block 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from peer.outer.compress.base import (
     GROUP_ELEMENTS,
-    READ_ELEMENTS,
     Payload,
     Plain,
     Read,
-    check_by_decoding,
     check_length,
     check_range,
     check_vector,
     empty_payload,
     group_elements,
     groups,
+    look_at,
     read_bytes,
     receiver,
 )
@@ -46,7 +46,7 @@ class InBlocks(Plain):
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        return self._encode(n, read, READ_ELEMENTS)
+        return self._encode(n, read, GROUP_ELEMENTS)
 
     def _encode(self, n: int, read: Read, elements: int) -> bytes:
         payload = empty_payload(self.wire_bytes(n))
@@ -64,21 +64,33 @@ class InBlocks(Plain):
         """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+    def decode_range(
+        self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None, *, checked: bool = False
+    ) -> Tensor:
         """See `Compressor.decode_range`."""
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = receiver(out, stop - start)
-        full_stop = stop - stop % self.block
-        for first, last in groups(start, full_stop, self.block, GROUP_ELEMENTS):
-            self._read(view, n, first, decoded[first - start : last - start].view(-1, self.block))
-        if start < stop and full_stop < stop:
-            self._read(view, n, full_stop, decoded[full_stop - start :].view(1, -1))
+        for first, rows, width in self._groups(start, stop):
+            if not checked:
+                self._check(view, n, first, rows, width)
+            at = first - start
+            self._read(view, n, first, decoded[at : at + rows * width].view(rows, width))
         return decoded
 
     def check(self, payload: Payload, n: int) -> None:
         """See `Compressor.check`."""
-        check_by_decoding(self, payload, n)
+        view = check_length(payload, self.wire_bytes(n), self.name, n)
+        for first, rows, width in self._groups(0, n):
+            self._check(view, n, first, rows, width)
+
+    def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(first element, blocks, elements in each) of the groups that make up [start, stop)."""
+        full_stop = stop - stop % self.block
+        for first, last in groups(start, full_stop, self.block, GROUP_ELEMENTS):
+            yield first, (last - first) // self.block, self.block
+        if start < stop and full_stop < stop:
+            yield full_stop, 1, stop - full_stop
 
     @property
     @abstractmethod
@@ -94,12 +106,16 @@ class InBlocks(Plain):
         """Blocks, fp32 [r, w], whose first is the element `start` of n, into `payload`, uint8 [wire_bytes(n)]."""
 
     @abstractmethod
-    def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
-        """The inverse, into `out`: fp32 [r, w].
+    def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
+        """Look at `rows` blocks of `width` elements, of which the element `start` of n is the first.
 
         Raises:
             PayloadError: a scale or a code that `_write` never writes.
         """
+
+    @abstractmethod
+    def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
+        """The inverse of `_write`, of what `_check` let pass, into `out`: fp32 [r, w]."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,14 @@ class Blockwise(InBlocks):
         scales, codes = self.values.quantize(rows)
         for offset, piece in ((self._scale_offset(start), scales), (self._code_offset(n, start), codes)):
             payload[offset : offset + piece.numel()] = piece.flatten()
+
+    def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
+        scales, codes = self.values.scale_bytes, packed_bytes(width, self.values.bits)
+        self.values.check(
+            look_at(view, self._scale_offset(start), rows, scales),
+            look_at(view, self._code_offset(n, start), rows, codes),
+            width,
+        )
 
     def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
         rows, width = out.shape

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError, check_finite
-from peer.outer.compress.bits import byte_table, lookup, pack
-from peer.outer.compress.values import pack_scales, unpack_scales
+from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack
+from peer.outer.compress.values import check_scales, pack_scales, unpack_scales
 
 _LLOYD_STEPS = 2
 _MEAN_PART = 0.8  # the first cut is 80% mean, 20% maximum: good for light and heavy tails after two steps (measured)
@@ -34,11 +34,15 @@ class SignValues:
         scales, _ = pack_scales((sums / rows.shape[1]).float().unsqueeze(1))
         return scales, pack(_sign_bits(rows), 1)
 
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
+        """See `Values.check`."""
+        check_scales(scales, self.name)
+        check_padding(codes, width, 1)
+
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """See `Values.dequantize`."""
-        factors = unpack_scales(scales, self.name)
         lookup(codes, _sign_table(), out)
-        out.mul_(factors)
+        out.mul_(unpack_scales(scales))
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,17 @@ class Int2Values:
         codes = _above(magnitudes, cut).to(torch.uint8).mul_(2).bitwise_or_(_sign_bits(rows))
         return scales, pack(codes, 2)
 
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
+        """See `Values.check`."""
+        check_scales(scales, self.name)
+        levels = scales.view("<u2")  # bits of numbers that are not negative are ordered like the numbers
+        if (levels[:, 0] > levels[:, 1]).any():
+            raise PayloadError("int2 payload: a low level is above its high level")
+        check_padding(codes, width, 2)
+
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """See `Values.dequantize`."""
-        levels = unpack_scales(scales, self.name)
-        if bool((levels[:, 0] > levels[:, 1]).any()):
-            raise PayloadError("int2 payload: a low level is above its high level")
+        levels = unpack_scales(scales)
         high = torch.empty_like(out)
         lookup(codes, _level_table(0), out)
         lookup(codes, _level_table(1), high)

@@ -206,7 +206,7 @@ class Residual:
         step = max(1, GROUP_ELEMENTS // compressor.block) * compressor.block
         for first in range(0, n, step):
             last = min(first + step, n)
-            own[first:last].sub_(compressor.decode_range(payload, n, first, last))
+            own[first:last].sub_(compressor.decode_range(payload, n, first, last, checked=True))
         return payload
 
     def commit(self) -> None:

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.compress.base import Payload, PayloadError, check_finite, check_length
+from peer.outer.compress.base import PayloadError, check_finite, read_bytes
 from peer.outer.compress.blockwise import InBlocks
-from peer.outer.compress.values import largest_magnitudes
+from peer.outer.compress.values import first_outside, largest_magnitudes
 
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32
@@ -50,22 +50,18 @@ class BlockInt8(InBlocks):
             payload[values : values + rows.numel()].view(torch.int8).view(rows.shape),
         )
 
-    def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
-        scale_offset, value_offset = self._offsets(n, start)
-        scales = np.frombuffer(view, "<f4", out.shape[0], scale_offset)
-        _check_scales(scales, start // self.block)
-        values = np.frombuffer(view, np.int8, out.numel(), value_offset)
-        _check_values(values, start)
-        np.copyto(out.numpy(), values.reshape(out.shape))
-        out.mul_(torch.from_numpy(scales.astype(np.float32)).unsqueeze(1))
+    def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
+        scales, values = self._offsets(n, start)
+        _check_scales(np.frombuffer(view, "<u4", rows, scales), start // self.block)
+        if np.frombuffer(view, np.int8, rows * width, values).min() < -LEVELS:
+            stop = start + rows * width
+            raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
 
-    def check(self, payload: Payload, n: int) -> None:
-        """See `Compressor.check`: the scales and the range of the values tell, without decoding."""
-        view = check_length(payload, self.wire_bytes(n), self.name, n)
-        if n:
-            scale_offset, value_offset = self._offsets(n, 0)
-            _check_scales(np.frombuffer(view, "<f4", -(-n // self.block), scale_offset), 0)
-            _check_values(np.frombuffer(view, np.int8, n, value_offset), 0)
+    def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
+        rows, width = out.shape
+        scales, values = self._offsets(n, start)
+        out.copy_(read_bytes(view, values, rows, width).view(torch.int8))
+        out.mul_(read_bytes(view, scales, rows, 4).view(torch.float32))
 
     def _offsets(self, n: int, start: int) -> tuple[int, int]:
         """Bytes before the scale and the value of element `start`, the first of a block."""
@@ -82,20 +78,12 @@ def _quantize(rows: Tensor, scales: Tensor, values: Tensor) -> None:
     values.copy_((rows / divisors.unsqueeze(1)).round_())
 
 
-def _check_values(values: NDArray[np.int8], start: int) -> None:
-    if values.min() < -LEVELS:
-        stop = start + values.size
-        raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
-
-
-def _check_scales(scales: NDArray[np.float32], first_block: int) -> None:
-    # On the bits, one comparison finds NaN, infinity, negative and subnormal scales, whatever the float mode.
-    bits = scales.view("<i4")
-    bad = (bits != 0) & ((bits < _MIN_SCALE_BITS) | (bits > _MAX_SCALE_BITS))
-    if bad.any():
-        worst = int(bad.argmax())
+def _check_scales(bits: NDArray[np.uint32], first_block: int) -> None:
+    worst = first_outside(bits, _MIN_SCALE_BITS, _MAX_SCALE_BITS)
+    if worst is not None:
         limits = f"0 or from {_from_bits(_MIN_SCALE_BITS):g} to {_from_bits(_MAX_SCALE_BITS):g}"
-        raise PayloadError(f"int8 payload: scale {scales[worst]} of block {first_block + worst} must be {limits}")
+        scale = bits.view("<f4")[worst]
+        raise PayloadError(f"int8 payload: scale {scale} of block {first_block + worst} must be {limits}")
 
 
 def _from_bits(bits: int) -> float:

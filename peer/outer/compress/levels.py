@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError, check_finite
-from peer.outer.compress.bits import byte_table, lookup, pack
+from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack
 from peer.outer.compress.values import (
     MAX_BF16_BITS,
     MIN_NORMAL,
     bf16_bits,
     bf16_value,
+    check_scales,
     largest_magnitudes,
     unpack_scales,
 )
@@ -49,18 +51,18 @@ class IntegerValues:
             quotients.clamp_(-self.levels, self.levels)
         return scales.view(torch.uint8), pack_signed(quotients.to(torch.int8), self.bits)
 
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
+        """See `Values.check`."""
+        check_scales(scales, self.name, MIN_NORMAL, self._high_bits())
+        if self.bits == 4:
+            _check_nibbles(codes, width, self.name)
+        elif codes.size and codes.view(np.int8).min() == -128:
+            raise PayloadError("int8 payload holds -128; the limit is -127")
+
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """See `Values.dequantize`."""
-        factors = unpack_scales(scales, self.name, MIN_NORMAL, self._high_bits())
-        if self.bits == 4:
-            _check_nibbles(codes, self.name)
-            lookup(codes, _int4_table(), out)
-        else:
-            signed = codes.view(torch.int8)
-            if signed.numel() and int(signed.amin()) == -128:
-                raise PayloadError("int8 payload holds -128; the limit is -127")
-            out.copy_(signed)
-        out.mul_(factors)
+        out.copy_(unpack_signed(codes, out.shape[1], self.bits))
+        out.mul_(unpack_scales(scales))
 
     def _high_bits(self) -> int:
         return bf16_bits(torch.finfo(torch.float32).max / self.levels)
@@ -88,12 +90,15 @@ class Fp4Values:
         codes = exponents.bitwise_xor_(signs).sub_(signs).to(torch.int8)
         return scales.view(torch.uint8), pack_signed(codes, 4)
 
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
+        """See `Values.check`."""
+        check_scales(scales, self.name, _MIN_FP4_SCALE)
+        _check_nibbles(codes, width, self.name)
+
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """See `Values.dequantize`."""
-        factors = unpack_scales(scales, self.name, _MIN_FP4_SCALE)
-        _check_nibbles(codes, self.name)
         lookup(codes, _fp4_table(), out)
-        out.mul_(factors)
+        out.mul_(unpack_scales(scales))
 
 
 _MIN_FP4_SCALE = 2.0**-120  # so that scale * 2^-6 is normal
@@ -106,16 +111,25 @@ def pack_signed(codes: Tensor, bits: int) -> Tensor:
     return pack(codes.view(torch.uint8), bits)
 
 
-def _check_nibbles(packed: Tensor, codec: str) -> None:
-    if packed.numel() == 0:
+def unpack_signed(packed: Tensor, width: int, bits: int) -> Tensor:
+    """The inverse of `pack_signed`: int8 [r, width]; leaves `packed` as it is."""
+    if bits == 8:
+        return packed.view(torch.int8)
+    wide = (packed.numpy() ^ np.uint8(0x88)).astype(np.uint16)  # each code with 8 added
+    wide |= wide << 4
+    wide &= 0x0F0F  # a code in each byte
+    codes = wide.view(np.int8)
+    codes -= 8
+    return torch.from_numpy(codes[:, :width])
+
+
+def _check_nibbles(packed: Bytes, width: int, codec: str) -> None:
+    if packed.size == 0:
         return
-    if int((packed ^ 0x80).amin()) < 16 or int((packed ^ 8).bitwise_and_(15).amin()) == 0:
+    # As signed bytes, those whose high nibble is -8 are the lowest sixteen; times 16 moves up the low nibble alone.
+    if packed.view(np.int8).min() < -112 or np.multiply(packed, np.uint8(16)).view(np.int8).min() == -128:
         raise PayloadError(f"{codec} payload holds -8; the limit is -7")
-
-
-@lru_cache(maxsize=1)
-def _int4_table() -> Tensor:
-    return byte_table([*range(8), 0, *range(-7, 0)])
+    check_padding(packed, width, 4)
 
 
 @lru_cache(maxsize=1)

@@ -62,12 +62,13 @@ class Records:
         """Uint8 [t, size(w)] -> positions int64 [t, kept] (None if all are kept), values fp32 [t, kept].
 
         Raises:
-            PayloadError: positions that do not increase or lie outside the block; see `Values.dequantize`.
+            PayloadError: positions that do not increase or lie outside the block; see `Values.check`.
         """
         # Copies, since values are read through wider views, which must be aligned.
         parts = torch.split(records, self._parts(width), dim=1)
         scales, packed, codes = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         kept = torch.empty(records.shape[0], self.kept(width))
+        self.values.check(scales.numpy(), codes.numpy(), kept.shape[1])
         self.values.dequantize(scales, codes, kept)
         bits = self.index_bits(width)
         if bits == 0:

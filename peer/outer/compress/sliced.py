@@ -65,16 +65,19 @@ class Sliced(Plain):
         """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
 
-    def decode_range(self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+    def decode_range(
+        self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None, *, checked: bool = False
+    ) -> Tensor:
         """See `Compressor.decode_range`."""
         if n <= self.elements:
-            return self.base.decode_range(payload, n, start, stop, out)
+            return self.base.decode_range(payload, n, start, stop, out, checked=checked)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         check_range(self.block, n, start, stop)
         decoded = receiver(out, stop - start)
         for first, last, piece in self._pieces(view, n, start, stop):
             a, b = max(start, first), min(stop, last)
-            self.base.decode_range(piece, last - first, a - first, b - first, decoded[a - start : b - start])
+            own = decoded[a - start : b - start]
+            self.base.decode_range(piece, last - first, a - first, b - first, own, checked=checked)
         return decoded
 
     def check(self, payload: Payload, n: int) -> None:

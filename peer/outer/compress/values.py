@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError, check_finite
+from peer.outer.compress.bits import Bytes
 
 MIN_NORMAL = 2.0**-126
 MAX_BF16_BITS = 0x7F7F  # the largest finite bf16
+FP32_INFINITY = 0x7F800000  # its bits
 
 
 class Values(Protocol):
@@ -37,12 +40,15 @@ class Values(Protocol):
             NonFiniteError: `rows` holds NaN or infinity.
         """
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
-        """The inverse, into `out` (fp32 [r, w], contiguous, CPU), all finite.
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
+        """Look at the bits of what is to be dequantized to rows of `width` values; uint8, shapes as in `quantize`.
 
         Raises:
             PayloadError: a scale or a code that `quantize` never writes.
         """
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        """The inverse, of what `check` let pass, into `out` (fp32 [r, w], contiguous, CPU), all finite."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,13 @@ class Fp32Values:
         check_finite(largest_magnitudes(rows), rows.numel())
         return no_scales(rows), rows.contiguous().view(torch.uint8)
 
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:  # noqa: ARG002
+        """See `Values.check`."""
+        check_floats(codes, np.uint32, FP32_INFINITY, self.name)
+
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:  # noqa: ARG002
         """See `Values.dequantize`."""
         out.copy_(codes.view(torch.float32))
-        _check_decoded(out, self.name)
 
 
 @dataclass(frozen=True)
@@ -86,10 +95,13 @@ class HalfValues:
         limit = torch.finfo(self.dtype).max
         return no_scales(rows), rows.clamp(-limit, limit).to(self.dtype).view(torch.uint8)
 
+    def check(self, scales: Bytes, codes: Bytes, width: int) -> None:  # noqa: ARG002
+        """See `Values.check`."""
+        check_floats(codes, np.uint16, 0x7C00 if self.dtype == torch.float16 else 0x7F80, self.name)
+
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:  # noqa: ARG002
         """See `Values.dequantize`."""
         out.copy_(codes.view(self.dtype))
-        _check_decoded(out, self.name)
 
 
 def no_scales(rows: Tensor) -> Tensor:
@@ -111,20 +123,52 @@ def pack_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
     return kept.view(torch.uint8), kept.float()
 
 
-def unpack_scales(scales: Tensor, codec: str, low: float = MIN_NORMAL, high_bits: int = MAX_BF16_BITS) -> Tensor:
-    """Uint8 [r, 2 s] -> fp32 [r, s]; each must be 0 or within [low, the bf16 number of high_bits].
+def unpack_scales(scales: Tensor) -> Tensor:
+    """Uint8 [r, 2 s] -> fp32 [r, s]."""
+    return (scales.view(torch.int16).to(torch.int32) << 16).view(torch.float32)
+
+
+def check_scales(scales: Bytes, codec: str, low: float = MIN_NORMAL, high_bits: int = MAX_BF16_BITS) -> None:
+    """Refuse bf16 scales that are neither 0 nor within [low, the bf16 number of high_bits]; uint8 [r, 2 s].
 
     Raises:
         PayloadError: NaN, infinite, negative, subnormal or too large.
     """
-    bits = scales.view(torch.int16)
-    # On the bits, comparisons find NaN, infinity, negative and subnormal scales, whatever the float mode.
-    bad = (bits != 0) & ((bits < bf16_bits(low)) | (bits > high_bits))
-    floats = (bits.to(torch.int32) << 16).view(torch.float32)
-    if bool(bad.any()):
+    bits = scales.reshape(-1).view("<u2")
+    worst = first_outside(bits, bf16_bits(low), high_bits)
+    if worst is not None:
         limits = f"0 or from {low:g} to {bf16_value(high_bits):g}"
-        raise PayloadError(f"{codec} payload: scale {floats[bad][0].item():g} must be {limits}")
-    return floats
+        raise PayloadError(f"{codec} payload: scale {bf16_value(int(bits[worst])):g} must be {limits}")
+
+
+def first_outside(bits: NDArray[np.unsignedinteger[Any]], low: int, high: int) -> int | None:
+    """The place of the first scale that is neither 0 nor within [low, high], by its bits; None if all are.
+
+    On the bits, comparisons find NaN, infinity, negative and subnormal scales, whatever the float mode.
+    """
+    if bits.size == 0 or (bits.max() <= high and (bits - 1).min() >= low - 1):  # 0 wraps round to the largest
+        return None
+    return int(((bits != 0) & ((bits < low) | (bits > high))).argmax())
+
+
+def check_floats(codes: Bytes, dtype: type[np.unsignedinteger[Any]], infinity: int, codec: str) -> None:
+    """Refuse NaN and infinity, by the bits.
+
+    Args:
+        codes: any shape.
+        dtype: of the bits of one float.
+        infinity: the bits of plus infinity; minus infinity has the highest bit besides.
+
+    Raises:
+        PayloadError: either is there.
+    """
+    unsigned = codes.reshape(-1).view(np.dtype(dtype).newbyteorder("<"))
+    if unsigned.size == 0:
+        return
+    signed = unsigned.view(unsigned.dtype.str.replace("u", "i"))
+    negative = infinity + (1 << (8 * unsigned.itemsize - 1))
+    if signed.max() >= infinity or unsigned.max() >= negative:
+        raise PayloadError(f"{codec} payload holds NaN or infinity within {unsigned.size} values")
 
 
 def bf16_bits(value: float) -> int:
@@ -135,8 +179,3 @@ def bf16_bits(value: float) -> int:
 def bf16_value(bits: int) -> float:
     """The number that these 16 bits mean as bf16."""
     return float(np.uint32(bits << 16).view(np.float32))
-
-
-def _check_decoded(decoded: Tensor, codec: str) -> None:
-    if decoded.numel() and not bool(torch.isfinite(largest_magnitudes(decoded)).all()):
-        raise PayloadError(f"{codec} payload holds NaN or infinity within {decoded.numel()} values")

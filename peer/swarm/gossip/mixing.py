@@ -122,7 +122,7 @@ class Mixture:
             reduced = reduce_range(
                 payloads, self._weights, numel, self._codec, self._aggregator, self._gram, None, dropped
             )
-            mean = self._codec.decode_range(reduced, numel, 0, numel)
+            mean = self._codec.decode_range(reduced, numel, 0, numel, checked=True)
             self._mix(start, stop, mean, payloads, [view[size:] for view in views])
         except PayloadError as error:
             self._blame(views, numel)

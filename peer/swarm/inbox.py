@@ -137,7 +137,7 @@ class Session:
             peer_id: Inbox(sizes[me], sizes[index]) for index, peer_id in enumerate(order) if index != me
         }
         self.outbound: dict[str, Stream] = {}
-        self.own_reduced: list[asyncio.Future[bytes]] = [loop.create_future() for _ in sizes[me]]
+        self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
         self.own_seal: asyncio.Future[Seal] = loop.create_future()
         self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.sitting: asyncio.Future[Sitting] = loop.create_future()

@@ -23,6 +23,7 @@ from peer.outer.state import OuterState, Update
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.inbox import Session
+from peer.swarm.pipe import blank
 from peer.swarm.seals import Heard, Kept, MalformedError, close_reduction, hear
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ T = TypeVar("T")
 class Reduced(NamedTuple):
     """One reduced part: its payload, the mean cosine of the contributions to it, and who was left out of it."""
 
-    payload: bytes
+    payload: memoryview
     cosine: float | None
     dropped: tuple[Drop, ...]
 
@@ -138,7 +139,7 @@ class SliceWork:
         self._say_what_is_borne(members)
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
         kept: list[list[Payload]] = [[] for _ in session.order]
-        reduced: list[bytes] = []
+        whole, written = blank(sum(session.sizes(session.me))), 0
         for index, (start, stop) in enumerate(session.slices(session.me)):
             own = await contribute(start, stop, job.leaves[group.me])
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
@@ -147,12 +148,15 @@ class SliceWork:
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
             for pieces, payload in zip(kept if keep else (), payloads, strict=False):
                 pieces.append(payload)
-            reduced.append(await self._in_thread(job.one, payloads, session.codec.base, start, stop))
-            session.own_reduced[index].set_result(reduced[-1])
+            reduced = await self._in_thread(job.one, payloads, session.codec.base, start, stop)
+            piece = whole[written : written + len(reduced)]
+            piece[:] = reduced
+            written += len(reduced)
+            session.own_reduced[index].set_result(piece)
         shown = await self._sign(session, job, kept if keep else ())
         on_signed(shown)
         session.own_seal.set_result(shown.seal)
-        return Reduced(b"".join(reduced), mean_cosine(job.gram), job.drops(len(reduced)))
+        return Reduced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
 
     async def _sign(self, session: Session, job: _Reduction, payloads: Sequence[Sequence[Payload]]) -> Kept:
         """Check the others' signatures and make this reducer's."""

@@ -76,7 +76,7 @@ def telling_another_result(liar, send):
 
     async def tell(kind, body=b""):
         if kind is Kind.REDUCED:
-            body = body[:-1] + bytes([6 if body[-1] == 5 else 5])
+            body = bytes(body[:-1]) + bytes([6 if body[-1] == 5 else 5])
             leaves.add(body)
         elif kind is Kind.SEAL_REDUCED:
             sitting = liar.exchange._session.sitting.result()

@@ -52,7 +52,7 @@ async def _run(start: Start) -> None:
             host_maddrs=(setup.host,),
             initial_peers=(setup.first,) if setup.first else (),
             nat_port_map=False,
-            direct_port=0 if "NODIRECT" not in os.environ else None,
+            direct_port=0,
         )
     )
     try:

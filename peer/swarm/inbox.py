@@ -103,6 +103,12 @@ class Inbox:
         """Nothing more comes."""
         _fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
 
+    def close(self, abort: RoundAborted) -> None:
+        """Nothing more comes, and nobody wants what has come."""
+        self.fail(abort)
+        self.parts, self.reduced = [], asyncio.get_running_loop().create_future()
+        _fail(abort, self.reduced)
+
 
 class Session:
     """One round of one group, from the first member that is ready to the certificate.
@@ -183,15 +189,17 @@ class Session:
         return "reduced", sorted(peer_id for peer_id, inbox in self.inboxes.items() if not inbox.signed.done())
 
     def close(self, abort: RoundAborted) -> None:
-        """The round is over."""
+        """The round is over: nothing more comes, and what has come is free whoever still knows this session."""
         for inbox in self.inboxes.values():
-            inbox.fail(abort)
+            inbox.close(abort)
         futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_seal, self.own_vote, self.sitting)
         for future in futures:
             future.cancel()
+        self.own_reduced = []
 
 
 def _fail(abort: RoundAborted, *futures: asyncio.Future[Any]) -> None:
+    abort.__traceback__ = None  # its frames know the session, which knows it: only the collector would free them
     for future in futures:
         if not future.done():
             future.set_exception(abort)

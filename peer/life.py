@@ -235,6 +235,7 @@ def _report(
         "steps": sync.step,
         "joined_at_round": joined_at,
         "rounds_committed": sum(record.status == "committed" for record in records),
+        "rounds_alone": sum(record.status == "committed" and len(record.members) == 1 for record in records),
         "rounds_aborted": len(aborted),
         "bytes_sent": stopped.round_bytes_sent if stopped else sum(record.bytes_sent for record in records),
         "bytes_received": stopped.round_bytes_received if stopped else sum(record.bytes_received for record in records),

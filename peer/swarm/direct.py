@@ -32,8 +32,8 @@ from peer.swarm.tls import client_side, shows
 
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"
-CONNECT_TIMEOUT_S = 1.5
-SHUT_S = 60.0  # whoever could not be reached is not tried again for so long
+CONNECT_TIMEOUT_S = 1.2  # a lost first packet is sent again after a second
+SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # whoever cannot be reached is not tried again for so long, then twice as long
 MAX_HOSTS = 2
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
 Accept = Callable[[str, str, Pipe], Coroutine[Any, Any, None]]
@@ -58,7 +58,7 @@ class Direct:
         self.door = OwnDoor(self._enter, self._spawn)
         self._client = client_side()
         self._doors: dict[str, Door] = {}
-        self._shut: dict[str, float] = {}
+        self._shut: dict[str, tuple[float, float]] = {}  # until when, and for how long that was
         self._awaited: dict[str, tuple[str, asyncio.Future[Pipe]]] = {}  # by ticket
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,7 +78,8 @@ class Direct:
 
     async def open(self, remote: str, name: str) -> Pipe | None:
         """A connection for a stream of this name; None where there is none but through libp2p."""
-        if self._shut.get(remote, 0.0) > self._clock():
+        until, seconds = self._shut.get(remote, (0.0, 0.0))
+        if until > self._clock():
             return None
         try:
             pipe = await self._go(remote, name) or await self._let_come(remote, name)
@@ -89,7 +90,10 @@ class Direct:
             return None  # it is gone, as whoever asks through libp2p will hear
         if pipe is None:
             log.info("no direct way to %s; what is large goes through libp2p", remote)
-            _keep(self._shut, remote, self._clock() + SHUT_S)
+            seconds = min(2.0 * seconds, LONGEST_SHUT_S) or SHUT_S
+            _keep(self._shut, remote, (self._clock() + seconds, seconds))
+        else:
+            self._shut.pop(remote, None)
         return pipe
 
     async def _go(self, remote: str, name: str) -> Pipe | None:

@@ -112,8 +112,17 @@ async def test_without_any_door_it_goes_through_libp2p(nodes: tuple[Node, Node])
     one, two = nodes
     _shut(one)
     _shut(two)
-    assert not await _ask(one, two)
-    assert two.peer_id in _doors(one)._shut
+    now, doors = 1000.0, _doors(one)
+    doors._clock = lambda: now
+    for seconds in (60.0, 120.0, 240.0):
+        assert not await _ask(one, two)
+        assert doors._shut[two.peer_id] == (now + seconds, seconds)
+        assert not await _ask(one, two)  # not tried again so soon
+        assert doors._shut[two.peer_id] == (now + seconds, seconds)
+        now += seconds
+    _doors(two).door.listen(("/ip4/127.0.0.1/tcp/0",), 0)
+    assert await _ask(one, two)
+    assert two.peer_id not in doors._shut
 
 
 async def test_with_a_peer_that_knows_no_direct_connections_it_goes_through_libp2p(

@@ -16,14 +16,14 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from hivemind.p2p import P2PDaemonError, PeerID
 
 from peer.errors import ProtocolError
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectMessage, DirectRequest, Door, EntryMessage, Kind
-from peer.swarm.door import MAX_PEERS, TIMEOUT_S, OwnDoor, tune
+from peer.swarm.door import TIMEOUT_S, OwnDoor, keep, tune
 from peer.swarm.pipe import Pipe
 from peer.swarm.reach import seen_at
 from peer.swarm.streams import Stream, StreamClosedError, Traffic
@@ -37,8 +37,6 @@ SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # whoever cannot be reached is not tried 
 MAX_HOSTS = 2
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
 Accept = Callable[[str, str, Pipe], Coroutine[Any, Any, None]]
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Direct:
@@ -91,7 +89,7 @@ class Direct:
         if pipe is None:
             log.info("no direct way to %s; what is large goes through libp2p", remote)
             seconds = min(2.0 * seconds, LONGEST_SHUT_S) or SHUT_S
-            _keep(self._shut, remote, (self._clock() + seconds, seconds))
+            keep(self._shut, remote, (self._clock() + seconds, seconds))
         else:
             self._shut.pop(remote, None)
         return pipe
@@ -105,13 +103,13 @@ class Direct:
                 return None
             with contextlib.suppress(OSError, asyncio.TimeoutError, EOFError, StreamClosedError):
                 pipe = await self._through(remote, asked, EntryMessage(token=asked.token, name=name))
-                _keep(self._doors, remote, asked)
+                keep(self._doors, remote, asked)
                 return pipe
         return None
 
     async def _let_come(self, remote: str, name: str) -> Pipe | None:
         """Through this peer's door, where the other's is shut."""
-        door = self.door.told_to(remote)
+        door = self.door.told_to(remote, await seen_at(self._p2p, remote))
         if door is None:
             return None
         ticket = secrets.token_hex(32)
@@ -184,7 +182,8 @@ class Direct:
         except ProtocolError:
             raise ProtocolError("a malformed DirectRequest") from None  # which may hold a token, that no log must
         if request.door is None or request.ticket is None:
-            await stream.send_message(Kind.DIRECT, DirectMessage(door=self.door.told_to(stream.remote)))
+            door = self.door.told_to(stream.remote, await seen_at(self._p2p, stream.remote))
+            await stream.send_message(Kind.DIRECT, DirectMessage(door=door))
             return
         entry = EntryMessage(token=request.door.token, ticket=request.ticket)
         try:
@@ -206,11 +205,3 @@ class Direct:
     async def close(self) -> None:
         """Shut the door and end what came through it."""
         await cancel_and_wait(tuple(self._tasks))
-
-
-
-
-def _keep(memory: dict[K, V], key: K, value: V) -> None:
-    if key not in memory and len(memory) >= MAX_PEERS:
-        del memory[next(iter(memory))]
-    memory[key] = value

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
 from peer.protocol.address import parse_host_address
@@ -23,11 +23,14 @@ TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
 MAX_ARRIVING = 64  # connections that have not said yet who they are
 MAX_ARRIVING_OF_HOST = 32
 MAX_PEERS = 4096  # that hold a token
+MAX_HOSTS_OF_PEER = 4
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2
 CONGESTION_CONTROL = b"bbr"  # keeps its pace over the pause between two rounds, and where a packet is lost now and then
 Enter = Callable[[str, EntryMessage, Pipe], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class OwnDoor:
@@ -47,6 +50,7 @@ class OwnDoor:
         self._context, self._fingerprint = server_side()
         self._tokens: dict[str, str] = {}  # by peer id
         self._holders: dict[str, str] = {}  # by token
+        self._hosts: dict[str, None] = {}  # where those come from that have been told
         self._arriving: Counter[str] = Counter()
 
     def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:
@@ -80,7 +84,8 @@ class OwnDoor:
                     log.warning("direct connections: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
-                if self._arriving.total() >= MAX_ARRIVING or self._arriving[host] >= MAX_ARRIVING_OF_HOST:
+                crowd = self._arriving.total() >= MAX_ARRIVING or self._arriving[host] >= MAX_ARRIVING_OF_HOST
+                if crowd or host not in self._hosts:
                     connection.close()
                     continue
                 self._arriving[host] += 1
@@ -118,10 +123,16 @@ class OwnDoor:
             raise
         return pipe, remote, entry
 
-    def told_to(self, remote: str) -> Door | None:
-        """What this peer may know of it; None while it is shut."""
+    def told_to(self, remote: str, hosts: Sequence[str]) -> Door | None:
+        """What this peer may know of it; None while it is shut.
+
+        Args:
+            hosts: where its connections come from. Strangers from elsewhere cost no handshake.
+        """
         if not self.port:
             return None
+        for host in hosts[:MAX_HOSTS_OF_PEER]:
+            keep(self._hosts, host, None)
         token = self._tokens.get(remote)
         if token is None:
             if len(self._tokens) >= MAX_PEERS:
@@ -150,6 +161,14 @@ def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
             listener.close()
         raise
     return made
+
+
+def keep(memory: dict[K, V], key: K, value: V) -> None:
+    """Remember it, and forget the oldest beyond MAX_PEERS."""
+    memory.pop(key, None)
+    if len(memory) >= MAX_PEERS:
+        del memory[next(iter(memory))]
+    memory[key] = value
 
 
 def tune(connection: socket.socket) -> None:

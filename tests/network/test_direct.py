@@ -215,8 +215,29 @@ async def test_many_that_say_nothing_hold_up_nobody_for_long(nodes: tuple[Node, 
         held.close()
 
 
+async def test_strangers_from_elsewhere_are_closed_before_any_handshake(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    port = _doors(one).door.port
+    assert await _closed_at_once(port, "127.0.0.1")  # nobody has been told of the door
+    assert await _ask(two, one)
+    assert not await _closed_at_once(port, "127.0.0.1")
+    assert await _closed_at_once(port, "127.0.0.2")
+
+
+async def _closed_at_once(port: int, host: str) -> bool:
+    """Whether a connection from this address ends before it could say anything; TLS would answer a client's hello."""
+    connecting = asyncio.open_connection("127.0.0.1", port, ssl=client_side(), local_addr=(host, 0))
+    try:
+        _, writer = await connecting
+    except (ConnectionError, ssl.SSLError):
+        return True
+    writer.close()
+    return False
+
+
 async def test_old_tls_is_not_spoken(nodes: tuple[Node, Node]) -> None:
-    one, _ = nodes
+    one, two = nodes
+    assert await _ask(two, one)
     context = client_side()
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, ConnectionResetError)):

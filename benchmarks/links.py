@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from benchmarks.processes import cpu_seconds
 from peer.errors import UserError
 from peer.outer.compress.registry import compressor
 from peer.sim.plan import check_writable
+from peer.swarm.door import tune
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 
@@ -31,13 +33,15 @@ direction and a queue of 100 ms, so it competes with the peers for the cores: `T
 same link in the same run. Of a packet of 1500 bytes on the line TCP leaves 1448: no share can be above 96.5%. `of the
 line` counts payload bytes, from the first request until the receiver has said that it has everything, with the start
 of the windows; each row is the median after one transfer that is not counted. TCP's buffers are allowed {buffers} MiB;
-rows that say {own} MiB are of this kernel's own setting; congestion control: {control}. A state transfer is a snapshot
-of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is that of a round
-of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time: contributions, reduced
-parts and signatures, without matching and votes; `of the line` is of each direction. CPU seconds are those of all peers
-with their daemons, and of the relay, for one transfer. The relay cuts TCP in segments of up to 64 KiB and carries QUIC
-packet by packet. The load average of the last minute is that of the whole machine: what is above that of these few
-processes is other work, which takes the cores from them. Loss-free, apart from the queue's overflow."""
+rows that say {own} MiB are of this kernel's own setting; congestion control: {control}, and {direct} on direct
+connections. `node, direct` is one of these, with its opening; state transfer and exchange use them. A state transfer
+is a snapshot of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is
+that of a round of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time:
+contributions, reduced parts and signatures, without matching and votes; `of the line` is of each direction. CPU
+seconds are those of all peers with their daemons, and of the relay, for one transfer. The relay cuts TCP in segments
+of up to 64 KiB and carries QUIC packet by packet. The load average of the last minute is that of the whole machine:
+what is above that of these few processes is other work, which takes the cores from them. Loss-free, apart from the
+queue's overflow."""
 RATES, DELAY_MS, STREAMS, REPEATS = (100, 500), 25.0, (1, 2, 4), 3
 SECONDS_OF_LINE, SECONDS_OF_QUIC = 10.0, 4.0  # so much is sent
 EXCHANGED = 50_000_000  # parameters
@@ -103,6 +107,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
                "--streams", *map(str, arguments.streams), "--buffer-mib", str(arguments.buffer_mib),
                "--repeats", str(arguments.repeats)]  # fmt: skip
     notes = NOTES.format(buffers=arguments.buffer_mib, own=own_buffer_mib(), control=congestion_control(),
+                         direct=congestion_control(direct=True),
                          numel=EXCHANGED / 1e6)  # fmt: skip
     return Report(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=notes,
@@ -238,9 +243,12 @@ def own_buffer_mib() -> int:
     return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2]) >> 20
 
 
-def congestion_control() -> str:
-    """That of this machine's TCP."""
-    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+def congestion_control(direct: bool = False) -> str:
+    """That of this machine's TCP, or of a direct connection here."""
+    with socket.socket() as connection:
+        if direct:
+            tune(connection)
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
 def line(row: Row) -> tuple[str, ...]:
@@ -273,8 +281,9 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     for number, (what, colour) in enumerate(zip(kinds_seen, cycle(COLOURS), strict=False)):
         own = [row for row in rows if row["what"] == what]
         places = [rates.index(row["mbit"]) + (number - (len(kinds_seen) - 1) / 2) * width for row in own]
-        hatch = "//" if number >= len(COLOURS) else None
-        axes.bar(places, [row["of_line"] for row in own], 0.9 * width, color=colour, hatch=hatch, label=what)
+        hatch = "///" if number >= len(COLOURS) else None
+        axes.bar(places, [row["of_line"] for row in own], 0.9 * width, color=colour, hatch=hatch, label=what,
+                 edgecolor="white", linewidth=0.0)  # fmt: skip
     axes.axhline(SHARE, color="#888888", linewidth=0.8, linestyle="--", label="goal")
     axes.set_xticks(range(len(rates)), [f"{rate} Mbit/s" for rate in rates])
     axes.set_ylim(0.0, 1.0)

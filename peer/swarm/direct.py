@@ -33,6 +33,7 @@ from peer.swarm.tls import client_side, shows
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"
 CONNECT_TIMEOUT_S = 1.2  # a lost first packet is sent again after a second
+GREET_TIMEOUT_S = 3.0  # something that takes connections and says nothing must leave time for libp2p
 SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # whoever cannot be reached is not tried again for so long, then twice as long
 MAX_HOSTS = 2
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
@@ -115,17 +116,16 @@ class Direct:
         ticket = secrets.token_hex(32)
         future: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
         self._awaited[ticket] = remote, future
+        pipe: Pipe | None = None
         try:
-            if not (await self._ask(remote, DirectRequest(door=door, name=name, ticket=ticket))).came:
-                return None
-            await asyncio.wait({future}, timeout=TIMEOUT_S)
-            return future.result() if future.done() else None
-        except BaseException:
-            if future.done():
-                future.result().close()
-            raise
+            if (await self._ask(remote, DirectRequest(door=door, name=name, ticket=ticket))).came:
+                await asyncio.wait({future}, timeout=TIMEOUT_S)
+                pipe = future.result() if future.done() else None
+            return pipe
         finally:
             del self._awaited[ticket]
+            if pipe is None and future.done():  # it came and says that it did not
+                future.result().close()
 
     async def _through(self, remote: str, door: Door, entry: EntryMessage) -> Pipe:
         """Connect to a door, at the address that the other's libp2p connection comes from and nowhere else."""
@@ -136,7 +136,7 @@ class Direct:
             try:
                 connection.setblocking(False)
                 await asyncio.wait_for(loop.sock_connect(connection, (host, door.port)), CONNECT_TIMEOUT_S)
-                return await asyncio.wait_for(self._greet(remote, connection, host, door, entry), 2 * TIMEOUT_S)
+                return await asyncio.wait_for(self._greet(remote, connection, host, door, entry), GREET_TIMEOUT_S)
             except (OSError, asyncio.TimeoutError, EOFError, StreamClosedError) as error:
                 trouble = error
                 connection.close()

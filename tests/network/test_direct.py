@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.protocol.wire import Door, EntryMessage, Kind
+from peer.protocol.wire import DirectMessage, DirectRequest, Door, EntryMessage, Kind
 from peer.swarm.daemon import NodeConfig
-from peer.swarm.direct import Direct
+from peer.swarm.direct import DIRECT_NAME, Direct
 from peer.swarm.door import MAX_ARRIVING_OF_HOST
 from peer.swarm.node import Node, start_node
 from peer.swarm.pipe import Pipe
@@ -166,6 +166,35 @@ async def test_whoever_shows_another_certificate_hears_no_token(nodes: tuple[Nod
     impostor.close()
     await impostor.wait_closed()
     assert not heard
+
+
+async def test_behind_doors_that_say_nothing_it_goes_through_libp2p(nodes: tuple[Node, Node]) -> None:
+    """As a proxy does that takes every connection: `open` has ten seconds in all."""
+    one, two = nodes
+    assert await _ask(two, one)
+    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60.0), "127.0.0.1", 0)
+    for node in nodes:
+        _doors(node).door.port = silent.sockets[0].getsockname()[1]
+    _doors(two)._doors.clear()
+    assert not await _ask(two, one)
+    silent.close()
+
+
+async def test_who_comes_and_says_it_did_not_leaves_no_connection_behind(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    left: asyncio.Queue[Pipe] = asyncio.Queue()
+
+    async def answer(stream: Stream) -> None:
+        request = await stream.receive_message(Kind.DIRECT, DirectRequest)
+        if request.door is not None:
+            entry = EntryMessage(token=request.door.token, ticket=request.ticket)
+            left.put_nowait(await _doors(two)._through(one.peer_id, request.door, entry))
+        await stream.send_message(Kind.DIRECT, DirectMessage())
+
+    two._handlers[DIRECT_NAME] = "direct", answer
+    assert not await _ask(one, two)
+    with pytest.raises(EOFError):
+        await asyncio.wait_for((await left.get()).read_into(memoryview(bytearray(1))), 5.0)
 
 
 @pytest.mark.parametrize("said", ["nothing of TLS", "a token that nobody has", "a name that nobody serves"])

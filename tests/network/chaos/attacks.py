@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.network.chaos.insiders import ATTACKS
-from tests.network.chaos.observe import Digests, Process
+from tests.network.chaos.observe import Digests, Process, tracebacks
 from tests.network.chaos.swarm import ChaosSwarm, Seat
 
 ROUNDS_AFTER = 2
@@ -125,8 +125,9 @@ class Range:
         for seat, length in zip(self.honest, before, strict=True):
             said = seat.member.log_text()[length:]
             self.dropped += [f"{name}: {one} is no donor" for one in ids if f"{one} cannot be a donor" in said]
-            if "Traceback" in said:
-                self.lost.append(f"{name}: {seat.name} logged a traceback: {said[said.index('Traceback'):][-300:]}")
+            for trouble in tracebacks(said):
+                self.lost.append(f"{name}: {seat.name} logged a traceback: {trouble.splitlines()[-1]}")
+                print(f"{name}: {seat.name} logged\n{trouble}")  # whole, where an assertion would shorten it
 
     def counts(self) -> dict[str, Any]:
         """So far."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
     from tests.network.chaos.swarm import Seat
 
 ORPHANED_AFTER_S = 5.0
+_DATED = re.compile(r"^\d{4}-\d\d-\d\d ", re.MULTILINE)
+
+
+def tracebacks(log: str) -> list[str]:
+    """The entries of a log that hold a traceback, each whole."""
+    starts = [0, *(match.start() for match in _DATED.finditer(log)), len(log)]
+    entries = (log[start:stop].rstrip() for start, stop in pairwise(starts))
+    return [entry for entry in entries if "Traceback" in entry]
 
 
 @dataclass(frozen=True)

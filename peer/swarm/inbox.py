@@ -104,10 +104,11 @@ class Inbox:
         _fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
 
     def close(self, abort: RoundAborted) -> None:
-        """Nothing more comes, and nobody wants what has come."""
+        """Nobody wants what has come, nor what may still be on its way."""
         self.fail(abort)
-        self.parts, self.reduced = [], asyncio.get_running_loop().create_future()
-        _fail(abort, self.reduced)
+        loop = asyncio.get_running_loop()
+        self.parts, self.reduced = [loop.create_future() for _ in self._part_sizes], loop.create_future()
+        _fail(abort, *self.parts, self.reduced)
 
 
 class Session:

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.protocol.statements import SEAL_BYTES
+from peer.protocol.wire import Kind, VoteMessage
+from peer.swarm.inbox import Inbox
+from tests.swarm.network import stream_pair
+
+SIZES, REDUCED = (5, 3), (4, 2)
+FRAMES = [
+    *((Kind.PART, bytes(size)) for size in SIZES), (Kind.SEAL_SENT, bytes(SEAL_BYTES)),
+    *((Kind.REDUCED, bytes([size]) * size) for size in REDUCED), (Kind.SEAL_REDUCED, bytes(SEAL_BYTES)),
+]  # fmt: skip
+VOTE = VoteMessage(link_id="a" * 64, signature="0" * 128)
+
+
+async def a_member(frames):
+    """A stream on which a member has said this much."""
+    ours, theirs = await stream_pair()
+    for kind, body in frames:
+        await theirs.send(kind, body)
+    return ours, theirs
+
+
+async def drained(filling, turns=20):
+    """Let the reader take what there is."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return filling
+
+
+async def test_all_that_a_member_sends_reaches_its_futures():
+    ours, theirs = await a_member(FRAMES)
+    await theirs.send_message(Kind.VOTE, VOTE)
+    inbox = Inbox(SIZES, REDUCED)
+    await asyncio.wait_for(inbox.fill(ours), 10.0)
+    assert [len(part.result()) for part in inbox.parts] == [5, 3]
+    assert bytes(inbox.reduced.result()) == b"\4\4\4\4\2\2"
+    assert inbox.vote.result() == VOTE
+
+
+@pytest.mark.parametrize("before", range(len(FRAMES) + 1))
+async def test_what_comes_after_the_round_has_ended_is_dropped_wherever_that_was(before):
+    abort = RoundAborted("exchange", "another member left", culprit="left")
+    ours, theirs = await a_member(FRAMES[:before])
+    inbox = Inbox(SIZES, REDUCED)
+    filling = await drained(asyncio.ensure_future(inbox.fill(ours)))
+    inbox.close(abort)
+    for kind, body in FRAMES[before:]:
+        await theirs.send(kind, body)
+    await theirs.send_message(Kind.VOTE, VOTE)
+    await asyncio.wait_for(filling, 10.0)  # the stream is read to the end of the round; nothing escapes
+    for future in (*inbox.parts, inbox.reduced):
+        with pytest.raises(RoundAborted, match="another member left"):
+            await future

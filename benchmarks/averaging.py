@@ -20,7 +20,7 @@ from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
-from peer.outer.round import Due, Group, _link
+from peer.outer.round import Due, Group, link_of
 from peer.outer.state import OuterState, Update, pieces
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
@@ -83,7 +83,7 @@ class AtollMember:
         marks = [time.monotonic()]
         exchanged = await self._exchange.exchange(group, Due(self._sequence, TOKENS, self._vector), state)
         marks.append(time.monotonic())
-        link = await _link(group, exchanged.update, state)
+        link = await link_of(group, exchanged, state)
         marks.append(time.monotonic())
         certificate = await self._exchange.commit(group, link)
         marks.append(time.monotonic())

@@ -88,11 +88,13 @@ class Exchanged:
         update: of all.
         cosine: the mean between the contributions that this peer reduced.
         dropped: whose contributions this peer's aggregator left out of what it reduced.
+        state_digest: of the state after the update, where it was computed while that arrived.
     """
 
     update: Update
     cosine: float | None
     dropped: tuple[Drop, ...] = ()
+    state_digest: str | None = None
 
 
 class SwarmPort(Protocol):
@@ -116,7 +118,7 @@ async def run_round(
         marks["match"] = clock()
         exchanged = await swarm.exchange(group, due, state)
         marks["exchange"] = clock()
-        link = await _link(group, exchanged.update, state)
+        link = await link_of(group, exchanged, state)
         certificate = await swarm.commit(group, link)
     except RoundAborted as abort:
         if group is not None:
@@ -136,9 +138,14 @@ async def run_round(
     )
 
 
-async def _link(group: Group, update: Update, state: OuterState) -> Link:
+async def link_of(group: Group, exchanged: Exchanged, state: OuterState) -> Link:
+    """What this peer will sign; raises RoundAborted where the update would carry the state beyond fp32's range."""
+
+    def digests() -> tuple[str, str]:
+        return exchanged.state_digest or state.preview(exchanged.update), exchanged.update.digest()
+
     try:
-        digest, update_digest = await asyncio.to_thread(lambda: (state.preview(update), update.digest()))
+        digest, update_digest = await asyncio.to_thread(digests)
     except NonFiniteError as error:
         raise RoundAborted("exchange", str(error)) from None
     return Link(

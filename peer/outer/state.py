@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 PIECE = 1 << 18  # elements that are worked on at a time: temporaries of 1 MB stay in the cache, and in the heap
+Decode = Callable[[int, int, Tensor], object]
 _DIGEST_TAG = b"atoll-state-2"
 
 
@@ -87,13 +88,7 @@ class Update:
         Args:
             out: where to write them; a new vector by default.
         """
-        decoded = torch.empty(stop - start) if out is None else out
-        for payload, (first, last) in zip(self.parts, self.bounds, strict=True):
-            a, b = max(start, first), min(stop, last)
-            if a < b:
-                own = decoded[a - start : b - start]
-                self.compressor.decode_range(payload, last - first, a - first, b - first, own, checked=True)
-        return decoded
+        return decode_parts(self.parts, self.bounds, self.compressor, start, stop, out)
 
 
 class OuterState:
@@ -187,6 +182,10 @@ class OuterState:
             return residual.encode(self.compressor, start, stop, read)
         return self.compressor.encode_ranges(stop - start, read)
 
+    def scratch(self) -> list[Tensor]:
+        """What `preview_chunk` works in."""
+        return [torch.empty(min(PIECE, self.numel)) for _ in range(2 + len(self.buffers))]
+
     def preview(self, update: Update) -> str:
         """The digest that `apply(update, ...)` would produce, changing nothing; temporaries are a few chunks.
 
@@ -194,17 +193,26 @@ class OuterState:
             NonFiniteError: the update would carry the state beyond fp32's range; it must not be committed.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        scratch = [torch.empty(min(PIECE, self.numel)) for _ in range(2 + len(self.buffers))]
-        by_chunk = [self._preview_chunk(update, *bounds, scratch) for bounds in chunks(self.numel, CHUNK)]
+        scratch = self.scratch()
+        return self.joined_digest(
+            [self.preview_chunk(update.decode_range, *bounds, scratch) for bounds in chunks(self.numel, CHUNK)]
+        )
+
+    def joined_digest(self, by_chunk: Sequence[Sequence[bytes]]) -> str:
+        """`state_digest` of what `preview_chunk` has yielded for each chunk, in order."""
         by_tensor = zip(*by_chunk, strict=True)
         return state_digest([digest for own in by_tensor for digest in own], self.numel, len(self.buffers))
 
-    def _preview_chunk(self, update: Update, first: int, last: int, scratch: Sequence[Tensor]) -> list[bytes]:
-        """The digests of one chunk of the anchor and of each buffer after `update`."""
+    def preview_chunk(self, decode: Decode, first: int, last: int, scratch: Sequence[Tensor]) -> list[bytes]:
+        """The digests of one chunk, [first, last), of the anchor and of each buffer after an update; see `preview`.
+
+        Args:
+            decode: writes elements [start, stop) of the update.
+        """
         hashers = [hashing.Hasher() for _ in (self.anchor, *self.buffers)]
         for start, stop in pieces(first, last):
             decoded, anchor, *buffers = (vector[: stop - start] for vector in scratch)
-            update.decode_range(start, stop, decoded)
+            decode(start, stop, decoded)
             self.optimizer.step(self._vectors(start, stop), decoded, Vectors(anchor, buffers), round=self.round)
             for shadow, hasher in zip((anchor, *buffers), hashers, strict=True):
                 if not is_finite(shadow):
@@ -242,6 +250,20 @@ def state_digest(chunk_digests: Sequence[bytes], numel: int, num_buffers: int) -
         raise ProtocolError(f"{len(chunk_digests)} chunk digests; must be {expected} of 32 bytes")
     header = _DIGEST_TAG + numel.to_bytes(8, "little") + num_buffers.to_bytes(1, "little")
     return hashlib.sha256(header + b"".join(chunk_digests)).hexdigest()
+
+
+def decode_parts(
+    parts: Sequence[Payload], bounds: Sequence[tuple[int, int]], compressor: Compressor, start: int, stop: int,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Elements [start, stop) of the vector whose parts have these payloads and [start, stop); nothing is checked."""
+    decoded = torch.empty(stop - start) if out is None else out
+    for payload, (first, last) in zip(parts, bounds, strict=True):
+        a, b = max(start, first), min(stop, last)
+        if a < b:
+            own = decoded[a - start : b - start]
+            compressor.decode_range(payload, last - first, a - first, b - first, own, checked=True)
+    return decoded
 
 
 def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:

@@ -143,6 +143,7 @@ class Exchange:
     async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
         contribute, keep = self._work.contribution(due, state), self._watch.begins(session)
         reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute, keep, self._watch.reduced))
+        previewing = asyncio.ensure_future(self._work.preview(session, state))
         signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
             await bounded([reducing, *signed], session, self._clock, self._budget)
@@ -151,10 +152,11 @@ class Exchange:
             parts = [reduced.payload if peer == group.me else others[peer] for peer in session.order]
             update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
             session.heard = await self._work.hear(session)
+            digest = await previewing
         finally:
-            await cancel_and_wait([reducing])
+            await cancel_and_wait([reducing, previewing])
         self._watch.heard(session.heard)
-        return Exchanged(update, reduced.cosine, reduced.dropped)
+        return Exchanged(update, reduced.cosine, reduced.dropped, digest)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
@@ -20,6 +20,7 @@ from peer.swarm.streams import Stream
 
 T = TypeVar("T")
 Slices = Sequence[tuple[int, int]]
+Arriving = tuple[memoryview, int]
 
 
 class Inbox:
@@ -33,9 +34,16 @@ class Inbox:
         reduced: the part that it reduced, whole.
         signed: its signature over that.
         vote: its vote.
+        arriving: the memory that the reduced part is received into, and how many of its slices are there.
+
+    Args:
+        part_sizes, reduced_sizes: bytes of each slice.
+        on_slice: called when a slice of the reduced part has come.
     """
 
-    def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, part_sizes: Sequence[int], reduced_sizes: Sequence[int], on_slice: Callable[[], None] = lambda: None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
         self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
@@ -43,7 +51,8 @@ class Inbox:
         self.reduced: asyncio.Future[Payload] = loop.create_future()
         self.signed: asyncio.Future[Seal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
-        self._part_sizes, self._reduced_sizes = tuple(part_sizes), tuple(reduced_sizes)
+        self.arriving: Arriving = (memoryview(b""), 0)
+        self._part_sizes, self._reduced_sizes, self._on_slice = tuple(part_sizes), tuple(reduced_sizes), on_slice
 
     async def fill(self, stream: Stream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
@@ -58,6 +67,8 @@ class Inbox:
             if kind is Kind.REDUCED:
                 await stream.receive_body(body[position : position + length])
                 position += length
+                self.arriving = body, counts[kind] + 1
+                self._on_slice()
             else:
                 piece = blank(length)
                 await stream.receive_body(piece)
@@ -109,6 +120,7 @@ class Inbox:
         loop = asyncio.get_running_loop()
         self.parts, self.reduced = [loop.create_future() for _ in self._part_sizes], loop.create_future()
         _fail(abort, *self.parts, self.reduced)
+        self.arriving = memoryview(b""), 0
 
 
 class Session:
@@ -131,6 +143,8 @@ class Session:
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
+        own_arriving: the memory that this peer's reduced part is written into, and how many of its slices are there.
+        moved: set when a slice of any reduced part is there.
         began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
     """
 
@@ -140,9 +154,13 @@ class Session:
         self.group: Group | None = None
         self.bounds = partition(numel, len(order), codec.block)
         sizes = [self.sizes(index) for index in range(len(order))]
+        self.moved = asyncio.Event()
         self.inboxes = {
-            peer_id: Inbox(sizes[me], sizes[index]) for index, peer_id in enumerate(order) if index != me
+            peer_id: Inbox(sizes[me], own, self.moved.set)
+            for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
+            if index != me
         }
+        self.own_arriving: Arriving = (memoryview(b""), 0)
         self.outbound: dict[str, Stream] = {}
         self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
         self.own_seal: asyncio.Future[Seal] = loop.create_future()
@@ -170,6 +188,10 @@ class Session:
         """Bytes of each of them."""
         return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(index)]
 
+    def arriving(self) -> list[Arriving]:
+        """The reduced parts in roster order, as far as they are there."""
+        return [self.inboxes[peer].arriving if peer in self.inboxes else self.own_arriving for peer in self.order]
+
     def fail(self, peer_id: str, abort: RoundAborted) -> None:
         """Nothing more comes from this member."""
         self.inboxes[peer_id].fail(abort)
@@ -196,7 +218,7 @@ class Session:
         futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_seal, self.own_vote, self.sitting)
         for future in futures:
             future.cancel()
-        self.own_reduced = []
+        self.own_reduced, self.own_arriving = [], (memoryview(b""), 0)
 
 
 def _fail(abort: RoundAborted, *futures: asyncio.Future[Any]) -> None:

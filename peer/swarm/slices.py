@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from peer.outer.aggregate import Aggregator
-from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read
 from peer.outer.compress.feedback import Residual
+from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
 from peer.outer.refusals import ROBUST
@@ -153,10 +154,35 @@ class SliceWork:
             piece[:] = reduced
             written += len(reduced)
             session.own_reduced[index].set_result(piece)
+            session.own_arriving = whole, index + 1
+            session.moved.set()
         shown = await self._sign(session, job, kept if keep else ())
         on_signed(shown)
         session.own_seal.set_result(shown.seal)
         return Reduced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
+
+    async def preview(self, session: Session, state: OuterState) -> str | None:
+        """The digest of the state that the round leads to, most of it computed while the reduced parts arrive.
+
+        None: it is no state that could be committed, as whoever previews the whole update will hear.
+        """
+        preview = Preview(state, session.bounds)
+        slices, known = [session.slices(index) for index in range(len(session.order))], [0] * len(session.order)
+        try:
+            while not preview.complete:
+                session.moved.clear()
+                arriving = session.arriving()
+                for index, (_, count) in enumerate(arriving):
+                    if count > known[index]:
+                        preview.reach(index, slices[index][count - 1][1])
+                        known[index] = count
+                if preview.ready:
+                    await self._in_thread(preview.step, [body for body, _ in arriving])
+                else:
+                    await session.moved.wait()
+        except (NonFiniteError, PayloadError):
+            return None
+        return preview.digest()
 
     async def _sign(self, session: Session, job: _Reduction, payloads: Sequence[Sequence[Payload]]) -> Kept:
         """Check the others' signatures and make this reducer's."""

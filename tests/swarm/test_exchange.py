@@ -8,7 +8,8 @@ import torch
 
 from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import partition
-from peer.outer.round import RoundAborted
+from peer.outer.round import RoundAborted, link_of
+from peer.outer.state import CHUNK
 from peer.protocol.lineage import VOTE_DOMAIN, quorum
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json
@@ -32,7 +33,8 @@ def part_of(table, liar, to):
 
 
 @pytest.mark.parametrize(
-    ("count", "codec", "numel"), [(2, "int8", 2000), (3, "int8", 2000), (3, "fp32", 10), (5, "int8", 300)]
+    ("count", "codec", "numel"),
+    [(2, "int8", 2000), (3, "int8", 2000), (3, "fp32", 10), (5, "int8", 300), (3, "int4", 2 * CHUNK + 77)],
 )
 async def test_all_members_get_the_same_update_and_it_is_the_reference(network, count, codec, numel):
     table = Table(network, count, codec=codec, numel=numel)
@@ -40,6 +42,7 @@ async def test_all_members_get_the_same_update_and_it_is_the_reference(network, 
     outcomes = await table.all()
     assert [outcome.update.payload for outcome in outcomes] == [expected.payload] * count
     assert [outcome.update.digest() for outcome in outcomes] == [expected.digest()] * count
+    assert [outcome.state_digest for outcome in outcomes] == [table.states[0].preview(expected)] * count
     assert all(outcome.cosine is None or abs(outcome.cosine) <= 1.0 for outcome in outcomes)
     sent = sum(node.traffic["round"].sent for node in table.nodes)
     assert sent == sum(node.traffic["round"].received for node in table.nodes)
@@ -47,6 +50,15 @@ async def test_all_members_get_the_same_update_and_it_is_the_reference(network, 
     for state in table.states:
         assert state.round == 0
         assert state.digest() == table.states[0].lineage_id
+
+
+async def test_an_update_beyond_fp32_is_not_signed(network):
+    table = Table(network, 2, codec="fp32", numel=10)
+    table.locals = [torch.full((10,), -3e38)] * 2
+    for index, outcome in enumerate(await table.all()):
+        assert outcome.state_digest is None
+        with pytest.raises(RoundAborted, match=r"makes values \[0, 10\) of the state infinite"):
+            await link_of(table.groups[index], outcome, table.states[index])
 
 
 async def test_the_weights_are_the_rosters(network):

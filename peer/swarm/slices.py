@@ -176,7 +176,9 @@ class SliceWork:
                     if count > known[index]:
                         preview.reach(index, slices[index][count - 1][1])
                         known[index] = count
-                if preview.ready:
+                if preview.ready and self._running:
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)  # others wait for that
+                elif preview.ready:
                     await self._in_thread(preview.step, [body for body, _ in arriving])
                 else:
                     await session.moved.wait()

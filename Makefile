@@ -34,9 +34,8 @@ lint: env ## style, types, import floors, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-test: lint ## lint, then all tests; the real swarms of tests/network run one at a time
-	$(BIN)/pytest tests -x -q -n $(WORKERS) --ignore=tests/network
-	$(BIN)/pytest tests/network -x -q --ignore=tests/network/chaos
+test: lint ## lint, then all tests, WORKERS=2 at a time
+	$(BIN)/pytest tests -x -q -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
 
 slices: env ## real swarms under kills, stops, attacks, liars, partitions, bad links, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q

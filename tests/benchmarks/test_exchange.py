@@ -145,8 +145,6 @@ class TestReport:
         figures = {figure.name: figure for figure in exchange_report.figures(rows)}
         faster = figures["4 x 50M: hivemind's fastest (fp16) / atoll int8"]
         assert (faster.value, faster.met) == (pytest.approx(4.4), True)
-        alone = figures["4 x 50M: hivemind's fastest / atoll int8 without preview and votes"]
-        assert (alone.value, alone.limit) == (pytest.approx(4.4 / 0.8), None)
         assert figures["4 x 50M: atoll int8 / gloo"].value == pytest.approx(2.0)
         assert figures["4 x 50M: atoll int8 / gloo"].met is True
         assert figures["4 x 50M: atoll int8, more memory / fp32 size"].value == pytest.approx(1.2)

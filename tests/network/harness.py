@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peer.link.memory import SharedState
+from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
@@ -141,21 +141,26 @@ class Member:
         return [record for record in self.records if record.status == "committed"]
 
     @property
-    def head_digest(self) -> str | None:
+    def head(self) -> Head | None:
         assert self.sync is not None
-        head = self.sync.memory.head
-        return head.state_digest if head is not None else None
+        return self.sync.memory.head
 
     @property
     def lineage_id(self) -> str | None:
-        assert self.sync is not None
-        head = self.sync.memory.head
+        head = self.head
         return head.lineage_id if head is not None else None
 
     @property
     def round(self) -> int:
         assert self.sync is not None
         return self.sync.round
+
+    @property
+    def at_rest(self) -> bool:
+        """It has merged the newest state, and its agent has nothing to average: no round begins before it steps."""
+        assert self.sync is not None
+        head = self.head
+        return head is not None and head.round == self.sync.round and self.sync._outstanding is None
 
     def on_message(self, message: Message) -> None:
         if isinstance(message, Round):
@@ -300,6 +305,22 @@ class TestSwarm:
             for member in self.members:
                 if not member.frozen and member not in active:
                     self._poll(member)
+
+    def drive_together(
+        self, members: Sequence[Member], until: Callable[[], bool] = lambda: True, timeout_s: float = 60.0
+    ) -> set[str]:
+        """Until these stand at one lineage id, each with a whole state, and the condition holds; -> their digests.
+
+        Their agents go on meanwhile: what counts is one look at each, not what a second look would find.
+        """
+        heads: list[Head | None] = []
+
+        def together() -> bool:
+            heads[:] = [member.head for member in members]
+            return None not in heads and len({head.lineage_id for head in heads if head is not None}) == 1 and until()
+
+        self.drive(together, timeout_s)
+        return {head.state_digest for head in heads if head is not None}
 
     @staticmethod
     def _poll(member: Member) -> None:

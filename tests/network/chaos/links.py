@@ -102,7 +102,7 @@ def trial(
         "late": sum(late(record, timeout_s) for record in records),
         "late_ones": [f"{r.phase or r.status} {r.seconds} {r.reason}" for r in records if late(r, timeout_s)],
         "longest_s": round(worst, 1),
-        "one_state": len({m.head_digest for m in members if m.round == max(n.round for n in members)}) == 1,
+        "one_state": len(swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)) == 1,
     }  # fmt: skip
 
 

@@ -91,17 +91,17 @@ def trial(
         )  # fmt: skip
 
     swarm.drive(apart, PHASE_TIMEOUT_S)
-    lineages = [{member.lineage_id for member in side} for side in sides]
+    lineages = [{member.committed[-1].lineage_id for member in side} for side in sides]
     healed_at, began = max(member.round for member in members), time.monotonic()
     internet.heal()
-    swarm.drive(lambda: len({member.lineage_id for member in members}) == 1, PHASE_TIMEOUT_S)
+    swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)
     rounds, seconds = max(member.round for member in members) - healed_at, time.monotonic() - began
     swarm.drive(lambda: full_round(members, healed_at) is not None, PHASE_TIMEOUT_S)
     return {
         "share": list(share), "split_at": at, "healed_at": healed_at, "rounds": rounds, "seconds": round(seconds, 1),
         "distinct": lineages[0].isdisjoint(lineages[1]), "yielded": [m.name for m in members if yielded(m, seen)],
         "unexplained": sum(unexplained(member, seen[member.name]) for member in members),
-        "one_state": len({member.head_digest for member in level(members)}) == 1,
+        "one_state": len(swarm.drive_together(members, timeout_s=PHASE_TIMEOUT_S)) == 1,
     }  # fmt: skip
 
 
@@ -113,12 +113,6 @@ def full_round(members: Sequence[Member], after: int) -> int | None:
     """The first committed round after `after` in which everybody took part; None if there is none yet."""
     rounds = [r.round for r in members[0].committed if r.round > after and set(r.members) == _ids(members)]
     return min(rounds, default=None)
-
-
-def level(members: Sequence[Member]) -> list[Member]:
-    """Those that have come furthest."""
-    furthest = max(member.round for member in members)
-    return [member for member in members if member.round == furthest]
 
 
 def yielded(member: Member, seen: dict[str, int]) -> bool:

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from peer.errors import AtollError
-from peer.outer.aggregate import Aggregator, Mean
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read, check_length
-from peer.outer.compress.sliced import Sliced
-from peer.outer.gated import Gated
+from peer.outer.compress.base import NonFiniteError
 from peer.outer.record import Drop, Instead, RoundRecord
 from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 
-COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
 Phase = Literal["match", "exchange", "commit"]
 
 
@@ -184,132 +179,3 @@ def _record(
         instead=abort.instead if abort else None,
         seconds=seconds,
     )
-
-
-def reduce_part(
-    payloads: Sequence[Payload],
-    weights: Sequence[int],
-    numel: int,
-    compressor: Compressor,
-    aggregator: Aggregator = Mean(),
-    encode: Callable[[int, Read], bytes] | None = None,
-) -> tuple[bytes, float | None]:
-    """Aggregate one part of all contributions in roster order and encode the result once.
-
-    Args:
-        payloads: one encoded part of `numel` elements per member, in roster order.
-        weights: tokens per member.
-        compressor: where it writes a part in slices, each is aggregated by itself.
-        encode: (numel, read) -> payload in place of `compressor.encode_ranges`, where error feedback takes part.
-
-    Returns:
-        the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
-
-    Raises:
-        PayloadError: a payload is malformed, and the aggregator does not drop such.
-    """
-    gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
-    own = bound(aggregator, len(payloads))
-    if not isinstance(compressor, Sliced) or encode is not None:
-        return reduce_range(payloads, weights, numel, compressor, own, gram, encode), mean_cosine(gram)
-    for payload in payloads:
-        check_length(payload, compressor.wire_bytes(numel), compressor.name, numel)
-    reduced, position = [], 0
-    for start, stop in compressor.slices(0, numel) or [(0, 0)]:
-        size = compressor.base.wire_bytes(stop - start)
-        pieces = [memoryview(payload)[position : position + size] for payload in payloads]
-        reduced.append(reduce_range(pieces, weights, stop - start, compressor.base, own, gram))
-        position += size
-    return b"".join(reduced), mean_cosine(gram)
-
-
-def bound(aggregator: Aggregator, members: int) -> Aggregator:
-    """The aggregator for a round of so many members."""
-    return aggregator.bind(members) if isinstance(aggregator, Mean) else aggregator
-
-
-def reduce_range(
-    payloads: Sequence[Payload],
-    weights: Sequence[int],
-    numel: int,
-    compressor: Compressor,
-    aggregator: Aggregator,
-    gram: Tensor,
-    encode: Callable[[int, Read], bytes] | None = None,
-    dropped: dict[int, str] | None = None,
-) -> bytes:
-    """`reduce_part` of one slice: a function of its arguments alone, the same bits on every machine.
-
-    Args:
-        aggregator: `bound` to the members already.
-        gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
-        dropped: takes the reason for each contribution that the aggregator dropped, by its place.
-
-    Raises:
-        ValueError: not one weight per payload; see `Aggregator.aggregate`.
-    """
-    if len(payloads) != len(weights):
-        raise ValueError(f"{len(payloads)} contributions with {len(weights)} weights: must be equal")
-
-    def combine(pieces: list[Tensor]) -> Tensor:
-        if not isinstance(aggregator, Gated):
-            return aggregator.aggregate(pieces, weights)
-        result, reasons = aggregator.judged(pieces, weights)
-        if dropped is not None:
-            dropped.update(reasons)
-        return result
-
-    def aggregate(start: int, stop: int) -> Tensor:
-        sample = torch.empty(len(payloads), min(COSINE_SAMPLE, stop - start))
-
-        def decoded(index: int, out: Tensor | None = None) -> Tensor:
-            piece = _decoded(payloads[index], numel, start, stop, compressor, aggregator, out)
-            sample[index] = piece[:COSINE_SAMPLE]
-            return piece
-
-        if isinstance(aggregator, Mean):
-            result = _mean(decoded, aggregator.factors(weights))
-        else:
-            result = combine([decoded(index) for index in range(len(payloads))])
-        gram.add_((sample @ sample.T).double())
-        return result
-
-    read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
-    return (encode or compressor.encode_ranges)(numel, read)
-
-
-def _mean(decoded: Callable[[int, Tensor | None], Tensor], factors: Sequence[float]) -> Tensor:
-    """`scaled_sum` of contributions that are decoded one at a time: two vectors, however many there are."""
-    result = decoded(0, None).mul_(factors[0])
-    scratch = torch.empty_like(result)
-    for index in range(1, len(factors)):
-        result.add_(decoded(index, scratch).mul_(factors[index]))
-    return result
-
-
-def _decoded(
-    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator,
-    out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
-    try:
-        return compressor.decode_range(payload, numel, start, stop, out)
-    except PayloadError:
-        if not isinstance(aggregator, Gated):
-            raise
-        return torch.full((stop - start,), torch.nan)
-
-
-def _slices_of(whole: Tensor) -> Read:
-    return lambda start, stop: whole[start:stop]
-
-
-def mean_cosine(gram: Tensor) -> float | None:
-    """Mean of the pairwise cosines, from the inner products fp64 [n, n]; None for fewer than two, or zeros."""
-    members = gram.shape[0]
-    norms = gram.diagonal().clamp_min(0.0).sqrt()
-    if members < 2 or bool((norms == 0).any()):
-        return None
-    cosines = gram / torch.outer(norms, norms)
-    mean = float((cosines.sum() - members) / (members * (members - 1)))
-    return min(1.0, max(-1.0, mean)) if mean == mean else None

@@ -12,7 +12,7 @@ from peer.outer.compress.base import Payload, PayloadError
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.recipes import Recipe
-from peer.outer.round import bound, reduce_range
+from peer.outer.reduce import bound, reduce_range
 from peer.protocol.evidence import Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions, Unit
 from peer.protocol.records import open_sealed, parse_json
 from peer.protocol.statements import Sitting, climb, has_reduced, has_sent, inputs_of, leaf_of, path_of

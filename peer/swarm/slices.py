@@ -18,8 +18,9 @@ from peer.outer.compress.feedback import Residual
 from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
+from peer.outer.reduce import bound, mean_cosine, reduce_range
 from peer.outer.refusals import ROBUST
-from peer.outer.round import Due, Group, RoundAborted, bound, mean_cosine, reduce_range
+from peer.outer.round import Due, Group, RoundAborted
 from peer.outer.state import OuterState, Update
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent

@@ -15,7 +15,7 @@ import torch
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov
-from peer.outer.round import reduce_part
+from peer.outer.reduce import reduce_part
 from peer.outer.state import OuterState, Update
 from tests.network.harness import TOKENS_PER_STEP, Member, TestSwarm
 

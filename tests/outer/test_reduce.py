@@ -9,7 +9,7 @@ from peer.outer.aggregate import Mean
 from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
-from peer.outer.round import reduce_part, reduce_range
+from peer.outer.reduce import reduce_part, reduce_range
 from tests.outer.contributions import gaussian
 
 N = 5 * 1024 + 77

@@ -13,7 +13,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.fragments import partition
 from peer.outer.merge import merge_
 from peer.outer.recipes import Recipe
-from peer.outer.round import reduce_part
+from peer.outer.reduce import reduce_part
 from peer.outer.state import OuterState, Update
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import clip_

@@ -8,7 +8,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov
-from peer.outer.round import reduce_part
+from peer.outer.reduce import reduce_part
 from peer.outer.state import OuterState, Update
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member

@@ -11,7 +11,8 @@ import torch
 
 from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import partition
-from peer.outer.round import RoundAborted, bound, reduce_part
+from peer.outer.reduce import bound, reduce_part
+from peer.outer.round import RoundAborted
 from peer.outer.state import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind

@@ -18,7 +18,8 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.gossip import centre_of, drift, move_
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
-from peer.outer.round import RoundAborted, bound, mean_cosine, reduce_range
+from peer.outer.reduce import bound, mean_cosine, reduce_range
+from peer.outer.round import RoundAborted
 from peer.outer.state import OuterState, pieces
 
 _ANCHORS = Fp32()  # anchors are not differences: no coarse codec may touch them

@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeVar
 import torch
 
 from benchmarks.contributions import fill, relative_error
-from benchmarks.member import Setup, Timed, processor_seconds, serve
+from benchmarks.member import Setup, Timed, serve
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
@@ -71,10 +71,9 @@ class AtollMember:
 
     def average(self) -> Timed:
         """Exchange, preview and hash the state, sign and collect the votes, decode the update."""
-        cpu = processor_seconds()
         began = time.monotonic()
         phases = self._wait(self._round())
-        return Timed(began=began, ended=time.monotonic(), cpu=cpu, phases=phases)
+        return Timed(began=began, ended=time.monotonic(), phases=phases)
 
     async def _round(self) -> dict[str, float]:
         group, state = self._group, self._state

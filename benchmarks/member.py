@@ -46,13 +46,14 @@ class Timed:
 
     Attributes:
         began, ended: `time.monotonic()`, which all processes of a machine share.
-        cpu: as `processor_seconds` gives it, shortly before `began`.
+        cpu: as `processor_seconds` gives it, shortly before `began`; None: as it was when the peer was asked. Counting
+            takes milliseconds, in which the others may have begun.
         phases: seconds by phase, where there are any.
     """
 
     began: float
     ended: float
-    cpu: tuple[float, float]
+    cpu: tuple[float, float] | None = None
     phases: dict[str, float] = field(default_factory=dict)
 
 

@@ -120,14 +120,21 @@ class Peers:
 
     def go(self) -> Averaged:
         """Average and check."""
+        asked = self._spent()
         timed = tuple(Timed(**answer) for answer in self.ask("average"))
-        used = [sum(cpu_seconds(leader, command) for leader in self.leaders) for command in (None, DAEMON)]
-        before = [sum(one.cpu[which] for one in timed) for which in (0, 1)]
+        spent = [
+            [now - before for now, before in zip(after, one.cpu or first, strict=True)]
+            for one, first, after in zip(timed, asked, self._spent(), strict=True)
+        ]
         errors: list[float] = self.ask("check")
         return Averaged(
-            timed=timed, cpu_s=used[0] - before[0], daemon_cpu_s=used[1] - before[1],
+            timed=timed, cpu_s=sum(whole for whole, _ in spent), daemon_cpu_s=sum(daemon for _, daemon in spent),
             error=max(errors, key=lambda error: (error != error, error)),
         )
+
+    def _spent(self) -> list[tuple[float, float]]:
+        """Processor time of each peer's session so far, as `processor_seconds` gives it there."""
+        return [(cpu_seconds(leader), cpu_seconds(leader, DAEMON)) for leader in self.leaders]
 
     def memory(self) -> list[int]:
         """PSS of each peer in bytes."""

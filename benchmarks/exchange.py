@@ -85,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     lists: dict[str, Any] = {"nargs": "+", "metavar": "N", "type": int}
     parser.add_argument("--peers", default=list(PEERS), help=f"default: {' '.join(map(str, PEERS))}", **lists)
     parser.add_argument("--params", default=list(PARAMS), help=f"default: {' '.join(map(str, PARAMS))}", **lists)
+    parser.add_argument("--most", type=int, metavar="N", help="leave out what is more than N parameters in all peers")
     parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=f"of each (default: {REPEATS})")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
     parser.add_argument("--codecs", nargs="+", metavar="CODEC", help=f"only these of {', '.join(codecs)}")
@@ -173,6 +174,8 @@ def plan(arguments: argparse.Namespace) -> Iterator[Run]:
             raise UserError(f"--codecs={codec}: not of {', '.join(arguments.systems)}", did_you_mean(codec, known))
     for params in dict.fromkeys(arguments.params):
         for peers in dict.fromkeys(arguments.peers):
+            if arguments.most is not None and peers * params > arguments.most:
+                continue
             for system in dict.fromkeys(arguments.systems):
                 for codec in SYSTEMS[system].codecs:
                     if arguments.codecs is None or codec in arguments.codecs:
@@ -262,6 +265,8 @@ def describe(row: Row) -> str:
 def options(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The command line again, as far as it decides what is measured."""
     lists = {"--peers": arguments.peers, "--params": arguments.params, "--repeats": [arguments.repeats]}
+    if arguments.most is not None:
+        lists["--most"] = [arguments.most]
     if arguments.systems != list(SYSTEMS):
         lists["--systems"] = arguments.systems
     if arguments.codecs is not None:

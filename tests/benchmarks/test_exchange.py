@@ -188,6 +188,9 @@ class TestPlan:
         ]  # fmt: skip
         assert {run.peers for run in runs[5:]} == {4}
         assert len(self.runs()) == 3 * 4 * 11
+        few = self.runs("--most", "500000000", "--systems", "gloo")
+        assert (8, 125_000_000) not in {(run.peers, run.params) for run in few}
+        assert len(few) == 3 * 4 - 1
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -210,7 +213,8 @@ class TestPlan:
         assert "needs about 2.3 GB of memory; 1.0 GB are available" in caught.value.hint
 
     def test_the_command_in_the_report_measures_the_same_again(self) -> None:
-        words = ["--peers", "4", "--params", "50000000", "--repeats", "3", "--systems", "gloo", "--codecs", "fp32"]
+        words = ["--peers", "4", "--params", "50000000", "--repeats", "3", "--most", "200000000", "--systems", "gloo",
+                 "--codecs", "fp32"]  # fmt: skip
         again = exchange.options(build_parser().parse_args([*words, "--report", "somewhere.json"]))
         assert list(again) == words
 

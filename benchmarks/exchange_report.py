@@ -19,10 +19,11 @@ NOTES = """\
 Seconds are medians, each from the moment that all are ready until the slowest peer holds the mean; MB/s is the size of
 the fp32 vector over them. Atoll: real nodes and libp2p daemons, signed joins; from the first peer that begins; the
 exchange, the state's preview and digest, signed votes, the update decoded to fp32: preview, digest and votes are what
-only Atoll does. hivemind 1.1.12: its DecentralizedAverager with its default part size, in an environment of its own
-with numpy 2.2.5 (with 2.4 and later its 8-bit codecs raise inside, average nothing and report success) and bitsandbytes
-for the block-wise codec; the all-reduce alone inside the averager's process, from the last peer that begins:
-matchmaking and everything around do not count.
+only Atoll does. Each averaging is that of a group that has just formed and opens its streams, which one that stands
+does not (`benchmarks.groups`). hivemind 1.1.12: its DecentralizedAverager with its default part size, in an environment
+of its own with numpy 2.2.5 (with 2.4 and later its 8-bit codecs raise inside, average nothing and report success) and
+bitsandbytes for the block-wise codec; the all-reduce alone inside the averager's process, from the last peer that
+begins: matchmaking and everything around do not count.
 gloo: fp32, from the first process behind a barrier, the sum alone; nothing is encrypted, signed or checked.
 CPU seconds are user and system of all peers' processes for one averaging; `p2pd s` are the libp2p daemons' share. MB is
 memory: the rise of the proportional set size (PSS) of a peer with all its processes over what it had before its first

@@ -8,6 +8,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.statements import SEAL_BYTES
 from peer.protocol.wire import Kind, VoteMessage
 from peer.swarm.inbox import Inbox
+from tests.swarm.gathering import until
 from tests.swarm.network import stream_pair
 
 SIZES, REDUCED = (5, 3), (4, 2)
@@ -26,11 +27,11 @@ async def a_member(frames):
     return ours, theirs
 
 
-async def drained(filling, turns=20):
-    """Let the reader take what there is."""
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    return filling
+async def until_read(inbox, frames):
+    """Until the reader has taken this many frames of the kinds that leave a trace."""
+    parts = sum(kind is Kind.PART for kind, _ in frames)
+    reduced = sum(kind is Kind.REDUCED for kind, _ in frames)
+    await until(lambda: sum(part.done() for part in inbox.parts) == parts and inbox.arriving[1] == reduced)
 
 
 async def test_all_that_a_member_sends_reaches_its_futures():
@@ -48,7 +49,8 @@ async def test_what_comes_after_the_round_has_ended_is_dropped_wherever_that_was
     abort = RoundAborted("exchange", "another member left", culprit="left")
     ours, theirs = await a_member(FRAMES[:before])
     inbox = Inbox(SIZES, REDUCED)
-    filling = await drained(asyncio.ensure_future(inbox.fill(ours)))
+    filling = asyncio.ensure_future(inbox.fill(ours))
+    await until_read(inbox, FRAMES[:before])
     inbox.close(abort)
     for kind, body in FRAMES[before:]:
         await theirs.send(kind, body)

@@ -16,7 +16,7 @@ from tests.network.harness import Member, TestSwarm
 
 NAME = "groups"
 ABOUT = "A standing group of real agents: seconds of a round, to let a newcomer in, and to go on after a kill"
-SHAPE = Shape(hidden=128, intermediate=344, layers=5)
+SHAPE = Shape(hidden=128, intermediate=344, layers=5, steps_per_round=1)
 PACE_S = 0.005
 WARM_UP = 5
 TIMEOUT_S = 300.0
@@ -29,10 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = benchmark_parser(
         NAME,
-        "Real agents average vectors of 1M parameters, int8, as fast as they can. A round counts from the moment the\n"
-        "last member is ready, phase by phase, the slowest member of each. Then a newcomer joins: from its first\n"
-        "anchor to the first round with everybody. Then the agent of one member is killed: to the survivors' next\n"
-        "round, which the end of its streams makes possible. All processes share this machine.",
+        "Real agents average vectors of 1M parameters, int8, after every step. A round counts from the moment the\n"
+        "last member is ready until the last one has installed the update; by phase, the slowest member of each.\n"
+        "Then a newcomer joins: from its first anchor to the first round with everybody. Then the agent of one member\n"
+        "is killed: to the survivors' next round, which the end of its streams makes possible. All processes share\n"
+        "this machine, the one that plays the trainers too.",
     )
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="members of the group (default: 4)")
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds before anything else (default: 50)")
@@ -61,12 +62,19 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
 
 
 def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
-    """Seconds by phase of `rounds` rounds in a row that all members committed together, after a few to warm up."""
+    """Seconds by phase of `rounds` rounds in a row that all members committed together, after a few to warm up.
+
+    As with a recipe that averages every step, nobody steps on before its round is over.
+    """
+    for member in swarm.members:
+        member.waits = True
 
     def found() -> list[dict[str, float]]:
         return together([member.committed for member in swarm.members])
 
     swarm.drive(lambda: len(found()) >= WARM_UP + rounds, TIMEOUT_S, PACE_S)
+    for member in swarm.members:
+        member.waits = False
     return found()[WARM_UP:]
 
 

@@ -26,9 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = benchmark_parser(
         NAME,
         "Three real agents average vectors of the demo's size and of 10M parameters, int8. A round counts from the\n"
-        "moment the last member is ready: matching is that member's, every other phase the slowest member's. In the\n"
-        "same run, three processes all-reduce the same fp32 vector with gloo; nothing there is compressed, signed,\n"
-        "checked, voted on or recorded on disk.",
+        "moment the last member is ready until the last one has installed the update; phase by phase, matching is the\n"
+        "last member's, every other phase the slowest member's. In the same run, three processes all-reduce the same\n"
+        "fp32 vector with gloo; nothing there is compressed, signed, checked, voted on or recorded on disk.",
     )
     parser.add_argument("--rounds", type=int, default=30, metavar="N", help="rounds for each size (default: 30)")
     return parser
@@ -61,10 +61,11 @@ def measure_rounds(shape: Shape, seed: int, rounds: int) -> list[dict[str, float
 
 
 def together(records: Sequence[Sequence[RoundRecord]]) -> list[dict[str, float]]:
-    """For every round that all members committed in one group: seconds by phase and in total.
+    """For every round that all members committed in one group: seconds by phase, and from the moment the last of them
+    was ready until the last one had installed the update.
 
     Args:
-        records: the committed records of each member.
+        records: the committed records of each member, all of one machine's clock.
     """
     by_round = [{record.round: record for record in own} for own in records]
     common = sorted(set.intersection(*(set(own) for own in by_round)))
@@ -75,8 +76,14 @@ def together(records: Sequence[Sequence[RoundRecord]]) -> list[dict[str, float]]
             continue
         phases = {phase: max(record.seconds[phase] for record in group) for phase in PHASES}
         phases["match"] = min(record.seconds["match"] for record in group)
-        rounds.append({"round": float(number), **phases, "total": sum(phases.values())})
+        rounds.append({"round": float(number), **phases, "total": _seconds_together(group)})
     return rounds
+
+
+def _seconds_together(group: Sequence[RoundRecord]) -> float:
+    ended = [record.ended_at for record in group if record.ended_at is not None]
+    ready = [end - record.seconds["total"] for end, record in zip(ended, group, strict=True)]
+    return max(ended) - max(ready)
 
 
 def figures(size: str, rounds: Sequence[dict[str, float]], gloo: Sequence[float]) -> list[Figure]:

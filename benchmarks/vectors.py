@@ -34,11 +34,12 @@ LOG_CHARS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A llama with 264 tokens, tied embeddings and as many key-value heads as heads."""
+    """A llama with 264 tokens, tied embeddings and as many key-value heads as heads, and how often it is averaged."""
 
     hidden: int
     intermediate: int
     layers: int
+    steps_per_round: int = STEPS_PER_ROUND
 
     @property
     def numel(self) -> int:
@@ -49,8 +50,9 @@ class Shape:
     def manifest_text(self, seed: int) -> str:
         """A run of this model as YAML."""
         return MANIFEST.format(
-            seed=seed, hidden=self.hidden, intermediate=self.intermediate, layers=self.layers, steps=STEPS_PER_ROUND
-        )
+            seed=seed, hidden=self.hidden, intermediate=self.intermediate, layers=self.layers,
+            steps=self.steps_per_round,
+        )  # fmt: skip
 
 
 SHAPES = {
@@ -62,7 +64,12 @@ SHAPES = {
 
 @contextlib.contextmanager
 def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[TestSwarm]:
-    """A bootstrap and one agent for each name, all at their first anchor; steps add noise, its own for each."""
+    """A bootstrap and one agent for each name, all at their first anchor; steps add noise, its own for each.
+
+    This process, which plays all trainers, computes with one thread, as each agent does.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
         swarm = TestSwarm(Path(folder))
         swarm.manifest_text = shape.manifest_text(seed)
@@ -77,6 +84,7 @@ def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[Te
             raise UserError(error.what, "\n".join(logs)) from None
         finally:
             swarm.close()
+            torch.set_num_threads(threads)
 
 
 def drive_rounds(swarm: TestSwarm, rounds: int, timeout_s: float) -> None:

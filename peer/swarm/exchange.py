@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from peer.errors import ProtocolError
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
-from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
+from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.budget import Budget
 from peer.swarm.commit import collect_votes
 from peer.swarm.guard import Guard
+from peer.swarm.hellos import Hellos
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
@@ -38,14 +37,11 @@ from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.watch import Watch
 
 log = logging.getLogger(__name__)
-HELLO_TIMEOUT_S = 5.0
-EARLY_STREAMS = 64
 MIN_SENDING_S = 2.0
-EARLY_STREAMS_OF_ONE = 2
 
 
 class Exchange:
-    """All exchanges of this peer; routes inbound streams to their group, and keeps the group while it stands.
+    """All exchanges of this peer; keeps the group while it stands.
 
     Args:
         node: the network.
@@ -57,6 +53,9 @@ class Exchange:
         on_join: called when another member of a standing group is ready for the next round.
         guard: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
         clock: monotonic seconds.
+
+    Attributes:
+        hellos: the streams to and from members.
     """
 
     def __init__(
@@ -75,14 +74,12 @@ class Exchange:
         self._node, self._clock = node, clock
         self._budget = Budget(timeout_s)
         self._rosters, self._on_join, self._watch = rosters, on_join, Watch(guard)
-        self._name = f"atoll/{run_id[:16]}/round"
+        self.hellos = Hellos(node, run_id, lambda: self._standing)
         self._standing: Standing | None = None
         self._session: Session | None = None
-        self._arrived = asyncio.Condition()
-        self._early: Counter[str] = Counter()
 
     async def start(self) -> None:
-        await self._node.serve(self._name, "round", self._on_stream)
+        await self.hellos.start()
 
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
@@ -231,7 +228,7 @@ class Exchange:
         for stream in standing.outbound.values():
             self._node.spawn(part(stream, message))
 
-    # -- streams -----------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------------------------
 
     async def _gather(self, group: Group, due: Due, state: OuterState) -> Session:
         """Open the streams of a group that has just been matched."""
@@ -242,9 +239,8 @@ class Exchange:
         session = Session(order, group.index, state.numel, codec, group)
         open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
         standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._watch.saw)
-        async with self._arrived:
-            self._standing, self._session = standing, session
-            self._arrived.notify_all()
+        self._standing, self._session = standing, session
+        await self.hellos.changed()
         self._send(session, standing, due, state, None)
         return session
 
@@ -262,43 +258,6 @@ class Exchange:
         """Start a sender to each other member."""
 
         def stream_to(peer_id: str) -> Awaitable[Stream]:
-            return self._stream(standing, peer_id)
+            return self.hellos.stream_to(standing, peer_id)
 
         start_senders(session, self._work, self._work.contribution(due, state), stream_to, first)
-
-    async def _stream(self, standing: Standing, peer_id: str) -> Stream:
-        stream = standing.outbound.get(peer_id)
-        if stream is None:
-            stream = await self._node.open(peer_id, self._name, "round", bulk=True)
-            standing.outbound[peer_id] = stream
-            await stream.send_message(Kind.HELLO, HelloMessage(group_id=standing.identifier))
-        return stream
-
-    async def _on_stream(self, stream: Stream) -> None:
-        hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
-        standing = await self._standing_of(hello.group_id, stream.remote)
-        if standing is None:
-            raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
-        await standing.follow(stream)
-
-    async def _standing_of(self, identifier: str, remote: str) -> Standing | None:
-        """The group with this id; a stream may arrive a little before this member's own roster does."""
-
-        def known() -> bool:
-            return self._standing is not None and self._standing.identifier == identifier
-
-        if not known():
-            for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):
-                if waiting >= limit:
-                    raise ProtocolError(f"{waiting} streams wait for unknown groups; the limit is {limit}")
-            self._early[remote] += 1
-            try:
-                async with self._arrived:
-                    await asyncio.wait_for(self._arrived.wait_for(known), HELLO_TIMEOUT_S)
-            except asyncio.TimeoutError:
-                return None
-            finally:
-                self._early[remote] -= 1
-                if not self._early[remote]:
-                    del self._early[remote]
-        return self._standing if known() else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from peer.errors import ProtocolError
 from peer.link.messages import Round, ToTrainer
@@ -17,10 +19,12 @@ from peer.swarm.keeper import Keeper, Position
 from peer.swarm.missed import Missed
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import staggered
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0
 UNREACHABLE_S = 1.0
+NEXT_DONOR_S = 1.0  # a donor that sleeps takes its connections all the same, and says nothing
 DISTRUST_S = 60.0
 
 
@@ -81,23 +85,30 @@ class Following:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before, chain = self._keeper.position, tuple(self._keeper.history.chain)
         self.missed.begin()
-        for donor in self.donors():
-            self._nudged.pop(donor, None)
-            try:
-                others = helpers(self._directory.reachable, donor, self._distrusted)
-                how = await self.fetcher.catch_up(donor, self.standing(), self._replay, self._keeper.adopt, others)
-            except NotHeavierError as error:
-                log.info("%s", error)
-                self._distrust(donor, NOT_HEAVIER_S)
-            except ProtocolError as error:
-                self._accuse(donor, str(error))
-            except (StreamClosedError, asyncio.TimeoutError) as error:
-                log.info("donor %s went away: %s", donor, error)
-                self._distrust(donor, UNREACHABLE_S)  # its record stays for a while; asking at once again would spin
-            else:
-                lost = given_up(chain, self._keeper.history.chain, self._own_id)
-                self._report(how, before, lost)
-                return True
+        calls = [(donor, partial(self.fetcher.answer, donor, self.standing())) for donor in self.donors()]
+        async with contextlib.aclosing(staggered(calls, NEXT_DONOR_S)) as answers:
+            async for donor, answer in answers:
+                self._nudged.pop(donor, None)
+                try:
+                    onward: list[Certificate] | None = answer.result()
+                    if self._keeper.position != before:
+                        onward = None  # another donor has brought this peer on, and left
+                    others = helpers(self._directory.reachable, donor, self._distrusted)
+                    how = await self.fetcher.catch_up(
+                        donor, self.standing(), self._replay, self._keeper.adopt, others, onward
+                    )
+                except NotHeavierError as error:
+                    log.info("%s", error)
+                    self._distrust(donor, NOT_HEAVIER_S)
+                except ProtocolError as error:
+                    self._accuse(donor, str(error))
+                except (StreamClosedError, asyncio.TimeoutError) as error:
+                    log.info("donor %s went away: %s", donor, error)
+                    self._distrust(donor, UNREACHABLE_S)  # its record stays for a while: asking again would spin
+                else:
+                    lost = given_up(chain, self._keeper.history.chain, self._own_id)
+                    self._report(how, before, lost)
+                    return True
         if self._keeper.position == before:
             return False
         replayed = self._keeper.state.round - before.round  # a donor left half-way

@@ -52,6 +52,7 @@ class Matchmaker:
         me: this peer, as seen by itself.
         clock: monotonic seconds.
         refuses: whom this peer gives no seat.
+        decline: tells the members of a group that has formed that its round does not begin, and why.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Matchmaker:
         me: Self,
         clock: Callable[[], float] = time.monotonic,
         refuses: Callable[[str], bool] = lambda _: False,
+        decline: Callable[[Group, RoundAborted], None] = lambda *_: None,
     ) -> None:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
-        self._me, self._clock = me, clock
+        self._me, self._clock, self._decline = me, clock, decline
         self.view = View(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
@@ -213,19 +215,24 @@ class Matchmaker:
         return [peer_id for peer_id in expected if not probes[peer_id].done()]
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
-        """Fix the roster and tell it to the members."""
+        """Fix the roster and tell it to the members. Raises RoundAborted when one of them is gone already."""
         chosen = self._chosen(join.parent)
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins, join.parent)
+        left: list[str] = []
         for peer_id, seat in chosen:
             self._seats.leave(peer_id)
             try:
                 await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
             except (StreamClosedError, asyncio.TimeoutError):
-                log.info("member %s left while the roster was sent", peer_id)  # the exchange will see it
+                left.append(peer_id)
             seat.told = True
             seat.taken.set()
+        if left:  # without it no part is reduced: nobody shall wait for the exchange to find out
+            abort = RoundAborted("match", f"{', '.join(left)} left while the roster was sent", left[0])
+            self._decline(group, abort)
+            raise abort
         return group
 
     # -- following ----------------------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ error feedback its residual stays that of before the round: it was taken back wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from peer.errors import ProtocolError
 from peer.protocol.lineage import Certificate, chain_weight
 from peer.swarm.catchup import Fetcher, Standing
 from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import staggered
 
 log = logging.getLogger(__name__)
 ASKED = 3  # two thirds have a certificate if anybody has: all three lack it by chance in one case of 27 at most
@@ -62,10 +65,11 @@ async def went_on(
 ) -> tuple[str, int, str] | None:
     """Whether members of a round that this peer gave up committed it: (who, weight, lineage id) of one that did."""
     asked = rng.sample(list(others), min(ASKED, len(others)))
-    chains = await asyncio.gather(*(_onward(fetcher, peer_id, standing()) for peer_id in asked))
-    for peer_id, chain in zip(asked, chains, strict=True):
-        if chain:
-            return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id
+    calls = [(peer_id, partial(_onward, fetcher, peer_id, standing())) for peer_id in asked]
+    async with contextlib.aclosing(staggered(calls, 0.0)) as answers:
+        async for peer_id, answer in answers:
+            if chain := answer.result():
+                return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id
     return None
 
 

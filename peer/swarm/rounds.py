@@ -80,8 +80,9 @@ class Rounds:
         recipe = run_recipe(manifest)
         self._guard = guard_of(node, directory, manifest.run_id, recipe, keeper, self._on_ban)
         self._matchmaker = Matchmaker(
-            node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses
-        )
+            node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses,
+            decline=lambda group, abort: self._exchange.hellos.decline(group, abort),
+        )  # fmt: skip
         self._exchange = Exchange(
             node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel, rosters,
             self._matchmaker.gathering, self._guard,
@@ -281,7 +282,9 @@ class Rounds:
         self._matchmaker.included(group)
         for peer_id in filter(self._guard.banned, group.others):
             self._guard.meet(group.others)  # its leader does not know yet
-            raise RoundAborted("match", f"{peer_id} is banned, and has a seat in that group", peer_id)
+            declined = RoundAborted("match", f"{peer_id} is banned, and has a seat in that group", peer_id)
+            self._exchange.hellos.decline(group, declined)
+            raise declined
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:

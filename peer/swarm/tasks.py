@@ -1,13 +1,15 @@
-"""asyncio: ending tasks for certain, and the threads that blocking work runs in."""
+"""asyncio: ending tasks for certain, asking one after the other without waiting for who is silent, threads."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 AGAIN_S = 0.05
 MAX_THREADS = 6
 
@@ -27,6 +29,28 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved, or asyncio would log it
+
+
+async def staggered(
+    calls: Iterable[tuple[str, partial[Coroutine[Any, Any, T]]]], delay_s: float
+) -> AsyncGenerator[tuple[str, asyncio.Future[T]], None]:
+    """Call the first, and each next one as soon as none has ended for `delay_s` or the caller wants another outcome.
+
+    Yields name and outcome as the calls end; what still runs when the caller has enough (`aclosing`) is cancelled.
+    """
+    left, running = list(calls), dict[asyncio.Future[T], str]()
+    try:
+        while left or running:
+            if left:
+                name, call = left.pop(0)
+                running[asyncio.ensure_future(call())] = name
+            done, _ = await asyncio.wait(
+                running, timeout=delay_s if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for future in done:
+                yield running.pop(future), future
+    finally:
+        await cancel_and_wait(running)
 
 
 def use_few_threads() -> None:

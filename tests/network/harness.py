@@ -135,6 +135,7 @@ class Member:
     stopped: Stopped | None = None
     frozen: bool = False
     pace: int = 1
+    waits: bool = False  # makes no step between a snapshot and its round
 
     @property
     def committed(self) -> list[RoundRecord]:
@@ -160,7 +161,13 @@ class Member:
         """It has merged the newest state, and its agent has nothing to average: no round begins before it steps."""
         assert self.sync is not None
         head = self.head
-        return head is not None and head.round == self.sync.round and self.sync._outstanding is None
+        return head is not None and head.round == self.sync.round and not self.in_round
+
+    @property
+    def in_round(self) -> bool:
+        """Its agent has a snapshot that is not averaged yet."""
+        assert self.sync is not None
+        return self.sync._outstanding is not None
 
     def on_message(self, message: Message) -> None:
         if isinstance(message, Round):
@@ -294,7 +301,7 @@ class TestSwarm:
             assert time.monotonic() < deadline, self.explain()
             self._turns += 1
             awake = [m for m in self.members if not m.frozen and m.sync is not None and not m.sync.finished]
-            active = [m for m in awake if self._turns % m.pace == 0]
+            active = [m for m in awake if self._turns % m.pace == 0 and not (m.waits and m.in_round)]
             for member in active:
                 member.step()
             with selectors.DefaultSelector() as selector:

@@ -10,16 +10,12 @@ from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import partition
 from peer.outer.round import RoundAborted, link_of
 from peer.outer.state import CHUNK
-from peer.protocol.lineage import VOTE_DOMAIN, quorum
 from peer.protocol.manifest import RecipeSpec
-from peer.protocol.records import dump_json
-from peer.protocol.wire import AbortMessage, HelloMessage, Kind, VoteMessage
+from peer.protocol.wire import Kind
 from peer.swarm import budget as budget_module
-from peer.swarm import exchange as exchange_module
 from peer.swarm.budget import MIN_BUDGET_S, Budget
-from tests.swarm.gathering import until
 from tests.swarm.runs import contributions, reduce_all
-from tests.swarm.table import NAME, Table, other_digest
+from tests.swarm.table import Table
 
 GATED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator="gated"))
 NAN_SCALE = b"\x00\x00\xc0\x7f"
@@ -182,33 +178,6 @@ async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
     assert time.monotonic() - began < 5.0
 
 
-async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):
-    monkeypatch.setattr(exchange_module, "HELLO_TIMEOUT_S", 0.05)
-    table, outsider = Table(network, 2), network.node()
-    for exchange in table.exchanges:
-        await exchange.start()
-    work = asyncio.ensure_future(table.all())
-    abort = dump_json(AbortMessage(reason="no", culprit=table.nodes[0].peer_id))
-    for identifier in (table.groups[0].id, other_digest("another group")):
-        stream = await outsider.open(table.nodes[1].peer_id, NAME, "round")
-        await stream.send_message(Kind.HELLO, HelloMessage(group_id=identifier))
-        await stream.send(Kind.ABORT, abort)
-        await asyncio.wait({asyncio.ensure_future(stream.closed())}, timeout=5.0)
-    one, two = await work
-    assert one.update.payload == two.update.payload
-    assert caplog.text.count("which it is not expected in") == 2
-
-
-async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, caplog):
-    monkeypatch.setattr(exchange_module, "EARLY_STREAMS", 2)
-    monkeypatch.setattr(exchange_module, "HELLO_TIMEOUT_S", 0.2)
-    table = Table(network, 2)
-    await table.exchanges[0].start()
-    streams = [await table.speak(1, 0) for _ in range(3)]
-    await asyncio.gather(*(asyncio.wait_for(stream.closed(), 5.0) for stream in streams), return_exceptions=True)
-    assert caplog.text.count("the limit is 2") == 1
-
-
 def test_the_budget_follows_what_bytes_took_within_the_cap():
     budget = Budget(100.0)
     assert budget.seconds(10_000_000) == MIN_BUDGET_S + 80.0
@@ -229,87 +198,6 @@ async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network, mo
         await exchange.release(table.groups[0], caught.value)
     assert budgets == sorted(budgets)
     assert (budgets[0] > 0.15, budgets[-1]) == (True, 0.5)
-
-
-async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, monkeypatch, caplog):
-    monkeypatch.setattr(exchange_module, "HELLO_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(exchange_module, "EARLY_STREAMS", 4)
-    table = Table(network, 3)
-    for exchange in table.exchanges:
-        await exchange.start()
-    outsider = network.node()
-    for _ in range(6):
-        stream = await outsider.open(table.nodes[0].peer_id, NAME, "round")
-        await stream.send_message(Kind.HELLO, HelloMessage(group_id=other_digest("none")))
-    await until(lambda: "streams wait for unknown groups" in caplog.text)  # the outsider's share is full
-    late = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
-    await until(lambda: all(table.nodes[0].peer_id in e._standing.outbound for e in table.exchanges[1:] if e._standing)
-                and all(e._standing for e in table.exchanges[1:]))  # theirs come before the first has its roster
-    updates = [await table.exchange(0), *[await task for task in late]]
-    assert len({outcome.update.payload for outcome in updates}) == 1
-    assert "streams wait for unknown groups" in caplog.text
-
-
-class TestCommit:
-    """Votes on what was exchanged."""
-
-    @staticmethod
-    async def commit(table, links):
-        async def one(index):
-            return await table.exchanges[index].commit(table.groups[index], links[index])
-
-        jobs = [one(index) for index in range(len(links))]
-        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20.0)
-
-    @pytest.mark.parametrize("count", [2, 3, 4])
-    async def test_equal_links_get_a_certificate_that_checks(self, network, count):
-        table = Table(network, count)
-        outcomes = await table.all()
-        links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
-        for certificate in await self.commit(table, links):
-            certificate.check()
-            assert certificate.link.id == links[0].id
-            assert len(certificate.signatures) >= quorum(count)
-
-    async def test_below_quorum_nothing_commits(self, network):
-        table = Table(network, 2)
-        outcomes = await table.all()
-        links = [
-            table.link(0, outcomes[0].update),
-            table.link(1, outcomes[1].update, state_digest=other_digest("another machine")),
-        ]
-        for abort in await self.commit(table, links):
-            assert isinstance(abort, RoundAborted)
-            assert (abort.phase, "1 of 2 signed link" in abort.reason) == ("commit", True)
-
-    async def test_the_majority_commits_without_the_one_that_disagrees(self, network):
-        table = Table(network, 3)
-        outcomes = await table.all()
-        links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
-        links[2] = table.link(2, outcomes[2].update, state_digest=other_digest("another machine"))
-        first, second, third = await self.commit(table, links)
-        assert first.link.id == second.link.id == links[0].id
-        assert table.nodes[2].peer_id not in first.signatures
-        assert isinstance(third, RoundAborted)
-
-    @pytest.mark.parametrize("signature", ["forged", "of another domain"])
-    async def test_a_vote_without_a_valid_signature_does_not_count(self, network, signature):
-        table = Table(network, 2, timeout_s=5.0)
-        outcomes = await table.all()
-        link, identity = table.link(0, outcomes[0].update), table.nodes[1].identity
-        domain = "join" if signature == "of another domain" else VOTE_DOMAIN
-        text = identity.sign(domain, bytes.fromhex(link.id)).hex() if signature != "forged" else "0" * 128
-        vote = VoteMessage(link_id=link.id, signature=text)
-        stream = table.exchanges[1]._session.outbound[table.nodes[0].peer_id]
-        await stream.send_message(Kind.VOTE, vote)
-        with pytest.raises(RoundAborted, match="1 of 2 signed"):
-            await table.exchanges[0].commit(table.groups[0], link)
-
-    async def test_missing_votes_end_the_round_at_its_deadline(self, network):
-        table = Table(network, 2, timeout_s=0.5)
-        outcomes = await table.all()
-        with pytest.raises(RoundAborted, match="1 of 2 votes by the deadline"):
-            await table.exchanges[0].commit(table.groups[0], table.link(0, outcomes[0].update))
 
 
 async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reason_on_record(network):

@@ -132,6 +132,30 @@ async def test_a_seat_is_free_when_its_member_dies(network):
     assert names(group) == {leader.peer_id, member.peer_id}
 
 
+async def test_a_group_one_of_whom_left_as_it_formed_is_declined_by_its_leader(network):
+    leader, member, leaving = await gather(network, 3, wait=30.0)
+    declined = []
+    leader.matchmaker._decline = lambda group, abort: declined.append((names(group), abort.culprit))
+    lead, follow, leave = (asyncio.ensure_future(each.match()) for each in (leader, member, leaving))
+    seats = leader.matchmaker._seats
+    write = leader.matchmaker._rosters.write
+
+    def write_late(*joins):
+        """The roster is fixed, and before it is sent somebody is gone."""
+        for peer_id, seat in seats.present(PARENT).items():
+            if peer_id == leaving.peer_id:
+                seat.stream.close()
+        return write(*joins)
+
+    leader.matchmaker._rosters.write = write_late
+    with pytest.raises(RoundAborted, match=f"{leaving.peer_id} left while the roster was sent") as caught:
+        await lead
+    assert caught.value.instead == "retry"
+    assert declined == [({leader.peer_id, member.peer_id, leaving.peer_id}, leaving.peer_id)]
+    assert names(await follow) == {leader.peer_id, member.peer_id, leaving.peer_id}  # who has the roster begins
+    await cancel_and_wait([leave])
+
+
 async def test_the_group_goes_on_when_its_leader_is_dead(network):
     dead, second, third = await gather(network, 3, wait=30.0)
     network.cut(dead.peer_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.link.memory import SharedState
-from peer.link.messages import Anchor
+from peer.link.messages import Anchor, Round
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
@@ -17,9 +18,12 @@ from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
+from peer.swarm.catchup import FRAME_TIMEOUT_S
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
+from peer.swarm.missed import ASK_TIMEOUT_S, went_on
 from peer.swarm.rounds import Rounds
+from peer.swarm.serving import history_name
 from tests.swarm.donor import ScriptedDonor
 from tests.swarm.runs import RUN, Run
 
@@ -84,12 +88,55 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
     assert donor.asked == ["chain"]
 
 
+async def sleeps(donor):
+    """The donor takes streams, as a machine that sleeps does, and says nothing; -> set once it has one."""
+    called = asyncio.Event()
+
+    async def hold(stream):
+        called.set()
+        await stream.closed()
+
+    await donor.node.serve(history_name(RUN), "history", hold)
+    return called
+
+
+async def test_whether_a_round_went_on_is_known_as_soon_as_one_says_so(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    run.commit(1)
+    sleeping = ScriptedDonor(network.node(run.identities[1]), run)
+    called = await sleeps(sleeping)
+    donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    following = rounds._following
+    asked = went_on(following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1))
+    found = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
+    assert found is not None
+    assert (found[0], found[2]) == (donor.peer_id, run.state.lineage_id)
+    assert called.is_set()
+
+
+async def test_a_donor_that_sleeps_holds_nobody_up(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    run.commit(2)
+    sleeping = ScriptedDonor(network.node(run.identities[1]), run)
+    called = await sleeps(sleeping)
+    donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    for each in (sleeping, donor):
+        rounds._following.nudge(each.peer_id, run.history.weight, run.state.lineage_id)
+    assert await asyncio.wait_for(rounds._following.catch_up(), FRAME_TIMEOUT_S / 2)
+    assert called.is_set()  # it was asked first
+    assert rounds.keeper.state.digest() == run.state.digest()
+    (caught_up,) = [message.record for message in told if isinstance(message, Round)]
+    assert (caught_up.donor, caught_up.replayed) == (donor.peer_id, 2)
+
+
 async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     banned, leader = run.identities[1].peer_id, run.identities[2].peer_id
     rounds._guard.bans._bans[banned] = SimpleNamespace(culprit=banned)
-    dissolved, met = [], []
+    dissolved, met, declined = [], [], []
 
     async def dissolve(abort):
         dissolved.append(abort.reason)
@@ -101,10 +148,12 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
     rounds._exchange.dissolve, rounds._matchmaker.match = dissolve, match
     rounds._matchmaker.included = lambda _: None
     rounds._guard.meet = met.extend
+    rounds._exchange.hellos.decline = lambda group, abort: declined.append((group.others, abort.culprit))
     with pytest.raises(RoundAborted, match="is banned, and has a seat") as caught:
         await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
     assert caught.value.culprit == banned
     assert dissolved == [f"{banned} is banned"]
+    assert declined == [((banned, leader), banned)]
     assert leader in met
     assert rounds._node.refuses(banned)
     assert not rounds._node.refuses(leader)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import aclosing
+from functools import partial
 
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.tasks import cancel_and_wait, staggered
 
 
 async def test_outcomes_of_ended_tasks_are_dropped_without_a_word(caplog):
@@ -23,3 +25,55 @@ async def test_outcomes_of_ended_tasks_are_dropped_without_a_word(caplog):
     del tasks
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+class Called:
+    """Calls that end when the test says so; `begun` and `cancelled` are their names."""
+
+    def __init__(self):
+        self.begun, self.cancelled, self.ends = [], [], {}
+
+    async def call(self, name):
+        self.begun.append(name)
+        self.ends[name] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.ends[name]
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+
+    def all(self, names):
+        return [(name, partial(self.call, name)) for name in names]
+
+
+async def test_the_next_is_called_when_the_first_is_silent_and_the_rest_is_cancelled():
+    called = Called()
+    async with aclosing(staggered(called.all("abcd"), 0.01)) as outcomes:
+        waiting = asyncio.ensure_future(anext(outcomes))
+        while called.begun != ["a", "b"]:
+            await asyncio.sleep(0)
+        called.ends["b"].set_result(7)
+        name, outcome = await waiting
+        assert (name, outcome.result()) == ("b", 7)
+    assert called.cancelled == ["a"]
+    assert called.begun == ["a", "b"]
+
+
+async def test_the_next_is_called_at_once_when_the_caller_wants_another():
+    called, names = Called(), []
+    async with aclosing(staggered(called.all("abc"), 60.0)) as outcomes:
+        waiting = asyncio.ensure_future(anext(outcomes))
+        for name in "abc":
+            while name not in called.ends:
+                await asyncio.sleep(0)
+            called.ends[name].set_exception(ValueError(name))
+            found, outcome = await waiting
+            names.append((found, str(outcome.exception())))
+            waiting = asyncio.ensure_future(anext(outcomes, None))
+        assert await waiting is None
+    assert names == [("a", "a"), ("b", "b"), ("c", "c")]
+    assert called.cancelled == []
+
+
+async def test_nobody_to_call_is_no_outcome():
+    assert [name async for name, _ in staggered([], 1.0)] == []

@@ -1,0 +1,93 @@
+"""The streams between members of a group: how one that a member opens begins, and which group an inbound one is for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+
+from peer.errors import ProtocolError
+from peer.outer.round import Group, RoundAborted
+from peer.protocol.wire import AbortMessage, HelloMessage, Kind
+from peer.swarm.node import Node
+from peer.swarm.standing import Standing, part
+from peer.swarm.streams import Stream, StreamClosedError
+
+HELLO_TIMEOUT_S = 5.0
+EARLY_STREAMS = 64
+EARLY_STREAMS_OF_ONE = 2
+
+
+class Hellos:
+    """Opens streams to members, and leads theirs to the group that they speak for.
+
+    Args:
+        node: the network.
+        run_id: names the stream handler.
+        standing: the group that this peer is in now.
+    """
+
+    def __init__(self, node: Node, run_id: str, standing: Callable[[], Standing | None]) -> None:
+        self._node, self._standing = node, standing
+        self._name = f"atoll/{run_id[:16]}/round"
+        self._changed = asyncio.Condition()
+        self._early: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        await self._node.serve(self._name, "round", self._on_stream)
+
+    async def changed(self) -> None:
+        """This peer is in another group: whoever was early for it may come in."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def stream_to(self, standing: Standing, peer_id: str) -> Stream:
+        """The group's stream to a member; opened when there is none. Raises StreamClosedError."""
+        stream = standing.outbound.get(peer_id)
+        if stream is None:
+            stream = await self._node.open(peer_id, self._name, "round", bulk=True)
+            standing.outbound[peer_id] = stream
+            await stream.send_message(Kind.HELLO, HelloMessage(group_id=standing.identifier))
+        return stream
+
+    def decline(self, group: Group, abort: RoundAborted) -> None:
+        """Tell the members of a group that has formed that this peer does not begin its round."""
+        for peer_id in group.others:
+            self._node.spawn(self._decline(peer_id, group.id, abort))
+
+    async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
+        with contextlib.suppress(StreamClosedError):
+            stream = await self._node.open(peer_id, self._name, "round", HELLO_TIMEOUT_S)
+            await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
+            await part(stream, AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+
+    async def _on_stream(self, stream: Stream) -> None:
+        hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
+        standing = await self._standing_of(hello.group_id, stream.remote)
+        if standing is None:
+            raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
+        await standing.follow(stream)
+
+    async def _standing_of(self, identifier: str, remote: str) -> Standing | None:
+        """The group with this id; a stream may arrive a little before this member's own roster does."""
+
+        def known() -> Standing | None:
+            standing = self._standing()
+            return standing if standing is not None and standing.identifier == identifier else None
+
+        if known() is None:
+            for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):
+                if waiting >= limit:
+                    raise ProtocolError(f"{waiting} streams wait for unknown groups; the limit is {limit}")
+            self._early[remote] += 1
+            try:
+                async with self._changed:
+                    await asyncio.wait_for(self._changed.wait_for(known), HELLO_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                return None
+            finally:
+                self._early[remote] -= 1
+                if not self._early[remote]:
+                    del self._early[remote]
+        return known()

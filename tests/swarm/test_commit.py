@@ -1,0 +1,75 @@
+"""Votes on what was exchanged."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.protocol.lineage import VOTE_DOMAIN, quorum
+from peer.protocol.wire import Kind, VoteMessage
+from tests.swarm.table import Table, other_digest
+
+
+async def commit(table, links):
+    async def one(index):
+        return await table.exchanges[index].commit(table.groups[index], links[index])
+
+    jobs = [one(index) for index in range(len(links))]
+    return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+async def test_equal_links_get_a_certificate_that_checks(network, count):
+    table = Table(network, count)
+    outcomes = await table.all()
+    links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
+    for certificate in await commit(table, links):
+        certificate.check()
+        assert certificate.link.id == links[0].id
+        assert len(certificate.signatures) >= quorum(count)
+
+
+async def test_below_quorum_nothing_commits(network):
+    table = Table(network, 2)
+    outcomes = await table.all()
+    links = [
+        table.link(0, outcomes[0].update),
+        table.link(1, outcomes[1].update, state_digest=other_digest("another machine")),
+    ]
+    for abort in await commit(table, links):
+        assert isinstance(abort, RoundAborted)
+        assert (abort.phase, "1 of 2 signed link" in abort.reason) == ("commit", True)
+
+
+async def test_the_majority_commits_without_the_one_that_disagrees(network):
+    table = Table(network, 3)
+    outcomes = await table.all()
+    links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
+    links[2] = table.link(2, outcomes[2].update, state_digest=other_digest("another machine"))
+    first, second, third = await commit(table, links)
+    assert first.link.id == second.link.id == links[0].id
+    assert table.nodes[2].peer_id not in first.signatures
+    assert isinstance(third, RoundAborted)
+
+
+@pytest.mark.parametrize("signature", ["forged", "of another domain"])
+async def test_a_vote_without_a_valid_signature_does_not_count(network, signature):
+    table = Table(network, 2, timeout_s=5.0)
+    outcomes = await table.all()
+    link, identity = table.link(0, outcomes[0].update), table.nodes[1].identity
+    domain = "join" if signature == "of another domain" else VOTE_DOMAIN
+    text = identity.sign(domain, bytes.fromhex(link.id)).hex() if signature != "forged" else "0" * 128
+    vote = VoteMessage(link_id=link.id, signature=text)
+    stream = table.exchanges[1]._session.outbound[table.nodes[0].peer_id]
+    await stream.send_message(Kind.VOTE, vote)
+    with pytest.raises(RoundAborted, match="1 of 2 signed"):
+        await table.exchanges[0].commit(table.groups[0], link)
+
+
+async def test_missing_votes_end_the_round_at_its_deadline(network):
+    table = Table(network, 2, timeout_s=0.5)
+    outcomes = await table.all()
+    with pytest.raises(RoundAborted, match="1 of 2 votes by the deadline"):
+        await table.exchanges[0].commit(table.groups[0], table.link(0, outcomes[0].update))

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.protocol.records import dump_json
+from peer.protocol.wire import AbortMessage, HelloMessage, Kind
+from peer.swarm import hellos as hellos_module
+from tests.swarm.gathering import until
+from tests.swarm.table import NAME, Table, other_digest
+
+
+async def test_who_declines_ends_the_round_of_those_who_have_begun_at_once(network):
+    table = Table(network, 3, timeout_s=60.0)
+    for exchange in table.exchanges:
+        await exchange.start()
+    begun = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
+    abort = RoundAborted("match", "somebody left while the roster was sent", table.nodes[2].peer_id)
+    table.exchanges[0].hellos.decline(table.groups[0], abort)
+    for work in begun:
+        with pytest.raises(RoundAborted, match="gave up: somebody left while the roster was sent") as caught:
+            await asyncio.wait_for(work, 20.0)
+        assert caught.value.culprit == table.nodes[2].peer_id
+
+
+async def test_who_declines_is_not_held_up_by_members_that_are_gone(network, caplog):
+    table = Table(network, 3)
+    for index in (1, 2):
+        network.cut(table.nodes[index].peer_id)
+    table.exchanges[0].hellos.decline(table.groups[0], RoundAborted("match", "no"))
+    await until(lambda: not table.nodes[0]._tasks)
+    assert "Traceback" not in caplog.text
+
+
+async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):
+    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.05)
+    table, outsider = Table(network, 2), network.node()
+    for exchange in table.exchanges:
+        await exchange.start()
+    work = asyncio.ensure_future(table.all())
+    abort = dump_json(AbortMessage(reason="no", culprit=table.nodes[0].peer_id))
+    for identifier in (table.groups[0].id, other_digest("another group")):
+        stream = await outsider.open(table.nodes[1].peer_id, NAME, "round")
+        await stream.send_message(Kind.HELLO, HelloMessage(group_id=identifier))
+        await stream.send(Kind.ABORT, abort)
+        await asyncio.wait({asyncio.ensure_future(stream.closed())}, timeout=5.0)
+    one, two = await work
+    assert one.update.payload == two.update.payload
+    assert caplog.text.count("which it is not expected in") == 2
+
+
+async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, caplog):
+    monkeypatch.setattr(hellos_module, "EARLY_STREAMS", 2)
+    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.2)
+    table = Table(network, 2)
+    await table.exchanges[0].start()
+    streams = [await table.speak(1, 0) for _ in range(3)]
+    await asyncio.gather(*(asyncio.wait_for(stream.closed(), 5.0) for stream in streams), return_exceptions=True)
+    assert caplog.text.count("the limit is 2") == 1
+
+
+async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, monkeypatch, caplog):
+    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(hellos_module, "EARLY_STREAMS", 4)
+    table = Table(network, 3)
+    for exchange in table.exchanges:
+        await exchange.start()
+    outsider = network.node()
+    for _ in range(6):
+        stream = await outsider.open(table.nodes[0].peer_id, NAME, "round")
+        await stream.send_message(Kind.HELLO, HelloMessage(group_id=other_digest("none")))
+    await until(lambda: "streams wait for unknown groups" in caplog.text)  # the outsider's share is full
+    late = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
+    await until(lambda: all(table.nodes[0].peer_id in e._standing.outbound for e in table.exchanges[1:] if e._standing)
+                and all(e._standing for e in table.exchanges[1:]))  # theirs come before the first has its roster
+    updates = [await table.exchange(0), *[await task for task in late]]
+    assert len({outcome.update.payload for outcome in updates}) == 1
+    assert "streams wait for unknown groups" in caplog.text

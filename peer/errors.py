@@ -45,3 +45,9 @@ def did_you_mean(unknown: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean {nearest[0]!r}?"
     return "known: " + ", ".join(options)
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says; of one that says nothing, such as a timeout of asyncio, its name."""
+    silent = "no answer in time" if type(error).__name__ == "TimeoutError" else type(error).__name__
+    return str(error) or silent

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.outer.compress.base import Payload
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions
 from peer.protocol.records import MAX_RECORD_BYTES, open_sealed, parse_json
 from peer.protocol.statements import DIGEST_BYTES, SEAL_BYTES, Seal, has_reduced, leaf_of, root_of
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
+from peer.swarm.asking import asking
 from peer.swarm.judge import Judge, NoEvidenceError, Verdict
 from peer.swarm.node import Node
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
@@ -85,7 +87,7 @@ class Auditor:
             work = self._fetch_and_judge(heard, reducer, unit)
             found = await asyncio.wait_for(work, AUDIT_TIMEOUT_S)
         except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
-            return Audit(round, reducer, unit, "not shown", str(error) or "took too long")
+            return Audit(round, reducer, unit, "not shown", in_words(error))
         if found is None:
             return Audit(round, reducer, unit, "right")
         return Audit(round, reducer, unit, "false", found.verdict.deed, found)
@@ -111,7 +113,7 @@ class Auditor:
         """What a reducer shows of a unit: about this sitting, payloads and digests in agreement."""
         sitting, members = heard.sitting, len(heard.sitting.members)
         size = self._judge.unit_bytes(members, sitting.place(reducer), unit)
-        async with _Asking(self._node, reducer, self._name, "unit", sitting.id.hex(), unit) as stream:
+        async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
             body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
             if (reduction.sitting, reduction.reducer, reduction.unit) != (sitting, reducer, unit):
@@ -131,10 +133,10 @@ class Auditor:
         sitting = heard.sitting
         width = DIGEST_BYTES + SEAL_BYTES
         try:
-            async with _Asking(self._node, remote, self._name, "signed", sitting.id.hex()) as stream:
+            async with self._asking(remote, AuditRequest(what="signed", of=sitting.id.hex())) as stream:
                 body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
         except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
-            log.info("%s does not show what it was told: %s", remote, error)
+            log.info("%s does not show what it was told: %s", remote, in_words(error))
             return None
         for place, member in enumerate(sitting.members[: len(body) // width]):
             entry = body[place * width : (place + 1) * width]
@@ -158,10 +160,10 @@ class Auditor:
             NoEvidenceError: what it shows gives no reason for another group.
         """
         try:
-            async with _Asking(self._node, remote, self._name, "joins", group, 0, round) as stream:
+            async with self._asking(remote, AuditRequest(what="joins", of=group, round=round)) as stream:
                 roster = parse_json(RosterMessage, await _answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
         except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
-            log.info("%s does not show its joins: %s", remote, error)
+            log.info("%s does not show its joins: %s", remote, in_words(error))
             return None
         for text in roster.joins:
             try:
@@ -175,26 +177,8 @@ class Auditor:
                     return found
         raise NoEvidenceError(f"{remote} shows no joins that may not both stand")
 
-
-class _Asking:
-    """`async with`: a stream to a member with the request sent."""
-
-    def __init__(
-        self, node: Node, remote: str, name: str, what: Literal["unit", "signed", "joins"], of: str, unit: int = 0,
-        round: int = 0,
-    ) -> None:
-        self._node, self._remote, self._name = node, remote, name
-        self._request = AuditRequest(what=what, of=of, unit=unit, round=round)
-        self._stream: Stream | None = None
-
-    async def __aenter__(self) -> Stream:
-        self._stream = await self._node.open(self._remote, self._name, "audit", ASK_TIMEOUT_S)
-        await self._stream.send_message(Kind.REQUEST, self._request)
-        return self._stream
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._stream is not None
-        self._stream.close()
+    def _asking(self, remote: str, request: AuditRequest) -> AbstractAsyncContextManager[Stream]:
+        return asking(self._node, remote, self._name, "audit", request, timeout_s=ASK_TIMEOUT_S)
 
 
 async def _answer(stream: Stream, wanted: Kind, limit: int) -> bytes:

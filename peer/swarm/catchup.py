@@ -17,6 +17,7 @@ from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
+from peer.swarm.asking import asking
 from peer.swarm.chunks import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
 from peer.swarm.history import History
 from peer.swarm.node import BULK_BYTES, Node
@@ -273,25 +274,10 @@ class Fetcher:
     async def _open(self, donor: str) -> Stream:
         return await self._node.open(donor, history_name(self._run_id), "history", bulk=True)
 
-    def _asking(self, donor: str, request: HistoryRequest, bulk: bool = False) -> _Asking:
-        return _Asking(self._node, donor, history_name(self._run_id), request, bulk)
-
-
-class _Asking:
-    """`async with`: a stream to a donor with the request sent."""
-
-    def __init__(self, node: Node, donor: str, name: str, request: HistoryRequest, bulk: bool) -> None:
-        self._node, self._donor, self._name, self._request, self._bulk = node, donor, name, request, bulk
-        self._stream: Stream | None = None
-
-    async def __aenter__(self) -> Stream:
-        self._stream = await self._node.open(self._donor, self._name, "history", bulk=self._bulk)
-        await self._stream.send_message(Kind.REQUEST, self._request)
-        return self._stream
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._stream is not None
-        self._stream.close()
+    def _asking(
+        self, donor: str, request: HistoryRequest, bulk: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[Stream]:
+        return asking(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
 
 
 async def _receive_meta(stream: Stream) -> SnapshotMeta:

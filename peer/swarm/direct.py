@@ -20,7 +20,7 @@ from typing import Any
 
 from hivemind.p2p import P2PDaemonError, PeerID
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectMessage, DirectRequest, Door, EntryMessage, Kind
 from peer.swarm.door import TIMEOUT_S, OwnDoor, keep, tune
@@ -189,7 +189,7 @@ class Direct:
         try:
             pipe = await self._through(stream.remote, request.door, entry)
         except (OSError, asyncio.TimeoutError, EOFError, StreamClosedError) as error:
-            log.debug("cannot come to %s: %s", stream.remote, error or type(error).__name__)
+            log.debug("cannot come to %s: %s", stream.remote, in_words(error))
             await stream.send_message(Kind.DIRECT, DirectMessage())
             return
         self._spawn(self._accept(stream.remote, request.name, pipe))

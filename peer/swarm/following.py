@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state import Update
@@ -75,7 +75,7 @@ class Following:
             try:
                 await self.fetcher.genesis(donor, self.standing(), self._keeper.adopt)
             except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
-                log.warning("no genesis state from %s: %s", donor, error)
+                log.warning("no genesis state from %s: %s", donor, in_words(error))
             else:
                 log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
                 return True
@@ -103,7 +103,7 @@ class Following:
                 except ProtocolError as error:
                     self._accuse(donor, str(error))
                 except (StreamClosedError, asyncio.TimeoutError) as error:
-                    log.info("donor %s went away: %s", donor, error)
+                    log.info("donor %s went away: %s", donor, in_words(error))
                     self._distrust(donor, UNREACHABLE_S)  # its record stays for a while: asking again would spin
                 else:
                     lost = given_up(chain, self._keeper.history.chain, self._own_id)

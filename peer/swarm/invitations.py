@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.directory import Directory
@@ -110,7 +110,7 @@ class Invitations:
                 status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
                 self._heed(peer_id, status)
         except (StreamClosedError, asyncio.TimeoutError) as error:
-            log.info("%s is gone: %s", peer_id, error or "no answer")
+            log.info("%s is gone: %s", peer_id, in_words(error))
             self._view.avoid(peer_id)
         except ProtocolError as error:
             log.warning("invitation to %s: %s", peer_id, error)

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import parse_json
@@ -252,7 +252,7 @@ class Matchmaker:
             kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
-            log.info("leader %s is gone while a group formed: %s", leader, error or "no answer")
+            log.info("leader %s is gone while a group formed: %s", leader, in_words(error))
             self.view.avoid(leader)
             return None
         except ProtocolError as error:

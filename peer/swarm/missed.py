@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
 from peer.swarm.catchup import Fetcher, Standing
 from peer.swarm.streams import StreamClosedError
@@ -77,5 +77,5 @@ async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing) -> list[Ce
     try:
         return await asyncio.wait_for(fetcher.onward(peer_id, standing), ASK_TIMEOUT_S)
     except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
-        log.info("%s does not say whether the round went on: %s", peer_id, error or "no answer")
+        log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
         return []

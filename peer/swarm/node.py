@@ -19,7 +19,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.protocol.identity import Identity
 from peer.swarm.daemon import (
     OPEN_TIMEOUT_S,
@@ -148,7 +148,7 @@ class Node:
         try:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
-            raise StreamClosedError(peer_id, f"cannot be reached: {error or type(error).__name__}") from None
+            raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         return Stream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> Pipe:
@@ -176,7 +176,7 @@ class Node:
         try:
             await asyncio.wait_for(self.p2p._client.connect(PeerID.from_base58(peer_id), []), OPEN_TIMEOUT_S)
         except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
-            log.info("cannot dial %s: %s", peer_id, error or type(error).__name__)
+            log.info("cannot dial %s: %s", peer_id, in_words(error))
 
     async def look_for_relay(self) -> None:
         """Find out whether libp2p has found a relay for this client, which takes it some minutes."""

@@ -15,7 +15,7 @@ from typing import Any
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from peer.errors import ProtocolError, UserError
+from peer.errors import ProtocolError, UserError, in_words
 from peer.protocol.address import parse_host_address
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, Kind, ReachMessage, ReachRequest
@@ -110,7 +110,7 @@ async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
         message = parse_json(ReachMessage, body)
         return message.reached if message.tried else None
     except (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError) as error:
-        log.info("%s did not say whether it can reach this machine: %s", helper, error or type(error).__name__)
+        log.info("%s did not say whether it can reach this machine: %s", helper, in_words(error))
         return None
     finally:
         if stream is not None:

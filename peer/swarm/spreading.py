@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.outer.compress.base import Payload
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction
 from peer.protocol.records import dump_json, parse_json
@@ -90,7 +90,7 @@ class Spreading:
             finally:
                 stream.close()
         except (StreamClosedError, ProtocolError, asyncio.TimeoutError, OSError) as error:
-            log.info("could not tell %s of %s: %s", peer_id, culprit, error or "no answer")
+            log.info("could not tell %s of %s: %s", peer_id, culprit, in_words(error))
             return False
 
     async def _hand_over(self, stream: Stream, culprit: str) -> bool:

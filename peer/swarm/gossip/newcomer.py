@@ -11,7 +11,7 @@ from statistics import median_low
 
 import numpy as np
 
-from peer.errors import ProtocolError
+from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Certificate, RosterLimits
@@ -101,7 +101,7 @@ class Newcomer:
                 await asyncio.to_thread(check_finite, path)
                 await self._keeper.adopt(path, signed.round)
             except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
-                log.warning("no state from %s: %s", donor, error)
+                log.warning("no state from %s: %s", donor, in_words(error))
                 continue
             name = self._directory.peers[donor].nickname if donor in self._directory.peers else donor
             reason = f"took the state of {donor} ({name}): in gossip a state is as good as the word of who signed it"
@@ -119,7 +119,7 @@ class Newcomer:
             try:
                 await self._fetcher.genesis(donor, self._standing(), self._adopt_genesis)
             except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
-                log.warning("no genesis state from %s: %s", donor, error)
+                log.warning("no genesis state from %s: %s", donor, in_words(error))
             else:
                 return True
         return False

@@ -1,0 +1,33 @@
+"""Asking a peer for something that it holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from peer.protocol.manifest import Spec
+from peer.protocol.wire import Kind
+from peer.swarm.daemon import OPEN_TIMEOUT_S
+from peer.swarm.node import Node
+from peer.swarm.streams import Stream
+
+
+@contextlib.asynccontextmanager
+async def asking(
+    node: Node, remote: str, name: str, purpose: str, request: Spec, *, timeout_s: float = OPEN_TIMEOUT_S,
+    bulk: bool = False,
+) -> AsyncIterator[Stream]:  # fmt: skip
+    """A stream to a peer with the request sent, to read the answer from; closed in the end.
+
+    Args:
+        name, purpose, timeout_s, bulk: as `Node.open` takes them.
+
+    Raises:
+        StreamClosedError: it cannot be reached.
+    """
+    stream = await node.open(remote, name, purpose, timeout_s, bulk)
+    try:
+        await stream.send_message(Kind.REQUEST, request)
+        yield stream
+    finally:
+        stream.close()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from peer.outer import state
-from peer.swarm import snapshots
+from peer.swarm import invitations, matchmaking, snapshots
 from tests.swarm.network import MemoryNetwork
 
 
@@ -20,3 +20,11 @@ def small_chunks(monkeypatch):
     """Chunks of 1024 elements: a state of a few kilobytes has many."""
     for module in (state, snapshots):
         monkeypatch.setattr(module, "CHUNK", 1024)
+
+
+@pytest.fixture
+def brisk(monkeypatch):
+    """Matchmaking whose waiting times are short."""
+    for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02}.items():
+        monkeypatch.setattr(matchmaking, name, seconds)
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 1.0)

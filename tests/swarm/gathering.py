@@ -24,6 +24,7 @@ NOMINAL = 1000
 PARENT = "a" * 64
 NEXT = "b" * 64
 JOIN_NAME = f"atoll/{RUN[:16]}/join"
+INVITE_NAME = f"atoll/{RUN[:16]}/invite"
 
 
 def rank(peer_id):

@@ -1,0 +1,117 @@
+"""A standing group: for whom it forms anew, and when its members, or those who are invited, are hurried."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from peer.protocol.wire import InviteMessage, Kind, StatusMessage
+from peer.swarm.newcomers import LONGEST_WAIT_S
+from peer.swarm.tasks import cancel_and_wait
+from tests.swarm.gathering import INVITE_NAME, NEXT, PARENT, RUN, gather, until
+
+pytestmark = pytest.mark.usefixtures("brisk")
+
+
+async def test_a_standing_group_forms_anew_for_whoever_it_lacks(network):
+    first, second, third = await gather(network, 3)
+    everybody = frozenset(member.peer_id for member in (first, second, third))
+    assert first.matchmaker.newcomers(everybody) == []
+    assert first.matchmaker.newcomers(everybody - {third.peer_id}) == [third.peer_id]
+    third.training = False
+    network.cut(third.peer_id)
+    groups = await asyncio.gather(first.match(), second.match())
+    first.matchmaker.included(groups[0])
+    assert first.matchmaker.newcomers(everybody - {third.peer_id}) == []  # it did not come: not again so soon
+
+
+async def test_a_full_group_forms_anew_only_now_and_then(network):
+    first, second, third = await gather(network, 3, high=2)
+    now = first.matchmaker._formed
+    for later, expected in ((LONGEST_WAIT_S - 1.0, []), (LONGEST_WAIT_S + 1.0, [third.peer_id])):
+        first.matchmaker._clock = lambda later=later: now + later
+        assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == expected
+    first.matchmaker._formed = now + LONGEST_WAIT_S
+    assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == []
+    assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
+
+
+async def test_whoever_knocks_from_behind_is_a_newcomer_before_the_directory_has_heard_of_it(network):
+    first, second, late = await gather(network, 3)
+    for member in (first, second):
+        member.move(NEXT)
+        member.directory.peers = {}
+    stream = await late.hand_in(first, late.matchmaker._rosters.join(late.position, 100)[1])
+    kind, _ = await stream.receive({Kind.REJECT: 10_000})
+    assert kind is Kind.REJECT
+    assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == [late.peer_id]
+    stream.close()
+
+
+async def test_a_member_of_a_standing_group_hurries_if_it_would_not_be_due_within_the_window(network):
+    first, second = await gather(network, 2, wait=0.05)
+    first.due_in_s, second.due_in_s = 1000.0, 0.04
+    first.matchmaker.gathering()
+    assert first.hurried.is_set()
+    second.matchmaker.gathering()
+    assert not second.hurried.is_set()
+    await asyncio.wait_for(second.hurried.wait(), 5.0)  # the window has passed and it is still not due
+
+
+@pytest.mark.parametrize("due_in_s", [0.0, 1000.0], ids=["by an old report", "but the trainer had not merged yet"])
+async def test_a_member_is_hurried_after_the_window_whatever_it_heard_before(network, due_in_s):
+    (member, _) = await gather(network, 2, wait=0.05)
+    member.due_in_s = due_in_s
+    member.matchmaker.gathering()
+    member.hurried.clear()  # as if nobody had listened
+    await asyncio.wait_for(member.hurried.wait(), 1.0)
+
+
+async def test_who_is_less_than_halfway_is_not_hurried_by_whoever_is_first_but_the_window_ends(network):
+    leader, hasty, member = await gather(network, 3, wait=0.4)
+    for slow in (leader, member):
+        slow.due_in_s, slow.halfway = 1000.0, False
+    began = time.monotonic()
+    waiting = asyncio.ensure_future(hasty.match())
+    await until(lambda: leader.matchmaker.anybody_waiting)
+    member.matchmaker.gathering()
+    assert not leader.hurried.is_set()
+    assert not member.hurried.is_set()
+    await asyncio.wait_for(asyncio.gather(leader.hurried.wait(), member.hurried.wait()), 5.0)
+    assert time.monotonic() - began >= 0.4
+    await cancel_and_wait([waiting])
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.2])
+async def test_an_invitation_hurries_nobody_within_a_window_of_the_last_commit(network, wait_s):
+    leader, member = await gather(network, 2, wait=0.4)
+    member.due_in_s, member.halfway = 1000.0, False
+    member.move(NEXT)
+    moved = time.monotonic()
+    stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
+    invite = InviteMessage(run_id=RUN, round=6, parent=NEXT, weight=200, wait_s=wait_s)
+    leader.move(NEXT)
+    member.matchmaker.view.learn(leader.peer_id)
+    await stream.send_message(Kind.INVITE, invite)
+    status = await stream.receive_message(Kind.STATUS, StatusMessage)
+    assert status.coming
+    assert not member.hurried.is_set()
+    await asyncio.wait_for(member.hurried.wait(), 5.0)
+    assert time.monotonic() - moved >= 0.39
+    stream.close()
+
+
+async def test_a_wish_of_before_the_last_commit_hurries_nobody_after_it(network):
+    leader, member = await gather(network, 2, wait=0.1)
+    member.due_in_s, member.halfway = 1000.0, False
+    stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
+    await stream.send_message(Kind.INVITE, InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=0.1))
+    await stream.receive_message(Kind.STATUS, StatusMessage)
+    member.move(NEXT)
+    again = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, again.set)
+    await again.wait()
+    assert not member.hurried.is_set()
+    stream.close()

@@ -103,14 +103,12 @@ class Fetcher:
         self._distrust = distrust
 
     async def catch_up(
-        self, donor: str, standing: Standing, apply: Apply, adopt: Adopt, others: Sequence[str] = (),
-        onward: Sequence[Certificate] | None = None,
+        self, donor: str, standing: Standing, apply: Apply, adopt: Adopt, others: Sequence[str] = ()
     ) -> CaughtUp:
         """Bring the state to the donor's tip.
 
         Args:
             others: peers that may serve the same snapshot, the best first.
-            onward: the donor's `answer` from where this peer still stands.
 
         Raises:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
@@ -118,7 +116,7 @@ class Fetcher:
         """
         state = standing.state
         if standing.valid:
-            onward = await self.onward(donor, standing) if onward is None else onward
+            onward = await self.onward(donor, standing)
             replayed = await self._replay(donor, onward, state, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
@@ -131,11 +129,11 @@ class Fetcher:
         history = standing.history
         return await self._chain(donor, len(history.chain), standing.state.lineage_id, history.seen.copy())
 
-    async def answer(self, donor: str, standing: Standing) -> list[Certificate]:
-        """`onward`; who has no state yet gets the chain with its snapshot, and hears only that the donor is there."""
-        if standing.valid:
-            return await self.onward(donor, standing)
-        return await self._chain(donor, LATEST, standing.history.genesis, Counter())
+    async def reach(self, donor: str) -> None:
+        """Return once the donor has answered anything; raises ProtocolError, StreamClosedError."""
+        request = HistoryRequest(what="chain", run_id=self._run_id, from_round=LATEST)
+        async with self._asking(donor, request) as stream:
+            await _piece(stream, MAX_MESSAGE_BYTES)
 
     async def genesis(self, donor: str, standing: Standing, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
@@ -158,7 +156,7 @@ class Fetcher:
         path, _ = await self._chunks([donor], meta, digests, signed.state_digest)
         return path
 
-    async def _replay(self, donor: str, onward: Sequence[Certificate], state: OuterState, apply: Apply) -> int:
+    async def _replay(self, donor: str, onward: list[Certificate], state: OuterState, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many the donor still had."""
         for count, certificate in enumerate(onward):
             link = certificate.link

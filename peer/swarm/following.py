@@ -85,18 +85,14 @@ class Following:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before, chain = self._keeper.position, tuple(self._keeper.history.chain)
         self.missed.begin()
-        calls = [(donor, partial(self.fetcher.answer, donor, self.standing())) for donor in self.donors()]
+        calls = [(donor, partial(self.fetcher.reach, donor)) for donor in self.donors()]
         async with contextlib.aclosing(staggered(calls, NEXT_DONOR_S)) as answers:
             async for donor, answer in answers:
                 self._nudged.pop(donor, None)
                 try:
-                    onward: list[Certificate] | None = answer.result()
-                    if self._keeper.position != before:
-                        onward = None  # another donor has brought this peer on, and left
+                    answer.result()
                     others = helpers(self._directory.reachable, donor, self._distrusted)
-                    how = await self.fetcher.catch_up(
-                        donor, self.standing(), self._replay, self._keeper.adopt, others, onward
-                    )
+                    how = await self.fetcher.catch_up(donor, self.standing(), self._replay, self._keeper.adopt, others)
                 except NotHeavierError as error:
                     log.info("%s", error)
                     self._distrust(donor, NOT_HEAVIER_S)

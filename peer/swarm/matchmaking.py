@@ -25,21 +25,18 @@ from peer.protocol.wire import (
     Kind,
     RejectMessage,
 )
-from peer.swarm import invitations
+from peer.swarm import invitations, leading
 from peer.swarm.directory import Directory
 from peer.swarm.invitations import Invitations, Self
 from peer.swarm.keeper import Position
 from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
-from peer.swarm.seats import Seat, Seats
+from peer.swarm.seats import Seats
 from peer.swarm.streams import StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
-SOLO_PATIENCE_S = 4.0
-RECHECK_S = 0.25
 
 
 class Matchmaker:
@@ -68,16 +65,22 @@ class Matchmaker:
         decline: Callable[[Group, RoundAborted], None] = lambda *_: None,
     ) -> None:
         self._node, self._directory, self._run_id, self._rounds = node, directory, run_id, rounds
-        self._me, self._clock, self._decline = me, clock, decline
+        self._me, self._clock = me, clock
         self.view = View(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
         self._changed = asyncio.Event()
         window_s = rounds.straggler_wait_s
-        self._seats = Seats(node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock)
+        self._seats = Seats(
+            node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
+            on_seat=lambda: self._leading.awaited(),
+        )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
+        )
+        self._leading = leading.Leading(
+            node, rounds, rosters, me, self.view, self._seats, self._invitations, self._changed, clock, decline
         )
         self._join_name = f"atoll/{run_id[:16]}/join"
 
@@ -94,7 +97,7 @@ class Matchmaker:
     @property
     def patience_s(self) -> float:
         """How long a standing group waits for its members: the straggler's window, and time to answer it."""
-        return self._rounds.straggler_wait_s + SOLO_PATIENCE_S
+        return self._rounds.straggler_wait_s + leading.SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""
@@ -148,6 +151,7 @@ class Matchmaker:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
         self._invitations.moved()
         self._seats.moved()
+        self._leading.awaited()
 
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
@@ -162,84 +166,17 @@ class Matchmaker:
                 raise RoundAborted("match", "this peer moved on", behind=True)
             leader = self.view.leader()
             if leader == self._node.peer_id:
-                group = await self._lead(sealed, join, started)
+                group = await self._leading.lead(sealed, join, started)
             else:
                 group = await self._follow(leader, sealed, join)
             if group is not None:
                 return group
 
-    # -- leading ------------------------------------------------------------------------------------------------
-
-    async def _lead(self, sealed: bytes, join: JoinMessage, started: float) -> Group | None:
-        probes: dict[str, asyncio.Task[None]] = {}
-        try:
-            while True:
-                self._changed.clear()
-                if (ahead := self._invitations.behind) is not None:
-                    raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
-                if self.view.leader() != self._node.peer_id:
-                    await self._seats.disband(self.view.leader())
-                    return None
-                pending = self._pending(probes, started)
-                members = len(self._chosen(join.parent)) + 1
-                waited = self._clock() - self._seats.window_start(started)
-                if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
-                    return await self._form(sealed, join)
-                if waited >= self._rounds.straggler_wait_s and members >= self._rounds.min_group:
-                    return await self._form(sealed, join)
-                if not pending and self._clock() - started >= SOLO_PATIENCE_S:
-                    raise RoundAborted("match", f"{members} of at least {self._rounds.min_group} peers", alone=True)
-                if waited >= self._rounds.straggler_wait_s + SOLO_PATIENCE_S:
-                    raise RoundAborted("match", f"only {members} peers came within {waited:.0f} s", alone=True)
-                await _wait(self._changed, RECHECK_S)
-        finally:
-            await cancel_and_wait(probes.values())
-
-    def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
-        """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
-        chosen: list[tuple[str, Seat]] = []
-        solitary = self._me.client
-        for peer_id, seat in sorted(self._seats.present(parent).items(), key=lambda item: item[1].since):
-            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self.view.solitary(peer_id)):
-                chosen.append((peer_id, seat))
-                solitary = solitary or self.view.solitary(peer_id)
-        return chosen
-
-    def _pending(self, probes: dict[str, asyncio.Task[None]], started: float) -> list[str]:
-        """Invite whoever is expected and has not joined; -> those still on their way."""
-        expected = [peer_id for peer_id in self.view.expected() if peer_id not in self._seats]
-        left = self._rounds.straggler_wait_s - (self._clock() - self._seats.window_start(started))
-        for peer_id in expected:
-            if peer_id not in probes:
-                probes[peer_id] = asyncio.ensure_future(self._invitations.send(peer_id, max(0.0, left)))
-        return [peer_id for peer_id in expected if not probes[peer_id].done()]
-
-    async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
-        """Fix the roster and tell it to the members. Raises RoundAborted when one of them is gone already."""
-        chosen = self._chosen(join.parent)
-        joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
-        joins[self._node.peer_id] = (sealed, join)
-        message, group = self._rosters.write(joins, join.parent)
-        left: list[str] = []
-        for peer_id, seat in chosen:
-            self._seats.leave(peer_id)
-            try:
-                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
-            except (StreamClosedError, asyncio.TimeoutError):
-                left.append(peer_id)
-            seat.told = True
-            seat.taken.set()
-        if left:  # without it no part is reduced: nobody shall wait for the exchange to find out
-            abort = RoundAborted("match", f"{', '.join(left)} left while the roster was sent", left[0])
-            self._decline(group, abort)
-            raise abort
-        return group
-
     # -- following ----------------------------------------------------------------------------------------------
 
     async def _follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
-        patience_s = self._rounds.straggler_wait_s + 2 * SOLO_PATIENCE_S
+        patience_s = self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
         try:
             stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
         except StreamClosedError as error:
@@ -278,10 +215,4 @@ class Matchmaker:
             self.view.avoid(leader)
         await self._directory.refresh()
         self._changed.clear()
-        await _wait(self._changed, RECHECK_S)
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return
+        await leading.wait_for(self._changed, leading.RECHECK_S)

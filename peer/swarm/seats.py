@@ -42,14 +42,16 @@ class Seats:
         window_s: the straggler window.
         refuses: whom this peer gives no seat.
         clock: monotonic seconds.
+        on_seat: called when somebody waits for the round that comes next here.
     """
 
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
-        refuses: Callable[[str], bool], clock: Callable[[], float],
+        refuses: Callable[[str], bool], clock: Callable[[], float], on_seat: Callable[[], None] = lambda: None,
     ) -> None:
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
+        self._on_seat = on_seat
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -116,6 +118,7 @@ class Seats:
         if join.parent == self._me.position().lineage_id:
             self._view.learn(stream.remote)
             self.hurry_if_halfway()
+            self._on_seat()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from peer.outer import state
-from peer.swarm import invitations, matchmaking, snapshots
+from peer.swarm import invitations, leading, snapshots
 from tests.swarm.network import MemoryNetwork
 
 
@@ -26,5 +26,5 @@ def small_chunks(monkeypatch):
 def brisk(monkeypatch):
     """Matchmaking whose waiting times are short."""
     for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02}.items():
-        monkeypatch.setattr(matchmaking, name, seconds)
+        monkeypatch.setattr(leading, name, seconds)
     monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 1.0)

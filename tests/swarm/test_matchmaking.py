@@ -127,7 +127,7 @@ async def test_a_seat_is_free_when_its_member_dies(network):
 async def test_a_group_one_of_whom_left_as_it_formed_is_declined_by_its_leader(network):
     leader, member, leaving = await gather(network, 3, wait=30.0)
     declined = []
-    leader.matchmaker._decline = lambda group, abort: declined.append((names(group), abort.culprit))
+    leader.matchmaker._leading._decline = lambda group, abort: declined.append((names(group), abort.culprit))
     lead, follow, leave = (asyncio.ensure_future(each.match()) for each in (leader, member, leaving))
     seats = leader.matchmaker._seats
     write = leader.matchmaker._rosters.write

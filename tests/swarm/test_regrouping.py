@@ -115,3 +115,49 @@ async def test_a_wish_of_before_the_last_commit_hurries_nobody_after_it(network)
     await again.wait()
     assert not member.hurried.is_set()
     stream.close()
+
+
+async def test_a_leader_that_is_not_due_has_everybody_come_before_the_window_of_who_waits_ends(network):
+    leader, early, *others = await gather(network, 5, wait=0.6)
+    for member in (leader, *others):
+        member.due_in_s, member.halfway = 1000.0, False
+    waiting = asyncio.ensure_future(early.match())
+    contributions = [asyncio.ensure_future(contribute_when_hurried(member)) for member in (leader, *others)]
+    groups = await asyncio.gather(waiting, *contributions)
+    assert [len(group.members) for group in groups] == [5] * 5
+    assert len({group.id for group in groups}) == 1
+
+
+async def contribute_when_hurried(member):
+    """What rounds do: match once there is a contribution."""
+    await asyncio.wait_for(member.hurried.wait(), 5.0)
+    return await member.match()
+
+
+async def test_a_leader_invites_for_who_waited_before_it_came_to_that_round(network):
+    leader, early, late = await gather(network, 3, wait=0.6)
+    for member in (leader, late):
+        member.due_in_s, member.halfway = 1000.0, False
+    early.move(NEXT)
+    early.matchmaker.view.learn(leader.peer_id)
+    waiting = asyncio.ensure_future(early.match())
+    await until(lambda: leader.matchmaker.anybody_waiting)
+    assert leader.matchmaker._leading._inviting.done()
+    for member in (leader, late):
+        member.move(NEXT)
+    contributions = [asyncio.ensure_future(contribute_when_hurried(member)) for member in (leader, late)]
+    groups = await asyncio.gather(waiting, *contributions)
+    assert [len(group.members) for group in groups] == [3] * 3
+
+
+async def test_nobody_is_invited_any_more_once_nobody_waits(network):
+    leader, early, other = await gather(network, 3, wait=30.0)
+    leader.due_in_s = other.due_in_s = 1000.0
+    leader.halfway = other.halfway = False
+    stream = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
+    await until(lambda: other.peer_id in leader.matchmaker._leading._invited)
+    stream.close()
+    network.cut(early.peer_id)
+    await until(lambda: leader.matchmaker._leading._inviting.done())
+    assert not leader.matchmaker._leading._invited
+    assert not other.hurried.is_set()

@@ -1,0 +1,171 @@
+"""What a leader does: invite whoever is expected, wait no longer than the straggler window, fix the roster, tell it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peer.outer.round import Group, RoundAborted
+from peer.protocol.manifest import RoundSpec
+from peer.protocol.wire import JoinMessage, Kind
+from peer.swarm import invitations
+from peer.swarm.invitations import Invitations, Self
+from peer.swarm.keeper import Position
+from peer.swarm.node import Node
+from peer.swarm.roster import Rosters
+from peer.swarm.seats import Seat, Seats
+from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.view import View
+
+SOLO_PATIENCE_S = 4.0
+RECHECK_S = 0.25
+
+
+class Leading:
+    """The leader's side of matchmaking.
+
+    Args:
+        node: the network.
+        rounds: group limits and waiting times.
+        rosters: makes rosters.
+        me, view: this peer as seen by itself, and whom it takes to be there.
+        seats, invitations: who waits here, and who is asked to come.
+        changed: set whenever what this leader waits for has changed.
+        clock: monotonic seconds.
+        decline: tells the members of a group that has formed that its round does not begin, and why.
+    """
+
+    def __init__(
+        self, node: Node, rounds: RoundSpec, rosters: Rosters, me: Self, view: View, seats: Seats,
+        invitations: Invitations, changed: asyncio.Event, clock: Callable[[], float],
+        decline: Callable[[Group, RoundAborted], None],
+    ) -> None:  # fmt: skip
+        self._node, self._rounds, self._rosters, self._me, self._view = node, rounds, rosters, me, view
+        self._seats, self._invitations, self._changed = seats, invitations, changed
+        self._clock, self._decline = clock, decline
+        self._leading = False
+        self._invited: dict[str, asyncio.Task[None]] = {}
+        self._inviting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inviting.set_result(None)
+
+    def awaited(self) -> None:
+        """If somebody waits at this leader, whose own contribution is not due yet, the others are invited meanwhile."""
+        position = self._me.position()
+        if not self._leading and self._inviting.done() and self._waited_for(position):
+            self._inviting = self._node.spawn(self._invite_meanwhile(position))
+
+    async def _invite_meanwhile(self, position: Position) -> None:
+        """Invite the others for as long as somebody waits for the window to end.
+
+        Else this leader would end it, alone with whoever waits, and those whom it left out would be the first to wait
+        in the next round: the same happened again, and no round had everybody in it any more.
+        """
+        try:
+            while self._waited_for(position):
+                self._pending(self._clock())
+                await asyncio.sleep(RECHECK_S)
+        finally:
+            if not self._leading:
+                await self._uninvite()
+
+    def _waited_for(self, position: Position) -> bool:
+        there = self._me.position() == position and bool(self._seats.present(position.lineage_id))
+        return there and self._view.leader() == self._node.peer_id
+
+    async def _uninvite(self) -> None:
+        invited, self._invited = self._invited, {}
+        await cancel_and_wait(invited.values())
+
+    async def lead(self, sealed: bytes, join: JoinMessage, started: float) -> Group | None:
+        """Gather a group and fix its roster; None when another peer leads.
+
+        Args:
+            sealed, join: this peer's own.
+            started: when it became ready.
+
+        Raises:
+            RoundAborted: nobody there, behind, too few in time, or one of them has left.
+        """
+        self._leading = True
+        self._inviting.cancel()
+        # this goes on with those that are on their way, and asks the others again
+        self._invited = {peer_id: task for peer_id, task in self._invited.items() if not task.done()}
+        try:
+            while True:
+                self._changed.clear()
+                if (ahead := self._invitations.behind) is not None:
+                    raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
+                if self._view.leader() != self._node.peer_id:
+                    await self._seats.disband(self._view.leader())
+                    return None
+                pending = self._pending(started)
+                members = len(self._chosen(join.parent)) + 1
+                waited = self._clock() - self._seats.window_start(started)
+                if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
+                    return await self._form(sealed, join)
+                if self._clock() >= self._closes(started) and members >= self._rounds.min_group:
+                    return await self._form(sealed, join)
+                if not pending and self._clock() - started >= SOLO_PATIENCE_S:
+                    raise RoundAborted("match", f"{members} of at least {self._rounds.min_group} peers", alone=True)
+                if waited >= self._rounds.straggler_wait_s + SOLO_PATIENCE_S:
+                    raise RoundAborted("match", f"only {members} peers came within {waited:.0f} s", alone=True)
+                await wait_for(self._changed, RECHECK_S)
+        finally:
+            self._leading = False
+            await self._uninvite()
+
+    def _closes(self, started: float) -> float:
+        """When the group forms with whoever is there: as the straggler window ends. A leader that was hurried then
+        itself leaves some time to those who were hurried with it.
+        """
+        window_s = self._rounds.straggler_wait_s
+        return max(self._seats.window_start(started) + window_s, started + (1.0 - invitations.LAST_CALL) * window_s)
+
+    def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
+        """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
+        chosen: list[tuple[str, Seat]] = []
+        solitary = self._me.client
+        for peer_id, seat in sorted(self._seats.present(parent).items(), key=lambda item: item[1].since):
+            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self._view.solitary(peer_id)):
+                chosen.append((peer_id, seat))
+                solitary = solitary or self._view.solitary(peer_id)
+        return chosen
+
+    def _pending(self, started: float) -> list[str]:
+        """Invite whoever is expected and has not joined; -> those still on their way."""
+        expected = [peer_id for peer_id in self._view.expected() if peer_id not in self._seats]
+        left = self._rounds.straggler_wait_s - (self._clock() - self._seats.window_start(started))
+        for peer_id in expected:
+            if peer_id not in self._invited:
+                self._invited[peer_id] = asyncio.ensure_future(self._invitations.send(peer_id, max(0.0, left)))
+        return [peer_id for peer_id in expected if not self._invited[peer_id].done()]
+
+    async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
+        """Fix the roster and tell it to the members. Raises RoundAborted when one of them is gone already."""
+        chosen = self._chosen(join.parent)
+        joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
+        joins[self._node.peer_id] = (sealed, join)
+        message, group = self._rosters.write(joins, join.parent)
+        left: list[str] = []
+        for peer_id, seat in chosen:
+            self._seats.leave(peer_id)
+            try:
+                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
+            except (StreamClosedError, asyncio.TimeoutError):
+                left.append(peer_id)
+            seat.told = True
+            seat.taken.set()
+        if left:  # without it no part is reduced: nobody shall wait for the exchange to find out
+            abort = RoundAborted("match", f"{', '.join(left)} left while the roster was sent", left[0])
+            self._decline(group, abort)
+            raise abort
+        return group
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when the event is set, at the latest after the timeout."""
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return

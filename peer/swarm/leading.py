@@ -50,7 +50,7 @@ class Leading:
         self._inviting.set_result(None)
 
     def awaited(self) -> None:
-        """If somebody waits at this leader, whose own contribution is not due yet, the others are invited meanwhile."""
+        """Somebody may wait at this leader whose own contribution is not due yet: the others are invited meanwhile."""
         position = self._me.position()
         if not self._leading and self._inviting.done() and self._waited_for(position):
             self._inviting = self._node.spawn(self._invite_meanwhile(position))
@@ -71,7 +71,7 @@ class Leading:
 
     def _waited_for(self, position: Position) -> bool:
         there = self._me.position() == position and bool(self._seats.present(position.lineage_id))
-        return there and self._view.leader() == self._node.peer_id
+        return there and self._me.due_in_s() > 0.0 and self._view.leader() == self._node.peer_id
 
     async def _uninvite(self) -> None:
         invited, self._invited = self._invited, {}

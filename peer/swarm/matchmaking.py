@@ -74,7 +74,7 @@ class Matchmaker:
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            on_seat=lambda: self._leading.awaited(),
+            self._opens, on_seat=lambda: self._leading.awaited(),
         )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
@@ -110,6 +110,11 @@ class Matchmaker:
         if len(members) >= self._rounds.max_group:
             return False
         return not (self.view.solitary(newcomer) and any(map(self.view.solitary, members)))
+
+    def _opens(self) -> bool:
+        """Whether a group forms here for those who wait at this peer, instead of a standing one that goes on."""
+        members = self._me.standing()
+        return not members or bool(self.newcomers(members))
 
     def _heeds(self, leader: str) -> bool:
         """Whether this peer's standing group, if it is in one, forms anew at its next round because `leader` invites:
@@ -151,7 +156,8 @@ class Matchmaker:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
         self._invitations.moved()
         self._seats.moved()
-        self._leading.awaited()
+        if self._opens():
+            self._leading.awaited()
 
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""

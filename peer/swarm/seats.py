@@ -42,16 +42,18 @@ class Seats:
         window_s: the straggler window.
         refuses: whom this peer gives no seat.
         clock: monotonic seconds.
-        on_seat: called when somebody waits for the round that comes next here.
+        opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
+        on_seat: called when it does.
     """
 
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
-        refuses: Callable[[str], bool], clock: Callable[[], float], on_seat: Callable[[], None] = lambda: None,
+        refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
+        on_seat: Callable[[], None] = lambda: None,
     ) -> None:
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._on_seat = on_seat
+        self._opens, self._on_seat = opens, on_seat
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -117,8 +119,9 @@ class Seats:
         self._changed.set()
         if join.parent == self._me.position().lineage_id:
             self._view.learn(stream.remote)
-            self.hurry_if_halfway()
-            self._on_seat()
+            if self._opens():
+                self.hurry_if_halfway()
+                self._on_seat()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
@@ -135,7 +138,8 @@ class Seats:
 
     def _hurry_for(self, peer_id: str, seat: Seat) -> None:
         """A member has waited a whole window and this leader is still not due: contribute what there is."""
-        if self._taken.get(peer_id) is seat and seat.join.parent == self._me.position().lineage_id:
+        there = self._taken.get(peer_id) is seat and seat.join.parent == self._me.position().lineage_id
+        if there and self._opens():
             self._me.hurry()
 
     def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:

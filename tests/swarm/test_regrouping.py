@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -161,3 +162,21 @@ async def test_nobody_is_invited_any_more_once_nobody_waits(network):
     await until(lambda: leader.matchmaker._leading._inviting.done())
     assert not leader.matchmaker._leading._invited
     assert not other.hurried.is_set()
+
+
+async def test_a_full_group_is_not_hurried_by_those_whom_it_has_no_place_for(network):
+    leader, member, outsider = await gather(network, 3, wait=0.2, high=2)
+    leader.due_in_s = member.due_in_s = 1000.0
+    leader.halfway = member.halfway = False
+    group = frozenset((leader.peer_id, member.peer_id))
+    for each in (leader, member):
+        each.matchmaker._me = replace(each.matchmaker._me, standing=lambda: group)
+    stream = await outsider.hand_in(leader, outsider.matchmaker._rosters.join(outsider.position, 100)[1])
+    await until(lambda: leader.matchmaker.anybody_waiting)
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.5, passed.set)
+    await passed.wait()
+    assert not leader.hurried.is_set()
+    assert not member.hurried.is_set()
+    assert leader.matchmaker._leading._inviting.done()
+    stream.close()

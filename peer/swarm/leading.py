@@ -101,15 +101,16 @@ class Leading:
                     return None
                 pending = self._pending(started)
                 members = len(self._chosen(join.parent)) + 1
-                waited = self._clock() - self._seats.window_start(started)
-                if members >= self._rounds.max_group or (members >= self._rounds.min_group and not pending):
+                least, closes = self._rounds.min_group, self._closes(started)
+                if members >= self._rounds.max_group or (members >= least and not pending):
                     return await self._form(sealed, join)
-                if self._clock() >= self._closes(started) and members >= self._rounds.min_group:
+                if members >= least and self._clock() >= closes:
                     return await self._form(sealed, join)
                 if not pending and self._clock() - started >= SOLO_PATIENCE_S:
-                    raise RoundAborted("match", f"{members} of at least {self._rounds.min_group} peers", alone=True)
-                if waited >= self._rounds.straggler_wait_s + SOLO_PATIENCE_S:
-                    raise RoundAborted("match", f"only {members} peers came within {waited:.0f} s", alone=True)
+                    raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
+                if self._clock() >= closes + SOLO_PATIENCE_S:
+                    waited_s = self._clock() - started
+                    raise RoundAborted("match", f"only {members} peers came within {waited_s:.0f} s", alone=True)
                 await wait_for(self._changed, RECHECK_S)
         finally:
             self._leading = False

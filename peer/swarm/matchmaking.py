@@ -182,7 +182,7 @@ class Matchmaker:
 
     async def _follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
-        patience_s = self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
+        patience_s = (2.0 - invitations.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
         try:
             stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
         except StreamClosedError as error:

@@ -180,3 +180,16 @@ async def test_a_full_group_is_not_hurried_by_those_whom_it_has_no_place_for(net
     assert not member.hurried.is_set()
     assert leader.matchmaker._leading._inviting.done()
     stream.close()
+
+
+async def test_a_leader_that_comes_late_to_who_has_waited_long_forms_the_group(network):
+    leader, early, silent = await gather(network, 3, wait=0.2)
+    silent.due_in_s, silent.halfway = 1000.0, False  # it says that it is coming, and never comes
+    leader.due_in_s, leader.halfway = 1000.0, False
+    waiting = asyncio.ensure_future(early.match())
+    late = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.5, late.set)  # later than the window and the patience after it
+    await late.wait()
+    group = await leader.match()
+    assert {member.peer_id for member in group.members} == {leader.peer_id, early.peer_id}
+    assert (await waiting).id == group.id

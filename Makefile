@@ -48,7 +48,7 @@ bench: env ## the headline numbers, one after another (about 15 minutes on two c
 		--plot docs/results/state_transfer.png
 	$(BIN)/python -m benchmarks.table
 
-chaos: env ## kills, stops, hostile bytes and peers, lying donors (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
+chaos: env ## kills, stops, partitions, bad links, hostile bytes and peers, lying donors (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
 	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \
 		$(if $(RESUME),--resume)
 	$(BIN)/python -m benchmarks.table

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from peer.errors import UserError
-from tests.network.chaos import attacks, donors, fuzz, kills, stops
+from tests.network.chaos import attacks, donors, fuzz, kills, links, partitions, stops
 from tests.network.chaos.report import ChaosReport, Counts
 from tests.network.chaos.swarm import ChaosSwarm
 
@@ -57,6 +57,18 @@ def g4(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
         return stops.run(seed, STOPS - done.get("stops", 0), swarm, at_once=3, minutes=minutes, tell=tell)
 
 
+def g5(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Partitions."""
+    trials = partitions.TRIALS - done.get("trials", 0)
+    return partitions.run(folder, trials=trials, seed=seed, minutes=minutes, tell=tell)
+
+
+def g6(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Bad links."""
+    conditions = links.CONDITIONS[done.get("conditions", 0) :]
+    return links.run(folder, conditions=conditions, seed=seed, minutes=minutes, tell=tell)
+
+
 def g9(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
     """Hostile bytes, then hostile peers."""
     fuzzed = fuzz.run(seed, INPUTS - done.get("inputs_fuzzed", 0), minutes=minutes, tell=tell)
@@ -71,7 +83,7 @@ def g11(seed: int, done: Counts, _: float, __: Path, tell: Tell) -> Counts:
     return donors.run(seed, PARTS - done.get("parts_tampered", 0), tell=tell)
 
 
-CAMPAIGNS: dict[str, Campaign] = {"G3": g3, "G4": g4, "G9": g9, "G11": g11}
+CAMPAIGNS: dict[str, Campaign] = {"G3": g3, "G4": g4, "G5": g5, "G6": g6, "G9": g9, "G11": g11}
 
 
 def main() -> None:

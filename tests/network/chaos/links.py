@@ -1,4 +1,4 @@
-"""Bad links (G6): `python -m tests.network.chaos.links --report FILE`.
+"""G6: bad links.
 
 Three members, each behind a link of 5 Mbit/s with a round trip of 200 +- 50 ms that loses 0 to 10% of all packets, or
 that carries nothing in one direction for a while. Counted: rounds that committed and that were aborted, and whether
@@ -7,16 +7,11 @@ each ended by its deadline; whether a member whose link was dead is back in a ro
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from peer.outer.record import RoundRecord
 from tests.network.chaos.namespaces import Internet
@@ -38,20 +33,16 @@ Row = dict[str, Any]
 
 def run(
     folder: Path, *, conditions: Sequence[str] = CONDITIONS, rounds: int = ROUNDS, timeout_s: int = ROUND_TIMEOUT_S,
-    seed: int = 0, done: Sequence[Row] = (), minutes: float = float("inf"),
-    on_trial: Callable[[Row], None] = lambda _: None,
+    seed: int = 0, minutes: float = float("inf"), tell: Callable[[Row], None] = lambda _: None,
 ) -> Row:
-    """Let the swarm make rounds under each condition that is not `done` yet, while there is time; -> `count` of all.
+    """Let the swarm make rounds under each condition, while there is time; -> `count` of all.
 
     Args:
         rounds: that each member has to end under each condition, committed or not.
-        on_trial: called with the outcome of each condition.
+        tell: called with the counts so far.
     """
-    rows = list(done)
-    left = [name for name in conditions if name not in {row["condition"] for row in rows}]
+    rows: list[Row] = []
     until = time.monotonic() + 60 * minutes
-    if not left:
-        return count(rows)
     with Internet() as internet:
         internet.host("bootstrap")
         for name in NAMES:
@@ -61,10 +52,10 @@ def run(
             swarm.bootstrap()
             for member in swarm.add(*NAMES):
                 member.pace = TURNS_PER_STEP
-            for condition in left:
+            for condition in conditions:
                 if time.monotonic() < until:
                     rows.append(trial(swarm, internet, condition, rounds, timeout_s, seed))
-                    on_trial(rows[-1])
+                    tell(count(rows))
         finally:
             swarm.close()
     return count(rows)
@@ -133,35 +124,6 @@ def late(record: RoundRecord, timeout_s: int) -> bool:
 def count(rows: Sequence[Row]) -> Row:
     """What the conditions come to."""
     totals = {name: sum(row[name] for row in rows) for name in ("ended", "committed", "aborted", "late", "one_state")}
-    return {"conditions": len(rows), **totals, "longest_s": max((row["longest_s"] for row in rows), default=0.0)}
-
-
-def main() -> None:
-    """Command line; an interrupted campaign goes on where its report ends."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, required=True, metavar="FILE", help="conditions in it are not repeated")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each (default: {ROUNDS})")
-    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="begin nothing after (default: 60)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    document: Row = {"name": "G6", "seed": arguments.seed, "rounds": arguments.rounds, "trials": []}
-    if arguments.report.exists():
-        document = json.loads(arguments.report.read_text())
-    rows: list[Row] = list(document["trials"])
-
-    def keep(row: Row) -> None:
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        arguments.report.write_text(json.dumps({**document, "counts": count(rows), "trials": rows}, indent=1) + "\n")
-
-    with tempfile.TemporaryDirectory(prefix="atoll-links-") as folder:
-        run(
-            Path(folder), rounds=arguments.rounds, seed=arguments.seed, done=tuple(rows), minutes=arguments.minutes,
-            on_trial=keep,
-        )
-    print(json.dumps(count(rows)))
-
-
-if __name__ == "__main__":
-    main()
+    longest_s = max((row["longest_s"] for row in rows), default=0.0)
+    late_ones = [f"{row['condition']}: {one}" for row in rows for one in row["late_ones"]]
+    return {"conditions": len(rows), **totals, "longest_s": longest_s, "late_ones": late_ones}

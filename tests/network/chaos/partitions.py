@@ -1,4 +1,4 @@
-"""Partitions that heal (G5): `python -m tests.network.chaos.partitions --report FILE`.
+"""G5: partitions that heal.
 
 Eight members on eight machines of their own internet. Again and again it falls apart into two groups (4/4, 6/2, 5/3),
 each trains on, and comes together again. Counted: whether all are on one lineage within three rounds of healing,
@@ -7,17 +7,12 @@ whether it is the heavier one, and whether whoever yielded says exactly what it 
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import re
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.wide import WideSwarm
@@ -36,20 +31,18 @@ Row = dict[str, Any]
 
 def run(
     folder: Path, *, trials: int = TRIALS, shares: Sequence[tuple[int, int]] = SHARES, seed: int = 0,
-    steps: int = STEPS, rounds_apart: int = ROUNDS_APART, done: Sequence[Row] = (), minutes: float = float("inf"),
-    on_trial: Callable[[Row], None] = lambda _: None,
+    steps: int = STEPS, rounds_apart: int = ROUNDS_APART, minutes: float = float("inf"),
+    tell: Callable[[Row], None] = lambda _: None,
 ) -> Row:
-    """Make the trials that are not `done` yet, while there is time; -> `count` of all of them.
+    """Let it fall apart and heal, as often as there is time for; -> `count` of all trials.
 
     Args:
         shares: sizes of the two groups, in turn.
         steps: of a round, of at least half a second each.
         rounds_apart: that each side commits on its own, at least.
-        on_trial: called with the outcome of each.
+        tell: called with the counts so far.
     """
-    rows = list(done)
-    if len(rows) >= trials:
-        return count(rows)
+    rows: list[Row] = []
     names = [f"p{number}" for number in range(sum(shares[0]))]
     until = time.monotonic() + 60 * minutes
     with Internet() as internet:
@@ -63,7 +56,7 @@ def run(
             while len(rows) < trials and time.monotonic() < until:
                 rng = random.Random(f"{seed} {len(rows)}")
                 rows.append(trial(swarm, internet, shares[len(rows) % len(shares)], rounds_apart, rng))
-                on_trial(rows[-1])
+                tell(count(rows))
         finally:
             swarm.close()
     return count(rows)
@@ -141,43 +134,10 @@ def count(rows: Sequence[Row]) -> Row:
     return {
         "trials": len(rows),
         "within": sum(row["rounds"] <= MAX_ROUNDS for row in rows),
-        "max_rounds": max((row["rounds"] for row in rows), default=0),
-        "max_seconds": max((row["seconds"] for row in rows), default=0.0),
+        "longest_rounds": max((row["rounds"] for row in rows), default=0),
+        "longest_until_one_s": max((row["seconds"] for row in rows), default=0.0),
         "split": sum(row["distinct"] for row in rows),
         "yielded": sum(bool(row["yielded"]) for row in rows),
         "unexplained_tokens": sum(row["unexplained"] for row in rows),
         "one_state": sum(row["one_state"] for row in rows),
     }
-
-
-def main() -> None:
-    """Command line; an interrupted campaign goes on where its report ends."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, required=True, metavar="FILE", help="trials in it are not repeated")
-    parser.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"default: {TRIALS}")
-    parser.add_argument("--minutes", type=float, default=120.0, metavar="N", help="begin no trial after (default: 120)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    document: Row = {"name": "G5", "seed": arguments.seed, "trials": []}
-    if arguments.report.exists():
-        document = json.loads(arguments.report.read_text())
-        if document["seed"] != arguments.seed:
-            parser.error(f"--seed {arguments.seed}: the report was begun with seed {document['seed']}")
-    rows: list[Row] = list(document["trials"])
-
-    def keep(row: Row) -> None:
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        arguments.report.write_text(json.dumps({**document, "counts": count(rows), "trials": rows}, indent=1) + "\n")
-
-    with tempfile.TemporaryDirectory(prefix="atoll-partitions-") as folder:
-        run(
-            Path(folder), trials=arguments.trials, seed=arguments.seed, done=tuple(rows), minutes=arguments.minutes,
-            on_trial=keep,
-        )
-    print(json.dumps(count(rows)))
-
-
-if __name__ == "__main__":
-    main()

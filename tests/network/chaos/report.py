@@ -12,7 +12,7 @@ from benchmarks.figures import Figure, describe_machine
 from peer.errors import UserError
 
 Counts = dict[str, Any]
-ABOUT = "Kills at every phase, stops, hostile bytes, attacks and lying donors against real peers"
+ABOUT = "Kills at every phase, stops, partitions, bad links, hostile bytes, attacks and lying donors against real peers"
 NOTES = (
     "Written by `make chaos`, not by `make bench`. Every count is the sum over the seeds that have run; the entries of "
     "`campaigns` in the JSON file are apart by seed. A figure below its number of events was cut short by the minutes "
@@ -59,8 +59,10 @@ class ChaosReport:
         self.campaigns: dict[str, dict[str, Counts]] = {}
         self.commands: list[str] = []
         self._load()
-        for name in forget:
+        forgotten = set(forget)
+        for name in forgotten:
             self.campaigns.pop(name, None)
+        self.commands = [each for each in self.commands if not (run := _campaigns_of(each)) or run - forgotten]
         if command or self.campaigns:
             self._save()
 
@@ -87,8 +89,13 @@ class ChaosReport:
         self._save()
 
     def merge(self, name: str, other: Path) -> None:
-        """Take in what another command has counted: a JSON object of numbers, or one whose `counts` is."""
+        """Take in what another command has counted: a JSON object of numbers, or one whose `counts` is, and which may
+        tell its `command`.
+        """
         document = _read(other)
+        if (command := document.get("command")) and command not in self.commands:
+            self.commands.append(str(command))
+            self._save()
         self.put(name, str(document.get("seed", "merged")), document.get("counts", document))
 
     def _save(self) -> None:
@@ -134,6 +141,9 @@ def with_ratios(counts: Counts) -> Counts:
     """What follows from sums."""
     if counts.get("parts_tampered"):
         counts["share_caught"] = counts["parts_caught"] / counts["parts_tampered"]
+    if counts.get("trials"):
+        counts["healed_late"] = counts["trials"] - counts["within"]
+        counts["still_apart"] = counts["trials"] - counts["one_state"]
     if "kills_per_phase" in counts:
         counts["kills"] = sum(counts["kills_per_phase"].values())
     return counts
@@ -157,6 +167,21 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("slow_peer_rounds", "rounds with a 10 times slower peer", "", 1, False),
         ("digest_mismatches", "states that differed", "", 0, True),
     ),
+    "G5": (
+        ("trials", "partitions that healed", "", 50, False),
+        ("split", "of them into two lineages", "", None, True),
+        ("healed_late", "not on one lineage within 3 rounds", "", 0, True),
+        ("still_apart", "after which states differed", "", 0, True),
+        ("unexplained_tokens", "tokens given up and not told, or told and not given up", "", 0, True),
+        ("longest_until_one_s", "until all are on one lineage, the longest", "s", None, True),
+    ),
+    "G6": (
+        ("conditions", "kinds of bad links", "", 7, False),
+        ("committed", "rounds committed, by member", "", None, True),
+        ("aborted", "rounds aborted, by member", "", None, True),
+        ("late", "of them after their deadline", "", 0, True),
+        ("longest_s", "the longest round", "s", None, True),
+    ),
     "G9": (
         ("inputs_fuzzed", "inputs fuzzed", "", 1_000_000, False),
         ("crashes", "inputs that raised what they must not, or hung", "", 0, True),
@@ -173,6 +198,12 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("false_accusations", "false accusations", "", 0, True),
     ),
 }
+
+
+def _campaigns_of(command: str) -> set[str]:
+    """The campaigns that a command names."""
+    _, _, named = command.partition("--campaign ")
+    return set(named.split(" --")[0].split())
 
 
 def _read(path: Path) -> dict[str, Any]:

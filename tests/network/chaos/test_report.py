@@ -40,6 +40,34 @@ def test_a_report_goes_on_by_seed_or_begins_anew(tmp_path: Path) -> None:
     assert ChaosReport(path, "third", forget=["G3"]).done("G3") == {}
 
 
+def test_what_is_forgotten_is_not_among_the_commands(tmp_path: Path) -> None:
+    path = tmp_path / "chaos.json"
+    ChaosReport(path, "chaos --report x --campaign G3 --minutes 3").put("G3", 17, ONE)
+    ChaosReport(path, "chaos --campaign G4").put("G4", 17, {"stops": 3})
+    again = ChaosReport(path, "chaos --campaign G4 --minutes 9", forget=["G4"])
+    assert again.to_dict()["commands"] == [
+        "chaos --report x --campaign G3 --minutes 3", "chaos --campaign G4 --minutes 9",
+    ]  # fmt: skip
+
+
+def test_partitions_and_bad_links_have_their_targets(tmp_path: Path) -> None:
+    report, other = ChaosReport(tmp_path / "chaos.json"), tmp_path / "g5.json"
+    counts = {
+        "trials": 50, "within": 49, "split": 50, "one_state": 50, "unexplained_tokens": 0, "longest_until_one_s": 15.5,
+    }  # fmt: skip
+    other.write_text(json.dumps({"seed": 0, "command": "partitions --report FILE", "counts": counts}))
+    report.merge("G5", other)
+    other.write_text(json.dumps({"conditions": 7, "committed": 200, "aborted": 9, "late": 0, "longest_s": 42.8}))
+    report.merge("G6", other)
+    document = report.to_dict()
+    met = {figure["name"]: figure["met"] for figure in document["figures"]}
+    assert met["G5 partitions that healed"] is True
+    assert met["G5 not on one lineage within 3 rounds"] is False
+    assert met["G5 after which states differed"] is True
+    assert met["G6 of them after their deadline"] is True
+    assert document["commands"] == ["partitions --report FILE"]
+
+
 def test_two_commands_may_keep_one_report(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     one, other = ChaosReport(path, "one"), ChaosReport(path, "other")

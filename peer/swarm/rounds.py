@@ -278,6 +278,7 @@ class Rounds:
         if members:
             self._regrouped = reason.reason
         await self._exchange.dissolve(reason)
+        await self._look_ahead()
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
         for peer_id in filter(self._guard.banned, group.others):
@@ -286,6 +287,15 @@ class Rounds:
             self._exchange.hellos.decline(group, declined)
             raise declined
         return group
+
+    async def _look_ahead(self) -> None:
+        """Raise RoundAborted if others are ahead. A machine that has slept finds nobody where it was but those who
+        sleep as well: it must not wait at one of them.
+        """
+        if not self._directory.peers:
+            await self._directory.refresh()
+        if donors := self._following.donors():
+            raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()

@@ -43,7 +43,11 @@ def rounds_at_genesis(network, folder, run, told):
     )  # fmt: skip
     keeper = Keeper(memory, state, History(folder / "mine", plain.lineage_id))
     assert keeper.restore([]) is None
-    directory = SimpleNamespace(peers={}, reachable={}, refresh=None, announce_soon=lambda: None)
+
+    async def refresh():
+        """Nobody else is known."""
+
+    directory = SimpleNamespace(peers={}, reachable={}, refresh=refresh, announce_soon=lambda: None)
     rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
     rounds._following.fetcher._run_id = RUN
     rounds.joined = True
@@ -157,3 +161,20 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
     assert leader in met
     assert rounds._node.refuses(banned)
     assert not rounds._node.refuses(leader)
+
+
+async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    run.commit(2)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    ahead = run.identities[1].peer_id
+    record = SimpleNamespace(lineage_id=run.state.lineage_id, lineage_weight=run.history.weight, state="training")
+
+    async def refresh():
+        """Until now all records have expired."""
+        rounds._directory.reachable = rounds._directory.peers = {ahead: record}
+
+    rounds._directory.refresh = refresh
+    with pytest.raises(RoundAborted, match=f"{ahead} is on a heavier lineage") as caught:
+        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    assert (caught.value.instead, caught.value.culprit) == ("catch_up", ahead)

@@ -278,7 +278,7 @@ class Rounds:
         if members:
             self._regrouped = reason.reason
         await self._exchange.dissolve(reason)
-        await self._look_ahead()
+        await self._look_around()
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
         for peer_id in filter(self._guard.banned, group.others):
@@ -288,12 +288,13 @@ class Rounds:
             raise declined
         return group
 
-    async def _look_ahead(self) -> None:
-        """Raise RoundAborted if others are ahead. A machine that has slept finds nobody where it was but those who
-        sleep as well: it must not wait at one of them.
+    async def _look_around(self) -> None:
+        """Raise RoundAborted where this machine has slept, all records have expired meanwhile, and others are ahead:
+        where it was it would find only those who sleep as well, and wait at one of them.
         """
-        if not self._directory.peers:
-            await self._directory.refresh()
+        if self._directory.peers:
+            return
+        await self._directory.refresh()
         if donors := self._following.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 

@@ -16,6 +16,7 @@ from peer.outer.state import OuterState, Update
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
+from peer.swarm.aftermath import Aftermath
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
 from peer.swarm.following import Following
@@ -24,17 +25,12 @@ from peer.swarm.handover import Handover
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.missed import went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
 JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
-ALONE_RECHECK_S = 15.0
-BEHIND_TRIES = 10
-MAX_BACKOFF_S = 5.0
-UNPROVEN_S = 30.0
 
 
 class Rounds:
@@ -63,7 +59,7 @@ class Rounds:
     ) -> None:
         self._node, self._directory, self._manifest = node, directory, manifest
         self.keeper = keeper
-        self._organiser, self._tell, self._rng = organiser, tell, rng
+        self._organiser, self._tell = organiser, tell
         self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell)
         me = Self(
             position=self.position,
@@ -91,7 +87,9 @@ class Rounds:
         self._following = Following(
             node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, tell
         )
-        self._aborts_in_row = 0
+        self._aftermath = Aftermath(
+            node.peer_id, directory, self._matchmaker, self._following, self._handover, self._nudge, rng
+        )
         self._stood = False
         self._regrouped: str | None = None
         self.joined = False
@@ -202,55 +200,11 @@ class Rounds:
         record = record.model_copy(update={"audits": self._guard.notes()})
         self._tell(Round(record=record))
         if record.status == "committed":
-            self._aborts_in_row = 0
+            self._aftermath.committed()
             self.group_size = len(record.members)
             self._directory.announce_soon()
         else:
-            await self._after_abort(record)
-
-    async def _after_abort(self, record: RoundRecord) -> None:
-        """Nothing changed and nothing is lost; find out when to try again, then ask for a fresh contribution."""
-        if record.instead == "wait":
-            await self._until_somebody_comes()
-        elif record.instead == "catch_up":
-            if await self._until_caught_up():
-                return
-            if record.culprit is not None:
-                # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
-                self._matchmaker.view.avoid(record.culprit, UNPROVEN_S)
-        else:
-            log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
-            self._aborts_in_row += 1
-            if record.culprit is not None:
-                self._matchmaker.view.doubt_relay(record.culprit)
-            longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._aborts_in_row)
-            await asyncio.sleep(self._rng.uniform(0.0, longest))
-            if record.phase != "match":  # the snapshot that was sent must stay until this is known
-                others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
-                missed = await went_on(self._following.fetcher, others, self._following.standing, self._rng)
-                if missed is not None:
-                    self._nudge(*missed)
-        if not self._following.donors():
-            self._handover.want_snapshot()
-
-    async def _until_somebody_comes(self) -> None:
-        deadline = _now() + ALONE_RECHECK_S
-        while _now() < deadline and not self._matchmaker.anybody_waiting:
-            peers = self._directory.reachable.values()
-            if any(peer.lineage_id == self.keeper.state.lineage_id and peer.state == "training" for peer in peers):
-                return
-            if self._following.donors():
-                return
-            await asyncio.sleep(RECHECK_S)
-
-    async def _until_caught_up(self) -> bool:
-        for _ in range(BEHIND_TRIES):
-            await self._directory.refresh()
-            if await self._following.catch_up():
-                self._handover.announce_anchor(self._following.missed.contributed)
-                return True
-            await asyncio.sleep(RECHECK_S)
-        return False
+            await self._aftermath.of(record)
 
     def _on_ban(self, culprit: str, reason: str) -> None:
         now = self.position()

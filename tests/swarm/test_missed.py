@@ -69,7 +69,7 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
         instead="retry", members=(mine.peer_id, donor.peer_id),
     )  # fmt: skip
-    await rounds._after_abort(record)
+    await rounds._aftermath.of(record)
     assert told == []  # no other snapshot is asked for: the one that was sent must stay
     assert await rounds._following.catch_up()
     rounds._handover.announce_anchor(rounds._following.missed.contributed)
@@ -87,7 +87,7 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
         instead="retry", members=(run.identities[0].peer_id, donor.peer_id),
     )  # fmt: skip
-    await rounds._after_abort(record)
+    await rounds._aftermath.of(record)
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
     assert donor.asked == ["chain"]
 

@@ -11,7 +11,8 @@ import pytest
 from peer.outer.record import RoundRecord
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
-from peer.swarm import rounds as rounds_module
+from peer.swarm import aftermath
+from peer.swarm.aftermath import Aftermath
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
 from peer.swarm.keeper import Position
@@ -46,21 +47,24 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
 
 async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network, monkeypatch):
     leader, liar = await gather(network, 2)
-    rounds = Rounds.__new__(Rounds)
-    rounds._matchmaker = leader.matchmaker
+    monkeypatch.setattr(aftermath, "RECHECK_S", 0.0)
 
     async def nobody_shows_it():
         return False
 
-    monkeypatch.setattr(rounds, "_until_caught_up", nobody_shows_it, raising=False)
-    rounds._following = SimpleNamespace(donors=lambda: ["somebody"])
+    async def refresh():
+        """As before."""
+
+    directory = SimpleNamespace(refresh=refresh)
+    following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
+    after = Aftermath(leader.peer_id, directory, leader.matchmaker, following, None, None, random.Random(1))
     assert leader.matchmaker.view.expected() == [liar.peer_id]
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
-    await rounds._after_abort(record)
+    await after.of(record)
     assert leader.matchmaker.view.expected() == []
-    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + rounds_module.UNPROVEN_S - 1.0)
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + aftermath.UNPROVEN_S - 1.0)
     assert leader.matchmaker.view.expected() == []
-    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + rounds_module.UNPROVEN_S)
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + aftermath.UNPROVEN_S)
     assert leader.matchmaker.view.expected() == [liar.peer_id]
 
 

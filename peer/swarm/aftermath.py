@@ -1,0 +1,96 @@
+"""After a round that failed: when to try again, and what to find out before. Nothing has changed, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from peer.outer.record import RoundRecord
+from peer.swarm.directory import Directory
+from peer.swarm.following import Following
+from peer.swarm.handover import Handover
+from peer.swarm.matchmaking import Matchmaker
+from peer.swarm.missed import went_on
+
+log = logging.getLogger(__name__)
+RECHECK_S = 0.5
+ALONE_RECHECK_S = 15.0
+BEHIND_TRIES = 10
+MAX_BACKOFF_S = 5.0
+UNPROVEN_S = 30.0
+
+
+class Aftermath:
+    """What one peer does after each of its rounds that failed.
+
+    Args:
+        own_id: this peer.
+        directory, matchmaker, following, handover: its own.
+        nudge: called with (who, weight, lineage id) of somebody who committed what this peer gave up.
+        rng: jitter only.
+    """
+
+    def __init__(
+        self, own_id: str, directory: Directory, matchmaker: Matchmaker, following: Following, handover: Handover,
+        nudge: Callable[[str, int, str], None], rng: random.Random,
+    ) -> None:  # fmt: skip
+        self._own_id, self._directory, self._matchmaker = own_id, directory, matchmaker
+        self._following, self._handover, self._nudge, self._rng = following, handover, nudge, rng
+        self._failed_in_row = 0
+
+    def committed(self) -> None:
+        """A round went well."""
+        self._failed_in_row = 0
+
+    async def of(self, record: RoundRecord) -> None:
+        """Return when a round may be tried again; a fresh contribution is asked for, unless this peer caught up."""
+        if record.instead == "wait":
+            await self._until_somebody_comes()
+        elif record.instead == "catch_up":
+            if await self._until_caught_up():
+                return
+            if record.culprit is not None:
+                # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
+                self._matchmaker.view.avoid(record.culprit, UNPROVEN_S)
+        else:
+            await self._back_off(record)
+        if not self._following.donors():
+            self._handover.want_snapshot()
+
+    async def _back_off(self, record: RoundRecord) -> None:
+        log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
+        self._failed_in_row += 1
+        if record.culprit is not None:
+            self._matchmaker.view.doubt_relay(record.culprit)
+        longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._failed_in_row)
+        await asyncio.sleep(self._rng.uniform(0.0, longest))
+        if record.phase != "match":  # the snapshot that was sent must stay until this is known
+            others = [peer_id for peer_id in record.members if peer_id != self._own_id]
+            missed = await went_on(self._following.fetcher, others, self._following.standing, self._rng)
+            if missed is not None:
+                self._nudge(*missed)
+
+    async def _until_somebody_comes(self) -> None:
+        lineage_id, deadline = self._following.standing().state.lineage_id, _now() + ALONE_RECHECK_S
+        while _now() < deadline and not self._matchmaker.anybody_waiting:
+            peers = self._directory.reachable.values()
+            if any(peer.lineage_id == lineage_id and peer.state == "training" for peer in peers):
+                return
+            if self._following.donors():
+                return
+            await asyncio.sleep(RECHECK_S)
+
+    async def _until_caught_up(self) -> bool:
+        for _ in range(BEHIND_TRIES):
+            await self._directory.refresh()
+            if await self._following.catch_up():
+                self._handover.announce_anchor(self._following.missed.contributed)
+                return True
+            await asyncio.sleep(RECHECK_S)
+        return False
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -42,9 +42,10 @@ def main() -> None:
 
     async def run() -> int:
         from peer.swarm.session import AgentSession, Channel
-        from peer.swarm.tasks import use_few_threads
+        from peer.swarm.tasks import hush_foreign_waits, use_few_threads
 
         use_few_threads()
+        asyncio.get_running_loop().set_exception_handler(hush_foreign_waits)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
         link = await Channel.over(channel)
         try:

@@ -57,3 +57,13 @@ def use_few_threads() -> None:
     """Let this loop's threads be about as many as can work at once: each keeps a heap and a stack of its own."""
     workers = min(MAX_THREADS, (os.cpu_count() or 1) + 2)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(workers, thread_name_prefix="work"))
+
+
+def hush_foreign_waits(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio's handler of what nobody handles, but for one thing that is no error: a search in hivemind's DHT that is
+    cancelled, as one that takes too long is, leaves tasks behind that wait for its own events.
+    """
+    task = context.get("task")
+    waits = isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__qualname__", "") == "Event.wait"
+    if not (waits and "was destroyed" in context.get("message", "")):
+        loop.default_exception_handler(context)

@@ -5,7 +5,7 @@ import gc
 from contextlib import aclosing
 from functools import partial
 
-from peer.swarm.tasks import cancel_and_wait, staggered
+from peer.swarm.tasks import cancel_and_wait, hush_foreign_waits, staggered
 
 
 async def test_outcomes_of_ended_tasks_are_dropped_without_a_word(caplog):
@@ -77,3 +77,24 @@ async def test_the_next_is_called_at_once_when_the_caller_wants_another():
 
 async def test_nobody_to_call_is_no_outcome():
     assert [name async for name, _ in staggered([], 1.0)] == []
+
+
+async def test_only_waits_for_an_event_are_destroyed_without_a_word(caplog):
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(hush_foreign_waits)
+
+    async def other(event):
+        await event.wait()
+
+    def leave(work):
+        """Start what nothing refers to any more once this returns."""
+        event = asyncio.Event()
+        return asyncio.ensure_future(work(event))
+
+    for work, told in ((asyncio.Event.wait, 0), (other, 1)):
+        leave(work)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert caplog.text.count("Task was destroyed") == told
+    loop.call_exception_handler({"message": "something else"})
+    assert "something else" in caplog.text

@@ -141,7 +141,7 @@ def with_ratios(counts: Counts) -> Counts:
     """What follows from sums."""
     if counts.get("parts_tampered"):
         counts["share_caught"] = counts["parts_caught"] / counts["parts_tampered"]
-    if counts.get("trials"):
+    if "within" in counts:
         counts["healed_late"] = counts["trials"] - counts["within"]
         counts["still_apart"] = counts["trials"] - counts["one_state"]
     if "kills_per_phase" in counts:

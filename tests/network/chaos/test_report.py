@@ -66,6 +66,8 @@ def test_partitions_and_bad_links_have_their_targets(tmp_path: Path) -> None:
     assert met["G5 after which states differed"] is True
     assert met["G6 of them after their deadline"] is True
     assert document["commands"] == ["partitions --report FILE"]
+    report.put("G11", 17, {"parts_tampered": 200, "parts_caught": 199, "trials": 9})  # trials of another kind
+    assert report.to_dict()["figures"][-1]["value"] == 0.995
 
 
 def test_two_commands_may_keep_one_report(tmp_path: Path) -> None:

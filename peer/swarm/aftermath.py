@@ -19,6 +19,7 @@ RECHECK_S = 0.5
 ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
+MAX_DOUBLINGS = 10  # a float ends at 1024 of them
 UNPROVEN_S = 30.0
 
 
@@ -64,7 +65,7 @@ class Aftermath:
         self._failed_in_row += 1
         if record.culprit is not None:
             self._matchmaker.view.doubt_relay(record.culprit)
-        longest = min(MAX_BACKOFF_S, 0.1 * 2.0**self._failed_in_row)
+        longest = min(MAX_BACKOFF_S, 0.1 * 2.0 ** min(self._failed_in_row, MAX_DOUBLINGS))
         await asyncio.sleep(self._rng.uniform(0.0, longest))
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
             others = [peer_id for peer_id in record.members if peer_id != self._own_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from peer.errors import ProtocolError
@@ -17,6 +17,7 @@ from peer.swarm.streams import Stream, StreamClosedError
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
+DECLINED_KEPT = 16
 
 
 class Hellos:
@@ -33,12 +34,13 @@ class Hellos:
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
         self._early: Counter[str] = Counter()
+        self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
 
     async def changed(self) -> None:
-        """This peer is in another group: whoever was early for it may come in."""
+        """This peer is in another group, or in one less: whoever was early for it need not wait any more."""
         async with self._changed:
             self._changed.notify_all()
 
@@ -53,18 +55,25 @@ class Hellos:
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
         """Tell the members of a group that has formed that this peer does not begin its round."""
+        self._declined.append(group.id)
+        self._node.spawn(self.changed())
         for peer_id in group.others:
             self._node.spawn(self._decline(peer_id, group.id, abort))
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
         with contextlib.suppress(StreamClosedError):
             stream = await self._node.open(peer_id, self._name, "round", HELLO_TIMEOUT_S)
-            await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-            await part(stream, AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+            try:
+                await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
+                await part(stream, AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+            finally:
+                stream.close()
 
     async def _on_stream(self, stream: Stream) -> None:
         hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
         standing = await self._standing_of(hello.group_id, stream.remote)
+        if standing is None and hello.group_id in self._declined:
+            return  # it is told so; it has not heard yet
         if standing is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await standing.follow(stream)
@@ -76,14 +85,17 @@ class Hellos:
             standing = self._standing()
             return standing if standing is not None and standing.identifier == identifier else None
 
-        if known() is None:
+        def settled() -> bool:
+            return known() is not None or identifier in self._declined
+
+        if not settled():
             for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):
                 if waiting >= limit:
                     raise ProtocolError(f"{waiting} streams wait for unknown groups; the limit is {limit}")
             self._early[remote] += 1
             try:
                 async with self._changed:
-                    await asyncio.wait_for(self._changed.wait_for(known), HELLO_TIMEOUT_S)
+                    await asyncio.wait_for(self._changed.wait_for(settled), HELLO_TIMEOUT_S)
             except asyncio.TimeoutError:
                 return None
             finally:

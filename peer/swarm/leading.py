@@ -10,7 +10,6 @@ from peer.protocol.manifest import RoundSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm import invitations
 from peer.swarm.invitations import Invitations, Self
-from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.seats import Seat, Seats
@@ -34,44 +33,46 @@ class Leading:
         changed: set whenever what this leader waits for has changed.
         clock: monotonic seconds.
         decline: tells the members of a group that has formed that its round does not begin, and why.
+        opens: whether a group forms here for those who wait, instead of a standing one that goes on.
     """
 
     def __init__(
         self, node: Node, rounds: RoundSpec, rosters: Rosters, me: Self, view: View, seats: Seats,
         invitations: Invitations, changed: asyncio.Event, clock: Callable[[], float],
-        decline: Callable[[Group, RoundAborted], None],
+        decline: Callable[[Group, RoundAborted], None], opens: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._node, self._rounds, self._rosters, self._me, self._view = node, rounds, rosters, me, view
         self._seats, self._invitations, self._changed = seats, invitations, changed
-        self._clock, self._decline = clock, decline
+        self._clock, self._decline, self._opens = clock, decline, opens
         self._leading = False
         self._invited: dict[str, asyncio.Task[None]] = {}
+        self._invited_for = me.position()
         self._inviting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inviting.set_result(None)
 
     def awaited(self) -> None:
         """Somebody may wait at this leader whose own contribution is not due yet: the others are invited meanwhile."""
-        position = self._me.position()
-        if not self._leading and self._inviting.done() and self._waited_for(position):
-            self._inviting = self._node.spawn(self._invite_meanwhile(position))
+        if not self._leading and self._inviting.done():
+            self._inviting = self._node.spawn(self._invite_meanwhile())
 
-    async def _invite_meanwhile(self, position: Position) -> None:
+    async def _invite_meanwhile(self) -> None:
         """Invite the others for as long as somebody waits for the window to end.
 
         Else this leader would end it, alone with whoever waits, and those whom it left out would be the first to wait
         in the next round: the same happened again, and no round had everybody in it any more.
         """
         try:
-            while self._waited_for(position):
-                self._pending(self._clock())
+            while self._waited_for():
+                if self._me.due_in_s() > 0.0 and self._opens():  # it is in no round, and not about to lead
+                    self._pending(self._clock())
                 await asyncio.sleep(RECHECK_S)
         finally:
             if not self._leading:
                 await self._uninvite()
 
-    def _waited_for(self, position: Position) -> bool:
-        there = self._me.position() == position and bool(self._seats.present(position.lineage_id))
-        return there and self._me.due_in_s() > 0.0 and self._view.leader() == self._node.peer_id
+    def _waited_for(self) -> bool:
+        anybody = bool(self._seats.present(self._me.position().lineage_id))
+        return anybody and self._me.training() and self._view.leader() == self._node.peer_id
 
     async def _uninvite(self) -> None:
         invited, self._invited = self._invited, {}
@@ -135,6 +136,9 @@ class Leading:
 
     def _pending(self, started: float) -> list[str]:
         """Invite whoever is expected and has not joined; -> those still on their way."""
+        if self._invited_for != (position := self._me.position()):
+            self._node.spawn(cancel_and_wait(self._invited.values()))  # they were asked to come to another round
+            self._invited, self._invited_for = {}, position
         expected = [peer_id for peer_id in self._view.expected() if peer_id not in self._seats]
         left = self._rounds.straggler_wait_s - (self._clock() - self._seats.window_start(started))
         for peer_id in expected:

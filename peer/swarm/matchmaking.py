@@ -80,8 +80,9 @@ class Matchmaker:
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
         )
         self._leading = leading.Leading(
-            node, rounds, rosters, me, self.view, self._seats, self._invitations, self._changed, clock, decline
-        )
+            node, rounds, rosters, me, self.view, self._seats, self._invitations, self._changed, clock, decline,
+            self._opens,
+        )  # fmt: skip
         self._join_name = f"atoll/{run_id[:16]}/join"
 
     async def start(self) -> None:
@@ -156,8 +157,7 @@ class Matchmaker:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
         self._invitations.moved()
         self._seats.moved()
-        if self._opens():
-            self._leading.awaited()
+        self._leading.awaited()
 
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""

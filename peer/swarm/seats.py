@@ -43,7 +43,7 @@ class Seats:
         refuses: whom this peer gives no seat.
         clock: monotonic seconds.
         opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
-        on_seat: called when it does.
+        on_seat: called when somebody waits for the round that comes next here.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Seats:
             self._view.learn(stream.remote)
             if self._opens():
                 self.hurry_if_halfway()
-                self._on_seat()
+            self._on_seat()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
@@ -138,9 +138,12 @@ class Seats:
 
     def _hurry_for(self, peer_id: str, seat: Seat) -> None:
         """A member has waited a whole window and this leader is still not due: contribute what there is."""
-        there = self._taken.get(peer_id) is seat and seat.join.parent == self._me.position().lineage_id
-        if there and self._opens():
+        if self._taken.get(peer_id) is not seat or seat.join.parent != self._me.position().lineage_id:
+            return
+        if self._opens():
             self._me.hurry()
+        else:
+            asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
     def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:
         position = self._me.position()

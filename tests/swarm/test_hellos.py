@@ -34,6 +34,22 @@ async def test_who_declines_is_not_held_up_by_members_that_are_gone(network, cap
     assert "Traceback" not in caplog.text
 
 
+async def test_streams_for_a_declined_group_wait_for_nothing(network, caplog):
+    table = Table(network, 3)
+    await table.exchanges[0].start()
+    before = [await table.speak(index, 0) for index in (1, 2)]
+    hellos = table.exchanges[0].hellos
+    await until(lambda: hellos._early.total() == 2)
+    hellos.decline(table.groups[0], RoundAborted("match", "somebody left"))
+    after = [await table.speak(index, 0) for index in (1, 2, 1, 2)]
+    await until(lambda: hellos._early.total() == 0)
+    for stream in (*before, *after):
+        stream.close()
+    await until(lambda: not hellos._early)
+    assert "not expected" not in caplog.text
+    assert "streams wait" not in caplog.text
+
+
 async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):
     monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.05)
     table, outsider = Table(network, 2), network.node()

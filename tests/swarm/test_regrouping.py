@@ -143,9 +143,12 @@ async def test_a_leader_invites_for_who_waited_before_it_came_to_that_round(netw
     early.matchmaker.view.learn(leader.peer_id)
     waiting = asyncio.ensure_future(early.match())
     await until(lambda: leader.matchmaker.anybody_waiting)
-    assert leader.matchmaker._leading._inviting.done()
+    leader.due_in_s = 0.0  # it is still in the round that ends with this move
     for member in (leader, late):
         member.move(NEXT)
+    await asyncio.sleep(0)
+    assert not leader.matchmaker._leading._invited
+    leader.due_in_s = 1000.0
     contributions = [asyncio.ensure_future(contribute_when_hurried(member)) for member in (leader, late)]
     groups = await asyncio.gather(waiting, *contributions)
     assert [len(group.members) for group in groups] == [3] * 3
@@ -178,7 +181,7 @@ async def test_a_full_group_is_not_hurried_by_those_whom_it_has_no_place_for(net
     await passed.wait()
     assert not leader.hurried.is_set()
     assert not member.hurried.is_set()
-    assert leader.matchmaker._leading._inviting.done()
+    assert not leader.matchmaker._leading._invited
     stream.close()
 
 
@@ -193,3 +196,23 @@ async def test_a_leader_that_comes_late_to_who_has_waited_long_forms_the_group(n
     group = await leader.match()
     assert {member.peer_id for member in group.members} == {leader.peer_id, early.peer_id}
     assert (await waiting).id == group.id
+
+
+async def test_who_was_invited_to_the_last_round_is_invited_to_this_one(network):
+    leader, early, other = await gather(network, 3, wait=30.0)
+    leader.due_in_s = other.due_in_s = 1000.0
+    leader.halfway = other.halfway = False
+    invited = leader.matchmaker._leading
+    first = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
+    await until(lambda: other.peer_id in invited._invited)
+    before = invited._invited[other.peer_id]
+    for member in (early, other):
+        member.move(NEXT)
+    early.matchmaker.view.learn(leader.peer_id)
+    second = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
+    await until(lambda: leader.matchmaker._seats._taken[early.peer_id].join.parent == NEXT)
+    leader.move(NEXT)
+    await until(lambda: other.peer_id in invited._invited and invited._invited[other.peer_id] is not before)
+    await until(before.done)
+    for stream in (first, second):
+        stream.close()

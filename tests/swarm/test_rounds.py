@@ -94,3 +94,16 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     running.cancel()
     await asyncio.wait({running}, timeout=5.0)
     assert asked == ["donor"]
+
+
+async def test_however_often_rounds_fail_the_next_one_is_tried(network, monkeypatch):
+    leader, _ = await gather(network, 2)
+    monkeypatch.setattr(aftermath, "MAX_BACKOFF_S", 0.0)
+    wanted = []
+    following = SimpleNamespace(donors=list)
+    handover = SimpleNamespace(want_snapshot=lambda: wanted.append(1))
+    after = Aftermath(leader.peer_id, None, leader.matchmaker, following, handover, None, random.Random(1))
+    record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, phase="match", reason="x", instead="retry")
+    for _ in range(1100):
+        await after.of(record)
+    assert len(wanted) == 1100

@@ -17,25 +17,29 @@ def by_name(figures: tuple[Figure, ...] | list[Figure]) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures}
 
 
-def committed(round: int, members: int, seconds: tuple[float, float, float, float]) -> RoundRecord:
+def committed(
+    round: int, members: int, seconds: tuple[float, float, float, float], ended_at: float = 100.0
+) -> RoundRecord:
+    phases = dict(zip(rounds.PHASES, seconds, strict=True))
     return RoundRecord(
         status="committed",
         round=round,
         lineage_id=DIGEST,
         members=tuple("abc"[:members]),
-        seconds=dict(zip(rounds.PHASES, seconds, strict=True)),
+        seconds={**phases, "total": sum(seconds)},
+        ended_at=ended_at,
     )
 
 
 def test_a_round_counts_from_the_last_member_that_was_ready() -> None:
     records = [
-        [committed(1, 3, (0.9, 0.1, 0.2, 0.1)), committed(2, 2, (9.0, 9.0, 9.0, 9.0))],
-        [committed(1, 3, (0.1, 0.3, 0.1, 0.1)), committed(2, 2, (9.0, 9.0, 9.0, 9.0))],
-        [committed(1, 3, (0.5, 0.1, 0.1, 0.4)), committed(3, 3, (9.0, 9.0, 9.0, 9.0))],
+        [committed(1, 3, (0.9, 0.1, 0.2, 0.1), 101.3), committed(2, 2, (9.0, 9.0, 9.0, 9.0))],
+        [committed(1, 3, (0.1, 0.3, 0.1, 0.1), 101.4), committed(2, 2, (9.0, 9.0, 9.0, 9.0))],
+        [committed(1, 3, (0.5, 0.1, 0.1, 0.4), 101.6), committed(3, 3, (9.0, 9.0, 9.0, 9.0))],
     ]
     (only,) = rounds.together(records)
     assert [only[phase] for phase in rounds.PHASES] == [0.1, 0.3, 0.2, 0.4]
-    assert only["total"] == pytest.approx(1.0)
+    assert only["total"] == pytest.approx(0.8)  # the second was ready last, at 100.8, and the third installed last
     assert only["round"] == 1
 
 

@@ -92,28 +92,26 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
     assert donor.asked == ["chain"]
 
 
-async def sleeps(donor):
-    """The donor takes streams, as a machine that sleeps does, and says nothing; -> set once it has one."""
-    called = asyncio.Event()
+async def two_donors(network, run):
+    """One that takes streams, as a machine that sleeps does, and says nothing; set once it has one; one that answers."""
+    sleeping, called = ScriptedDonor(network.node(run.identities[1]), run), asyncio.Event()
 
     async def hold(stream):
         called.set()
         await stream.closed()
 
-    await donor.node.serve(history_name(RUN), "history", hold)
-    return called
+    await sleeping.node.serve(history_name(RUN), "history", hold)
+    return sleeping, called, await ScriptedDonor(network.node(run.identities[2]), run).start()
 
 
 async def test_whether_a_round_went_on_is_known_as_soon_as_one_says_so(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     run.commit(1)
-    sleeping = ScriptedDonor(network.node(run.identities[1]), run)
-    called = await sleeps(sleeping)
-    donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
+    sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     following = rounds._following
     asked = went_on(following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1))
-    found = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
+    found = await asyncio.wait_for(asked, ASK_TIMEOUT_S / 2)
     assert found is not None
     assert (found[0], found[2]) == (donor.peer_id, run.state.lineage_id)
     assert called.is_set()
@@ -122,9 +120,7 @@ async def test_whether_a_round_went_on_is_known_as_soon_as_one_says_so(network, 
 async def test_a_donor_that_sleeps_holds_nobody_up(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     run.commit(2)
-    sleeping = ScriptedDonor(network.node(run.identities[1]), run)
-    called = await sleeps(sleeping)
-    donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
+    sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     for each in (sleeping, donor):
         rounds._following.nudge(each.peer_id, run.history.weight, run.state.lineage_id)

@@ -93,7 +93,7 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
 
 
 async def two_donors(network, run):
-    """One that takes streams, as a machine that sleeps does, and says nothing; set once it has one; one that answers."""
+    """One that takes streams, as a machine asleep does, and says nothing; set once it has one; one that answers."""
     sleeping, called = ScriptedDonor(network.node(run.identities[1]), run), asyncio.Event()
 
     async def hold(stream):

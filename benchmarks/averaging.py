@@ -21,7 +21,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, link_of
-from peer.outer.state import OuterState, Update, pieces
+from peer.outer.state import AnyUpdate, OuterState, pieces
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
@@ -109,7 +109,7 @@ class AtollMember:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _decode(update: Update, vector: torch.Tensor) -> None:
+def _decode(update: AnyUpdate, vector: torch.Tensor) -> None:
     for start, stop in pieces(0, update.numel):
         update.decode_range(start, stop, vector[start:stop])
 

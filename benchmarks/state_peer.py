@@ -21,7 +21,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state import OuterState, Update
+from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
@@ -170,7 +170,7 @@ class _Port:
     async def commit(self, group: Group, link: Link) -> Certificate:
         return await self._peer.exchange.commit(group, link)
 
-    async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None:  # noqa: ARG002
+    async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None:  # noqa: ARG002
         await self._peer.keeper.apply(update, certificate, due.sequence)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:

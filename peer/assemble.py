@@ -25,10 +25,9 @@ from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.outer.compose import run_recipe
-from peer.outer.compress.registry import compressor
 from peer.outer.fragments import FlatLayout
 from peer.outer.recipes import Recipe
-from peer.outer.state import OuterState
+from peer.outer.state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
 from peer.train.device import check_fits, pick_device
@@ -151,11 +150,12 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
     for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
         buffer.fill_(value)
     if resumed is not None:
-        _fill_memory(memory, recipe, resumed)
+        _fill_memory(memory, resumed)
         layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
     mapped = Mapped(
         numel=layout.numel,
         num_buffers=optimizer.num_buffers,
+        shapes=layout.shapes,
         chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
     )
     return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
@@ -269,15 +269,14 @@ def _read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | No
     return Resumed(folder, {**tensors, "outer": load_file(outer)}, state)
 
 
-def _fill_memory(memory: SharedState, recipe: Recipe, resumed: Resumed) -> None:
+def _fill_memory(memory: SharedState, resumed: Resumed) -> None:
     """The resumed outer state becomes the shared state; its agent verifies it against the chain."""
     outer = resumed.tensors["outer"]
     memory.anchor.copy_(outer["anchor"])
     for index, buffer in enumerate(memory.buffers):
         buffer.copy_(outer[f"buffer{index}"])
-    state = OuterState(memory.anchor, memory.buffers, recipe.optimizer, compressor(recipe.compressor))
     memory.head = Head(
         round=resumed.state["progress"]["round"],
         lineage_id=resumed.state["lineage_id"],
-        state_digest=state.digest(),
+        state_digest=digest_of((memory.anchor, *memory.buffers)),
     )

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
 from peer.lifetime import die_with_parent
-from peer.outer.compose import run_recipe
-from peer.outer.compress.registry import compressor
+from peer.outer.compose import run_recipe, wire_format
 from peer.outer.fragments import FlatLayout
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest, parse_manifest
@@ -39,7 +38,7 @@ def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
     buffers = [torch.full((layout.numel,), value) for value in recipe.optimizer.initial_values]
-    return OuterState(anchor, buffers, recipe.optimizer, compressor(recipe.compressor))
+    return OuterState(anchor, buffers, recipe.optimizer, wire_format(recipe, layout.shapes, manifest.seed))
 
 
 def checked_genesis(manifest: RunManifest) -> OuterState:

@@ -50,11 +50,14 @@ class Published(Spec):
 
 
 class Mapped(Spec):
-    """The trainer built the model; the shared memory has its size and holds the genesis anchor or a resumed state."""
+    """The trainer built the model; the shared memory has its size and holds the genesis anchor or a resumed state.
+    `shapes`: of the parameters, in the order of the flat vector.
+    """
 
     kind: Literal["mapped"] = "mapped"
     numel: int
     num_buffers: int
+    shapes: tuple[tuple[int, ...], ...] = ()
     chain_path: str | None = None
 
 

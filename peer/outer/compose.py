@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from peer.errors import UserError, did_you_mean
-from peer.outer.aggregate import Mean
+from peer.outer.aggregate import DirectionAverage, Mean
 from peer.outer.allocate import EvenSplit
+from peer.outer.compress.base import Shapes
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
 from peer.outer.gated import Gated
+from peer.outer.gather import Gathering
 from peer.outer.local import Plain
 from peer.outer.merging import Carry, Mix
 from peer.outer.optimizer import OuterOptimizer
@@ -68,6 +72,22 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
     return recipe
 
 
+def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | Gathering:
+    """What a run's contributions and updates look like.
+
+    Args:
+        recipe: of a swarm.
+        shapes: of the model's parameters, in the order of the flat vector.
+        seed: the run's.
+    """
+    if recipe.exchange == "reduce":
+        return Sliced(compressor(recipe.compressor))
+    aggregator = recipe.aggregator
+    if isinstance(aggregator, DirectionAverage):
+        aggregator = aggregator.bind(shapes)
+    return Gathering(recipe.codec().bind(shapes), aggregator, seed)
+
+
 def run_recipe(manifest: RunManifest) -> Recipe:
     """The recipe of a run of real peers: in an open run, gates and clipping take the place of plain means.
 
@@ -85,7 +105,7 @@ def run_recipe(manifest: RunManifest) -> Recipe:
             f"set topology: {{name: groups, size: {limit}}} or less: all mix in a few rounds all the same",
         )
     chosen = manifest.recipe.aggregator is not None
-    if manifest.trust.mode == "private" or chosen or recipe.aggregator != Mean():
+    if manifest.trust.mode == "private" or chosen or not isinstance(recipe.aggregator, Mean):
         return recipe
     if recipe.gossips and (problem := unguarded(recipe)) is not None:
         raise UserError(
@@ -119,7 +139,8 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     payload = ("payload", "delta or parameters") if gossips else ("payload", "delta")
     able = {
         payload: recipe.payload in payload[1].split(" or "),
-        ("exchange", "reduce"): recipe.exchange == "reduce",
+        ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
+        ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
         ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,
         ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),

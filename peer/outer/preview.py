@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from peer.outer.compress.base import Payload
-from peer.outer.state import CHUNK, OuterState, chunks, decode_parts
+from peer.outer.gather import Gathering
+from peer.outer.state import CHUNK, OuterState, chunks
+from peer.outer.update import decode_parts
 
 
 class Preview:
@@ -59,9 +61,11 @@ class Preview:
             parts: the payloads, in order, filled as far as has been reached.
         """
         index, state = self._ready.pop(), self._state
+        codec = state.compressor
+        assert not isinstance(codec, Gathering), "gathered payloads are not filled from their beginnings"
 
         def decode(start: int, stop: int, out: Tensor) -> None:
-            decode_parts(parts, self._bounds, state.compressor, start, stop, out)
+            decode_parts(parts, self._bounds, codec, start, stop, out)
 
         self._digests[index] = state.preview_chunk(decode, *self._chunks[index], self._scratch)
 

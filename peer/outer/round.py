@@ -18,7 +18,7 @@ from torch import Tensor
 from peer.errors import AtollError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.record import Drop, Instead, RoundRecord
-from peer.outer.state import OuterState, Update
+from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 
@@ -86,7 +86,7 @@ class Exchanged:
         state_digest: of the state after the update, where it was computed while that arrived.
     """
 
-    update: Update
+    update: AnyUpdate
     cosine: float | None
     dropped: tuple[Drop, ...] = ()
     state_digest: str | None = None
@@ -98,7 +98,7 @@ class SwarmPort(Protocol):
     async def match(self, due: Due) -> Group: ...
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged: ...
     async def commit(self, group: Group, link: Link) -> Certificate: ...
-    async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None: ...
+    async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None: ...
     async def release(self, group: Group, abort: RoundAborted | None) -> None: ...
 
 

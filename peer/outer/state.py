@@ -4,91 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, is_finite
-from peer.outer.compress.feedback import Residual
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
+from peer.outer.compress.feedback import Encoder, Residual
 from peer.outer.fragments import partition
+from peer.outer.gather import Gathered, Gathering
 from peer.outer.optimizer import OuterOptimizer, Vectors
+from peer.outer.update import Update
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 PIECE = 1 << 18  # elements that are worked on at a time: temporaries of 1 MB stay in the cache, and in the heap
 Decode = Callable[[int, int, Tensor], object]
+AnyUpdate = Update | Gathered
 _DIGEST_TAG = b"atoll-state-2"
-
-
-@dataclass(frozen=True)
-class Update:
-    """The aggregated, compressed pseudo-gradient D of one round: one payload per part of `partition`.
-
-    An instance is valid: every byte was checked when it was made, so that applying it cannot fail half-way.
-
-    Attributes:
-        parts: one payload per part, in order; as many as the round had reducers.
-        numel: elements P in all.
-        compressor: the codec that wrote every part.
-
-    Raises:
-        PayloadError: at construction, for no parts, a part of the wrong length, or a malformed value.
-    """
-
-    parts: tuple[Payload, ...]
-    numel: int
-    compressor: Compressor
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise PayloadError("an update of 0 parts; it must have at least 1")
-        for payload, (start, stop) in zip(self.parts, self.bounds, strict=True):
-            self.compressor.check(payload, stop - start)
-
-    @classmethod
-    def split(cls, payload: bytes, numel: int, num_parts: int, compressor: Compressor) -> Update:
-        """Cut a concatenated payload back into its parts.
-
-        Raises:
-            PayloadError: not exactly the length that `num_parts` parts of `numel` elements have, or malformed.
-        """
-        if num_parts < 1:
-            raise PayloadError(f"an update of {num_parts} parts; it must have at least 1")
-        lengths = [compressor.wire_bytes(b - a) for a, b in partition(numel, num_parts, compressor.block)]
-        if len(payload) != sum(lengths):
-            raise PayloadError(f"update of {numel} values is {len(payload)} bytes; it must be {sum(lengths)}")
-        parts, position = [], 0
-        for length in lengths:
-            parts.append(payload[position : position + length])
-            position += length
-        return cls(tuple(parts), numel, compressor)
-
-    @cached_property
-    def bounds(self) -> tuple[tuple[int, int], ...]:
-        """[start, stop) of each part, in elements."""
-        return partition(self.numel, len(self.parts), self.compressor.block)
-
-    @property
-    def payload(self) -> bytes:
-        """All parts, one after the other: what is stored, served and hashed."""
-        return b"".join(self.parts)
-
-    def digest(self) -> str:
-        """BLAKE3 of `payload` as 64 hex digits."""
-        return hashing.digest(*self.parts).hex()
-
-    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.
-
-        Payloads were checked at construction, and are not again.
-
-        Args:
-            out: where to write them; a new vector by default.
-        """
-        return decode_parts(self.parts, self.bounds, self.compressor, start, stop, out)
 
 
 class OuterState:
@@ -98,7 +31,7 @@ class OuterState:
         anchor: fp32 [P] on the CPU; used in place and never reallocated, so that it may live in shared memory.
         buffers: `optimizer.num_buffers` times fp32 [P], likewise.
         optimizer: the outer optimizer.
-        compressor: the codec of contributions.
+        compressor: the codec of contributions; or, in runs of gather rounds, how those are written and aggregated.
         round: rounds applied since genesis.
         lineage_id: id of the last link of the lineage, 64 hex digits; the digest itself at genesis.
     """
@@ -108,12 +41,13 @@ class OuterState:
         anchor: Tensor,
         buffers: list[Tensor],
         optimizer: OuterOptimizer,
-        compressor: Compressor,
+        compressor: Compressor | Gathering,
         round: int = 0,
         lineage_id: str = "",
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
-        assert PIECE % compressor.block == 0, f"pieces of {PIECE} do not hold whole blocks of {compressor.block}"
+        block = 1 if isinstance(compressor, Gathering) else compressor.block
+        assert PIECE % block == 0, f"pieces of {PIECE} do not hold whole blocks of {block}"
         for tensor in (anchor, *buffers):
             assert tensor.shape == (anchor.numel(),), f"shape {tuple(tensor.shape)}; need ({anchor.numel()},)"
             assert tensor.dtype == torch.float32, f"{tensor.dtype}; need torch.float32"
@@ -132,16 +66,12 @@ class OuterState:
         return self.anchor.numel()
 
     def chunk_digests(self) -> list[bytes]:
-        """BLAKE3 (32 bytes) of each CHUNK of elements as raw little-endian fp32: the anchor's, then each buffer's."""
-        return [
-            hashing.digest(_bytes_of(tensor[start:stop]))
-            for tensor in (self.anchor, *self.buffers)
-            for start, stop in chunks(self.numel, CHUNK)
-        ]
+        """See `chunk_digests`."""
+        return chunk_digests((self.anchor, *self.buffers))
 
     def digest(self) -> str:
         """`state_digest` of this state as it is now."""
-        return state_digest(self.chunk_digests(), self.numel, len(self.buffers))
+        return digest_of((self.anchor, *self.buffers))
 
     @property
     def result(self) -> Tensor:
@@ -174,7 +104,47 @@ class OuterState:
                 raise NonFiniteError(f"local parameters [{start}, {stop}) hold NaN or infinity") from None
         return payloads
 
+    def encode_whole(self, local: Tensor, encoder: Encoder) -> bytes:
+        """The payload of `local` (fp32 [P], CPU) in a gather round; the caller commits or reverts the encoder.
+
+        Raises:
+            NonFiniteError: as `encode_contribution`.
+        """
+        assert isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are reduced, not gathered"
+        try:
+            return encoder.encode(self.pseudo_gradient(local, 0, self.numel), self.compressor.seed_at(self.round))
+        except NonFiniteError:
+            raise NonFiniteError("local parameters hold NaN or infinity") from None
+
+    def update_of(self, parts: Sequence[Payload], weights: Sequence[int]) -> AnyUpdate:
+        """The update that carries this state on, of one part for each member of the round, in roster order.
+
+        Args:
+            weights: tokens per member.
+
+        Raises:
+            PayloadError: a part of the wrong length, or malformed.
+            ValueError: of a gather round, no aggregate.
+        """
+        if isinstance(self.compressor, Gathering):
+            return self.compressor.update(parts, weights, self.numel, self.round)
+        return Update(tuple(parts), self.numel, self.compressor)
+
+    def split_update(self, payload: bytes, weights: Sequence[int]) -> AnyUpdate:
+        """`update_of` the parts of a concatenated payload, which a donor sent; raises as that does."""
+        if isinstance(self.compressor, Gathering):
+            return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights)
+        return Update.split(payload, self.numel, len(weights), self.compressor)
+
+    def update_bytes(self, members: int) -> int:
+        """The most that an update of so many members has."""
+        if isinstance(self.compressor, Gathering):
+            return self.compressor.wire_bytes(self.numel) * members
+        return sum(self.compressor.wire_bytes(b - a) for a, b in partition(self.numel, members, self.compressor.block))
+
     def _encode_part(self, local: Tensor, start: int, stop: int, residual: Residual | None) -> bytes:
+        assert not isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are gathered, not reduced"
+
         def read(first: int, last: int) -> Tensor:
             return self.pseudo_gradient(local, start + first, start + last)
 
@@ -186,7 +156,7 @@ class OuterState:
         """What `preview_chunk` works in."""
         return [torch.empty(min(PIECE, self.numel)) for _ in range(2 + len(self.buffers))]
 
-    def preview(self, update: Update) -> str:
+    def preview(self, update: AnyUpdate) -> str:
         """The digest that `apply(update, ...)` would produce, changing nothing; temporaries are a few chunks.
 
         Raises:
@@ -220,7 +190,7 @@ class OuterState:
                 hasher.update(_bytes_of(shadow))
         return [hasher.digest() for hasher in hashers]
 
-    def apply(self, update: Update, round: int, lineage_id: str) -> None:
+    def apply(self, update: AnyUpdate, round: int, lineage_id: str) -> None:
         """Take the outer step with `update`, in place, and stand at `round` and `lineage_id`.
 
         Cannot fail half-way: an `Update` was checked when it was made. `preview` tells the digest beforehand.
@@ -237,7 +207,21 @@ class OuterState:
         return Vectors(self.anchor[start:stop], [buffer[start:stop] for buffer in self.buffers])
 
 
-def state_digest(chunk_digests: Sequence[bytes], numel: int, num_buffers: int) -> str:
+def chunk_digests(tensors: Sequence[Tensor]) -> list[bytes]:
+    """BLAKE3 (32 bytes) of each CHUNK of elements as raw little-endian fp32: the anchor's, then each buffer's."""
+    return [
+        hashing.digest(_bytes_of(tensor[start:stop]))
+        for tensor in tensors
+        for start, stop in chunks(tensor.numel(), CHUNK)
+    ]
+
+
+def digest_of(tensors: Sequence[Tensor]) -> str:
+    """`state_digest` of an anchor and its buffers, fp32 [P] each on the CPU."""
+    return state_digest(chunk_digests(tensors), tensors[0].numel(), len(tensors) - 1)
+
+
+def state_digest(digests: Sequence[bytes], numel: int, num_buffers: int) -> str:
     """SHA-256 over tag, P (u64 LE), number of buffers (u8) and the chunk digests, as 64 hex digits.
 
     A joiner checks the list of chunk digests that a donor sent with it, and then each chunk as it arrives.
@@ -246,24 +230,10 @@ def state_digest(chunk_digests: Sequence[bytes], numel: int, num_buffers: int) -
         ProtocolError: not one 32-byte digest per chunk.
     """
     expected = (1 + num_buffers) * -(-numel // CHUNK)
-    if len(chunk_digests) != expected or any(len(digest) != 32 for digest in chunk_digests):
-        raise ProtocolError(f"{len(chunk_digests)} chunk digests; must be {expected} of 32 bytes")
+    if len(digests) != expected or any(len(digest) != 32 for digest in digests):
+        raise ProtocolError(f"{len(digests)} chunk digests; must be {expected} of 32 bytes")
     header = _DIGEST_TAG + numel.to_bytes(8, "little") + num_buffers.to_bytes(1, "little")
-    return hashlib.sha256(header + b"".join(chunk_digests)).hexdigest()
-
-
-def decode_parts(
-    parts: Sequence[Payload], bounds: Sequence[tuple[int, int]], compressor: Compressor, start: int, stop: int,
-    out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Elements [start, stop) of the vector whose parts have these payloads and [start, stop); nothing is checked."""
-    decoded = torch.empty(stop - start) if out is None else out
-    for payload, (first, last) in zip(parts, bounds, strict=True):
-        a, b = max(start, first), min(stop, last)
-        if a < b:
-            own = decoded[a - start : b - start]
-            compressor.decode_range(payload, last - first, a - first, b - first, own, checked=True)
-    return decoded
+    return hashlib.sha256(header + b"".join(digests)).hexdigest()
 
 
 def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,6 @@ values as the butterfly's parts because blocks never straddle a cut.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from peer.outer.aggregate import DirectionAverage, Mean
 from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
 from peer.outer.fragments import FlatLayout, Ranges
+from peer.outer.gather import round_seed
 from peer.outer.gossip import centre_of, drift
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic
 from peer.outer.recipes import Recipe
@@ -277,7 +277,7 @@ class Synchroniser:
         learner.parameters.copy_(learner.outer.anchor)
 
     def _seed(self, fragment: int, round: int) -> int:
-        return zlib.crc32(f"{self.seed}/{fragment}/{round}".encode())
+        return round_seed(self.seed, fragment, round)
 
 
 def round_trip(codec: Codec, x: Tensor) -> Tensor:

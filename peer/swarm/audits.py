@@ -112,7 +112,7 @@ class Auditor:
     async def _unit(self, heard: Heard, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
         """What a reducer shows of a unit: about this sitting, payloads and digests in agreement."""
         sitting, members = heard.sitting, len(heard.sitting.members)
-        size = self._judge.unit_bytes(members, sitting.place(reducer), unit)
+        size = self._judge.cut.unit_bytes(members, sitting.place(reducer))[unit]
         async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
             body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.state import OuterState, Update, state_digest
+from peer.outer.state import AnyUpdate, OuterState, state_digest
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import PeerRecord, parse_json
@@ -30,7 +30,7 @@ from peer.swarm.tasks import cancel_and_wait
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
 LATEST = 2**53 - 1
-Apply = Callable[[Update, Certificate], Awaitable[None]]
+Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
 
 
@@ -163,10 +163,13 @@ class Fetcher:
             payload = await self._update(donor, certificate, state)
             if payload is None:
                 return count
-            update = Update.split(payload, state.numel, len(link.roster), state.compressor)
+            weights = [member.tokens for member in link.roster]
             try:
+                update = await asyncio.to_thread(state.split_update, payload, weights)
                 digest = await asyncio.to_thread(state.preview, update)
-            except NonFiniteError as error:
+            except ProtocolError:
+                raise
+            except (NonFiniteError, ValueError) as error:
                 raise CatchUpError(f"round {link.round}: {error}") from None
             if digest != link.state_digest:
                 raise CatchUpError(f"round {link.round} leads to {digest[:12]}, certified {link.state_digest[:12]}")
@@ -238,7 +241,7 @@ class Fetcher:
 
     async def _update(self, donor: str, certificate: Certificate, state: OuterState) -> bytes | None:
         digest = certificate.link.update_digest
-        limit = state.compressor.wire_bytes(state.numel) + 64 * len(certificate.link.roster)
+        limit = state.update_bytes(len(certificate.link.roster))
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
-from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
@@ -22,6 +22,8 @@ from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.budget import Budget
 from peer.swarm.commit import collect_votes
+from peer.swarm.cut import cut_of
+from peer.swarm.gather import GatherWork
 from peer.swarm.guard import Guard
 from peer.swarm.hellos import Hellos
 from peer.swarm.inbox import Session
@@ -30,11 +32,12 @@ from peer.swarm.node import Node
 from peer.swarm.roster import Rosters, roster_key
 from peer.swarm.seals import GroupsDifferError, MalformedError
 from peer.swarm.senders import bounded, start_senders
-from peer.swarm.slices import SliceWork, checked_update
+from peer.swarm.slices import SliceWork
 from peer.swarm.standing import Standing, part
 from peer.swarm.streams import Stream
 from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.watch import Watch
+from peer.swarm.work import Work
 
 log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0
@@ -70,7 +73,10 @@ class Exchange:
         guard: Guard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._work = SliceWork(recipe, numel, node.identity)
+        self._work: Work = (
+            SliceWork(recipe, numel, node.identity)
+            if recipe.exchange == "reduce" else GatherWork(recipe, numel, node.identity)
+        )  # fmt: skip
         self._node, self._clock = node, clock
         self._budget = Budget(timeout_s)
         self._rosters, self._on_join, self._watch = rosters, on_join, Watch(guard)
@@ -139,21 +145,21 @@ class Exchange:
 
     async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
         contribute, keep = self._work.contribution(due, state), self._watch.begins(session)
-        reducing = asyncio.ensure_future(self._work.reduce(session, group, contribute, keep, self._watch.reduced))
+        producing = asyncio.ensure_future(self._work.produce(session, group, contribute, keep, self._watch.reduced))
         previewing = asyncio.ensure_future(self._work.preview(session, state))
         signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
-            await bounded([reducing, *signed], session, self._clock, self._budget)
-            reduced = reducing.result()
+            await bounded([producing, *signed], session, self._clock, self._budget)
+            own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
-            parts = [reduced.payload if peer == group.me else others[peer] for peer in session.order]
-            update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
+            parts = [own.payload if peer == group.me else others[peer] for peer in session.order]
+            exchanged = await self._work.finish(session, group, parts, own, state)
             session.heard = await self._work.hear(session)
             digest = await previewing
         finally:
-            await cancel_and_wait([reducing, previewing])
+            await cancel_and_wait([producing, previewing])
         self._watch.heard(session.heard)
-        return Exchanged(update, reduced.cosine, reduced.dropped, digest)
+        return replace(exchanged, state_digest=digest)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""
@@ -234,9 +240,7 @@ class Exchange:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
         order = tuple(member.peer_id for member in group.members)
-        codec = state.compressor
-        assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
-        session = Session(order, group.index, state.numel, codec, group)
+        session = Session(order, group.index, cut_of(state), group)
         open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
         standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._watch.saw)
         self._standing, self._session = standing, session
@@ -247,8 +251,7 @@ class Exchange:
     def _advance(self, standing: Standing, before: Session, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        numel = before.bounds[-1][1]
-        session = Session(order, order.index(self._node.peer_id), numel, before.codec)
+        session = Session(order, order.index(self._node.peer_id), before.cut)
         session.senders = before.senders  # what is still being sent comes first
         standing.advance(session, position)
 

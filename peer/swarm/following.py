@@ -11,7 +11,7 @@ from functools import partial
 from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
-from peer.outer.state import Update
+from peer.outer.state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
 from peer.swarm.directory import Directory
@@ -137,5 +137,5 @@ class Following:
         )  # fmt: skip
         self._tell(Round(record=record))
 
-    async def _replay(self, update: Update, certificate: Certificate) -> None:
+    async def _replay(self, update: AnyUpdate, certificate: Certificate) -> None:
         await self._keeper.apply(update, certificate, self.missed.replaying(certificate))

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from peer.outer.compress.sliced import Sliced
 from peer.outer.recipes import Recipe
 from peer.swarm.audits import Audit, Auditor, Found
 from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
 from peer.swarm.courtesy import Courtesy
+from peer.swarm.cut import cut_of
 from peer.swarm.directory import Directory
 from peer.swarm.judge import Judge, NoEvidenceError
 from peer.swarm.keeper import Keeper
@@ -32,9 +32,7 @@ def guard_of(
     node: Node, directory: Directory, run_id: str, recipe: Recipe, keeper: Keeper, on_ban: Callable[[str, str], None]
 ) -> Guard:
     """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
-    codec = keeper.state.compressor
-    assert isinstance(codec, Sliced)
-    judge = Judge(run_id, keeper.state.numel, codec, recipe)
+    judge = Judge(run_id, cut_of(keeper.state), recipe)
     folder, courtesy = keeper.history.folder / "bans", keeper.shelf.courtesy
     guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
     node.refuses = directory.banned = guard.banned

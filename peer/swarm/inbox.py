@@ -8,18 +8,16 @@ from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
-from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import partition
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.statements import SEAL_BYTES, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.swarm.cut import Cut, Ranges
 from peer.swarm.pipe import blank
 from peer.swarm.seals import Heard, sitting_of
 from peer.swarm.streams import Stream
 
 T = TypeVar("T")
-Slices = Sequence[tuple[int, int]]
 Arriving = tuple[memoryview, int]
 
 
@@ -129,34 +127,31 @@ class Session:
     Args:
         order: peer ids in roster order.
         me: this peer's place in it.
-        numel: elements of the outer state.
-        codec: of contributions and means.
+        cut: of what each member sends to one other, and to all.
 
     Attributes:
-        bounds: [start, stop) of each member's part.
         outbound: the streams to the others.
-        own_reduced: one future for each slice of this peer's part, to send as soon as it is there.
-        own_seal: this peer's signature over its part, once it is reduced.
+        own_reduced: one future for each unit of what this peer sends to all, to send as soon as it is there.
+        own_seal: this peer's signature over those, once all are there.
         own_vote: what is sent last.
         sitting: what all signatures of the round name; known with the group.
         joins: the sealed joins of a standing group's round, this peer's own among them.
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
-        own_arriving: the memory that this peer's reduced part is written into, and how many of its slices are there.
-        moved: set when a slice of any reduced part is there.
+        own_arriving: the memory that this peer's own units are written into, and how many of them are there.
+        moved: set when a unit of any member is there.
         began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
     """
 
-    def __init__(self, order: tuple[str, ...], me: int, numel: int, codec: Sliced, group: Group | None = None) -> None:
+    def __init__(self, order: tuple[str, ...], me: int, cut: Cut, group: Group | None = None) -> None:
         loop = asyncio.get_running_loop()
-        self.order, self.me, self.codec = order, me, codec
+        self.order, self.me, self.cut = order, me, cut
         self.group: Group | None = None
-        self.bounds = partition(numel, len(order), codec.block)
-        sizes = [self.sizes(index) for index in range(len(order))]
+        sizes = [self.unit_bytes(index) for index in range(len(order))]
         self.moved = asyncio.Event()
         self.inboxes = {
-            peer_id: Inbox(sizes[me], own, self.moved.set)
+            peer_id: Inbox(cut.slice_bytes(len(order), me), own, self.moved.set)
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }
@@ -180,13 +175,13 @@ class Session:
         self.group = group
         self.sitting.set_result(sitting_of(group))
 
-    def slices(self, index: int) -> Slices:
-        """The slices of that member's part, in elements."""
-        return self.codec.slices(*self.bounds[index])
+    def slices(self, index: int) -> Ranges:
+        """The slices that are sent to that member alone, in elements."""
+        return self.cut.slices(len(self.order), index)
 
-    def sizes(self, index: int) -> list[int]:
-        """Bytes of each of them."""
-        return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(index)]
+    def unit_bytes(self, index: int) -> list[int]:
+        """Bytes of each unit that that member sends to all."""
+        return self.cut.unit_bytes(len(self.order), index)
 
     def arriving(self) -> list[Arriving]:
         """The reduced parts in roster order, as far as they are there."""

@@ -9,14 +9,13 @@ import torch
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload, PayloadError
-from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import partition
 from peer.outer.recipes import Recipe
 from peer.outer.reduce import bound, reduce_range
 from peer.protocol.evidence import Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions, Unit
 from peer.protocol.records import open_sealed, parse_json
 from peer.protocol.statements import Sitting, climb, has_reduced, has_sent, inputs_of, leaf_of, path_of
 from peer.protocol.wire import JoinMessage
+from peer.swarm.cut import GatheredCut, ReducedCut
 from peer.swarm.roster import JOIN_DOMAIN
 from peer.swarm.seals import Kept
 
@@ -42,13 +41,12 @@ class Judge:
 
     Attributes:
         run_id: evidence of other runs shows nothing here.
-        numel: elements of the outer state.
-        codec, recipe: what is exchanged, and how it is reduced.
+        cut: what is exchanged, and how it is cut.
+        recipe: how it is reduced.
     """
 
     run_id: str
-    numel: int
-    codec: Sliced
+    cut: ReducedCut | GatheredCut
     recipe: Recipe
 
     @property
@@ -56,26 +54,16 @@ class Judge:
         """Whether everybody can recompute a reduction to the bit.
 
         Not with error feedback, whose residual only the reducer knows; not with codecs that add up a block in an order
-        which depends on the processor.
+        which depends on the processor. Where payloads are gathered, nobody reduces: there is nothing to audit.
         """
-        return self.recipe.feedback is None and self.codec.name in EXACT_CODECS
-
-    def units(self, members: int, place: int) -> list[tuple[int, int]]:
-        """[start, stop) of each unit of the part that this place of a roster reduces."""
-        start, stop = partition(self.numel, members, self.codec.block)[place]
-        if start == stop:
-            return []
-        return self.codec.slices(start, stop)
-
-    def unit_bytes(self, members: int, place: int, unit: int) -> int:
-        """Length of a payload of that unit."""
-        start, stop = self.units(members, place)[unit]
-        return self.codec.base.wire_bytes(stop - start)
+        if isinstance(self.cut, GatheredCut):
+            return False
+        return self.recipe.feedback is None and self.cut.codec.name in EXACT_CODECS
 
     def can_audit(self, members: int, place: int) -> bool:
         """Whether units of that part can be shown and recomputed within what is allowed for an audit."""
-        units = self.units(members, place)
-        return self.exact and bool(units) and members * self.unit_bytes(members, place, 0) <= MAX_AUDIT_BYTES
+        units = self.cut.unit_bytes(members, place)
+        return self.exact and bool(units) and members * units[0] <= MAX_AUDIT_BYTES
 
     def judge(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Verdict:
         """Whom it convicts.
@@ -106,14 +94,14 @@ class Judge:
             finding = evidence.finding
             assert isinstance(finding, Reduction)
             members = len(finding.sitting.members)
-            size = self.unit_bytes(members, finding.sitting.place(finding.reducer), finding.unit)
+            size = self.cut.unit_bytes(members, finding.sitting.place(finding.reducer))[finding.unit]
             return [size] * members
         return []
 
     def roots(self, reduction: Reduction) -> SignedRoots:
         """What the reducer signed, if all of it hangs together; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
-        count = len(self.units(len(sitting.members), place))
+        count = len(self.cut.unit_bytes(len(sitting.members), place))
         self._check_run(sitting)
         if reduction.unit >= count or len(reduction.inputs) != len(sitting.members):
             raise NoEvidenceError(f"unit {reduction.unit} of {count}, {len(reduction.inputs)} inputs")
@@ -158,9 +146,9 @@ class Judge:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
         what = f"in round {sitting.round + 1}, unit {finding.unit} of its part"
-        units = self.units(len(sitting.members), place)
+        count = len(self.cut.unit_bytes(len(sitting.members), place))
         for member, unit in zip(sitting.members, finding.inputs, strict=True):
-            root = _climb(unit, finding.unit, len(units))
+            root = _climb(unit, finding.unit, count)
             if member.peer_id == finding.reducer:
                 continue
             if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(unit)):
@@ -173,17 +161,19 @@ class Judge:
         if leaves != [unit.leaf for unit in finding.inputs]:
             raise NoEvidenceError("payloads that nobody signed")
         weights = [member.tokens for member in sitting.members]
-        expected = self.recompute(payloads, weights, *units[finding.unit])
+        start, stop = self.cut.slices(len(sitting.members), place)[finding.unit]
+        expected = self.recompute(payloads, weights, start, stop)
         if expected is not None and leaf_of(expected).hex() == finding.output.leaf:
             raise NoEvidenceError("the reduction is right")
         return Verdict(finding.reducer, f"reduced falsely, {what}")
 
     def recompute(self, payloads: Sequence[Payload], weights: Sequence[int], start: int, stop: int) -> bytes | None:
         """What an honest reducer makes of these; None when it makes nothing of them but an abort."""
+        assert isinstance(self.cut, ReducedCut), "of gathered payloads nothing is reduced"
         gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
         aggregator = bound(self.recipe.aggregator, len(payloads))
         try:
-            return reduce_range(payloads, weights, stop - start, self.codec.base, aggregator, gram)
+            return reduce_range(payloads, weights, stop - start, self.cut.codec.base, aggregator, gram)
         except (PayloadError, ValueError):
             return None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
-from peer.outer.state import OuterState, Update
+from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate
 from peer.swarm.history import History
 from peer.swarm.snapshots import Shelf, load_snapshot
@@ -73,7 +73,7 @@ class Keeper:
             self._settle()
         return None
 
-    async def apply(self, update: Update, certificate: Certificate, contributed: int | None) -> None:
+    async def apply(self, update: AnyUpdate, certificate: Certificate, contributed: int | None) -> None:
         """Apply a certified update; `contributed` is the snapshot of this peer that went into it."""
         link = certificate.link
         async with self._lock:

@@ -12,7 +12,7 @@ from peer.link.messages import Progress, Round, Snapshot, ToTrainer
 from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state import OuterState, Update
+from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
@@ -260,7 +260,7 @@ class Rounds:
     async def commit(self, group: Group, link: Link) -> Certificate:
         return await self._exchange.commit(group, link)
 
-    async def install(self, group: Group, update: Update, certificate: Certificate, due: Due) -> None:
+    async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None:
         await self._handover.merged.wait()
         await self.keeper.apply(update, certificate, due.sequence)
         self._matchmaker.committed(group)

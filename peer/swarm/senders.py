@@ -13,15 +13,15 @@ from peer.protocol.statements import Leaves
 from peer.protocol.wire import Kind
 from peer.swarm.budget import Budget
 from peer.swarm.inbox import Session
-from peer.swarm.slices import Contribute, SliceWork
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.work import Contribute, Work
 
 log = logging.getLogger(__name__)
 Open = Callable[[str], Awaitable[Stream]]
 
 
 def start_senders(
-    session: Session, work: SliceWork, contribute: Contribute, open_stream: Open, first: tuple[Kind, bytes] | None
+    session: Session, work: Work, contribute: Contribute, open_stream: Open, first: tuple[Kind, bytes] | None
 ) -> None:
     """Start a sender to each other member; what the session's present senders still have to say comes first.
 

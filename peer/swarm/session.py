@@ -33,9 +33,7 @@ from peer.link.messages import (
     decode,
     encode,
 )
-from peer.outer.compose import run_recipe, trust_in_words
-from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
+from peer.outer.compose import run_recipe, trust_in_words, wire_format
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
@@ -166,9 +164,8 @@ class AgentSession:
         assert manifest.genesis is not None
         recipe = run_recipe(manifest)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
-        state = OuterState(
-            memory.anchor, memory.buffers, recipe.optimizer, Sliced(compressor(recipe.compressor)), 0, manifest.genesis
-        )
+        written = wire_format(recipe, mapped.shapes, manifest.seed)
+        state = OuterState(memory.anchor, memory.buffers, recipe.optimizer, written, 0, manifest.genesis)
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
         nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,35 +15,27 @@ from peer.outer.compress.base import Compressor, NonFiniteError, Payload, Payloa
 from peer.outer.compress.feedback import Residual
 from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
-from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
+from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.reduce import bound, mean_cosine, reduce_range
 from peer.outer.refusals import ROBUST
-from peer.outer.round import Due, Group, RoundAborted
-from peer.outer.state import OuterState, Update
+from peer.outer.round import Due, Exchanged, Group, RoundAborted
+from peer.outer.state import OuterState
+from peer.outer.update import Update
 from peer.protocol.identity import Identity
-from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
+from peer.protocol.statements import Leaves
+from peer.swarm.cut import ReducedCut
 from peer.swarm.inbox import Session
 from peer.swarm.pipe import blank
-from peer.swarm.seals import Heard, Kept, MalformedError, close_reduction, hear
+from peer.swarm.seals import Kept, MalformedError
+from peer.swarm.work import Contribute, Produced, Work, named
 
 log = logging.getLogger(__name__)
 FEWEST_TO_BEAR_ONE = 4  # a quarter
-_PLACE = re.compile(r"contribution (\d+)$")
-Contribute = Callable[[int, int, Leaves], Awaitable[bytes]]
 Encode = Callable[[int, Read], bytes]
-T = TypeVar("T")
 
 
-class Reduced(NamedTuple):
-    """One reduced part: its payload, the mean cosine of the contributions to it, and who was left out of it."""
-
-    payload: memoryview
-    cosine: float | None
-    dropped: tuple[Drop, ...]
-
-
-class SliceWork:
-    """What a recipe makes of contributions, and what is fed back of both legs' losses.
+class SliceWork(Work):
+    """The butterfly: what a recipe makes of contributions, and what is fed back of both legs' losses.
 
     Args:
         recipe: aggregator and error feedback.
@@ -54,45 +44,19 @@ class SliceWork:
     """
 
     def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
-        self._aggregator, self._identity = recipe.aggregator, identity
+        super().__init__(identity)
+        self._aggregator = recipe.aggregator
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
         self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
         self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
-        self._running: set[asyncio.Future[Any]] = set()
         self._said_of = 0
 
-    async def commit(self) -> None:
-        """The round was applied."""
-        await self._settle(Residual.commit)
-
-    async def revert(self) -> None:
-        """The round was abandoned: nothing is lost of what was encoded for it."""
-        await self._settle(Residual.revert)
-
-    async def idle(self) -> None:
-        """No thread works for the round any more: a thread cannot be cancelled."""
-        if self._running:
-            await asyncio.wait(self._running)
-
-    async def _settle(self, end: Callable[[Residual], None]) -> None:
-        await self.idle()  # what is encoded late would be counted twice
-        for residual in (self._lost, self._lost_in_reducing):
-            if residual is not None:
-                await asyncio.to_thread(end, residual)
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
-        self._running.add(running)
-        running.add_done_callback(self._ended)
-        return await asyncio.shield(running)
-
-    def _ended(self, running: asyncio.Future[Any]) -> None:
-        self._running.discard(running)
-        if not running.cancelled():
-            running.exception()  # retrieved: raised where somebody still waits
+    def feedbacks(self) -> Sequence[Residual]:
+        """See `Work.feedbacks`."""
+        return [residual for residual in (self._lost, self._lost_in_reducing) if residual is not None]
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
+        """See `Work.contribution`."""
 
         def work(start: int, stop: int, leaves: Leaves) -> bytes:
             (payload,) = state.encode_contribution(due.snapshot, ((start, stop),), self._lost)
@@ -100,48 +64,20 @@ class SliceWork:
             return payload
 
         async def encode(start: int, stop: int, leaves: Leaves) -> bytes:
-            return await self._in_thread(work, start, stop, leaves)
+            return await self.in_thread(work, start, stop, leaves)
 
         return encode
 
-    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:
-        """Sign what this peer sent to `reducer`, once all have joined."""
-        sitting = await asyncio.shield(session.sitting)
-        return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
-
-    async def hear(self, session: Session) -> Heard:
-        """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
-        seals = {peer_id: inbox.signed.result() for peer_id, inbox in session.inboxes.items()}
-
-        def work() -> Heard:
-            leaves = {peer_id: Leaves() for peer_id in seals}
-            for index, peer_id in enumerate(session.order):
-                position = 0
-                for size in session.sizes(index) if peer_id in seals else ():
-                    body = memoryview(session.inboxes[peer_id].reduced.result())
-                    leaves[peer_id].add(body[position : position + size])
-                    position += size
-            return hear(session.sitting.result(), seals, leaves)
-
-        return await self._in_thread(work)
-
-    async def reduce(
+    async def produce(
         self, session: Session, group: Group, contribute: Contribute, keep: bool, on_signed: Callable[[Kept], None]
-    ) -> Reduced:
-        """Reduce this peer's part, slice by slice as they arrive.
-
-        Args:
-            keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
-            on_signed: called with what can be shown of the part, before anybody else has the signature.
-
-        Raises:
-            RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
-        """
+    ) -> Produced:
+        """Reduce this peer's part, slice by slice as they arrive; see `Work.produce`."""
+        codec = _cut_of(session).codec
         members = len(group.members)
         self._say_what_is_borne(members)
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
         kept: list[list[Payload]] = [[] for _ in session.order]
-        whole, written = blank(sum(session.sizes(session.me))), 0
+        whole, written = blank(sum(session.unit_bytes(session.me))), 0
         for index, (start, stop) in enumerate(session.slices(session.me)):
             own = await contribute(start, stop, job.leaves[group.me])
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
@@ -150,24 +86,24 @@ class SliceWork:
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
             for pieces, payload in zip(kept if keep else (), payloads, strict=False):
                 pieces.append(payload)
-            reduced = await self._in_thread(job.one, payloads, session.codec.base, start, stop)
+            reduced = await self.in_thread(job.one, payloads, codec.base, start, stop)
             piece = whole[written : written + len(reduced)]
             piece[:] = reduced
             written += len(reduced)
             session.own_reduced[index].set_result(piece)
             session.own_arriving = whole, index + 1
             session.moved.set()
-        shown = await self._sign(session, job, kept if keep else ())
+        shown = await self.sign(session, job.leaves, job.outputs, kept if keep else ())
         on_signed(shown)
         session.own_seal.set_result(shown.seal)
-        return Reduced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
+        return Produced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
 
     async def preview(self, session: Session, state: OuterState) -> str | None:
-        """The digest of the state that the round leads to, most of it computed while the reduced parts arrive.
+        """See `Work.preview`: most of it while the reduced parts arrive.
 
         None: it is no state that could be committed, as whoever previews the whole update will hear.
         """
-        preview = Preview(state, session.bounds)
+        preview = Preview(state, _cut_of(session).bounds(len(session.order)))
         slices, known = [session.slices(index) for index in range(len(session.order))], [0] * len(session.order)
         try:
             while not preview.complete:
@@ -180,18 +116,19 @@ class SliceWork:
                 if preview.ready and self._running:
                     await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)  # others wait for that
                 elif preview.ready:
-                    await self._in_thread(preview.step, [body for body, _ in arriving])
+                    await self.in_thread(preview.step, [body for body, _ in arriving])
                 else:
                     await session.moved.wait()
         except (NonFiniteError, PayloadError):
             return None
         return preview.digest()
 
-    async def _sign(self, session: Session, job: _Reduction, payloads: Sequence[Sequence[Payload]]) -> Kept:
-        """Check the others' signatures and make this reducer's."""
-        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
-        statement = (session.sitting.result(), job.leaves, seals, job.outputs, payloads)
-        return await self._in_thread(close_reduction, self._identity, *statement)
+    async def finish(
+        self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+    ) -> Exchanged:
+        """See `Work.finish`."""
+        update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
+        return Exchanged(update, own.cosine, own.dropped)
 
     def _say_what_is_borne(self, members: int) -> None:
         if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
@@ -230,8 +167,7 @@ class _Reduction:
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
         for place, reason in dropped.items():
             self._dropped[self._order[place]] += 1
-            named = _PLACE.sub(lambda match: self._order[int(match[1])], reason)
-            self._reasons.setdefault(self._order[place], named[:MAX_REASON_CHARS])
+            self._reasons.setdefault(self._order[place], named(reason, self._order))
         self.outputs.add(reduced)
         return reduced
 
@@ -260,14 +196,22 @@ def _spent() -> asyncio.Future[Payload]:
     return future
 
 
+def _cut_of(session: Session) -> ReducedCut:
+    cut = session.cut
+    assert isinstance(cut, ReducedCut), "payloads are gathered, not reduced"
+    return cut
+
+
 def checked_update(session: Session, parts: tuple[Payload, ...], numel: int) -> Update:
     """The update of these parts; raises RoundAborted, with the reducer's name, where one is malformed."""
+    cut = _cut_of(session)
+    codec, bounds = cut.codec, cut.bounds(len(parts))
     try:
-        return Update(parts, numel, session.codec)
+        return Update(parts, numel, codec)
     except PayloadError:
-        for peer_id, part, (start, stop) in zip(session.order, parts, session.bounds, strict=True):
+        for peer_id, part, (start, stop) in zip(session.order, parts, bounds, strict=True):
             try:
-                Update((part,), stop - start, session.codec)
+                Update((part,), stop - start, codec)
             except PayloadError as error:
                 raise MalformedError(f"malformed mean: {error}", peer_id) from None
         raise

@@ -279,7 +279,7 @@ class TestSwarm:
         numel = genesis.numel() // (1 + buffers)
         memory = SharedState(member.agent.memory_descriptor, numel, buffers)
         memory.anchor.copy_(genesis[:numel])
-        mapped = Mapped(numel=numel, num_buffers=buffers)
+        mapped = Mapped(numel=numel, num_buffers=buffers, shapes=((numel,),))
         member.replica = VectorReplica(torch.empty(numel))
         member.sync = SwarmSync(
             agent=member.agent,

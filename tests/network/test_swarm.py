@@ -16,7 +16,8 @@ from peer.outer.compress.int8 import BlockInt8
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov
 from peer.outer.reduce import reduce_part
-from peer.outer.state import OuterState, Update
+from peer.outer.state import OuterState
+from peer.outer.update import Update
 from tests.network.harness import TOKENS_PER_STEP, Member, TestSwarm
 
 pytestmark = pytest.mark.timeout(300)

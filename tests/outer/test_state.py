@@ -18,7 +18,8 @@ from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov, OuterOptimizer
-from peer.outer.state import CHUNK, PIECE, OuterState, Update, state_digest
+from peer.outer.state import CHUNK, PIECE, OuterState, state_digest
+from peer.outer.update import Update
 from tests.outer.test_optimizer import ALL, AVERAGED
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)

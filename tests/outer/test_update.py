@@ -10,7 +10,7 @@ from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.fragments import partition
-from peer.outer.state import Update
+from peer.outer.update import Update
 
 
 def make_update(x: torch.Tensor, num_parts: int, codec: Compressor) -> Update:

@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer.compress.feedback import Residual
+from peer.outer.compose import wire_format
+from peer.outer.compress.feedback import Encoder, Residual
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import partition
+from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
 from peer.outer.recipes import Recipe
 from peer.outer.reduce import reduce_part
-from peer.outer.state import OuterState, Update
+from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.update import Update
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import clip_
 from tests.sim.tiny import PUBLISHED, recipe_of, simulate
@@ -32,8 +35,10 @@ class RealPeer:
         self.inner = recipe.inner_settings(PUBLISHED)
         self.optimizer = inner_optimizer(str(self.inner.optimizer), self.task.layout, self.inner)(self.local)
         buffers = [torch.full_like(self.local, value) for value in recipe.optimizer.initial_values]
-        self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, compressor(recipe.compressor))
+        written = compressor(recipe.compressor) if recipe.exchange == "reduce" else gathering_of(recipe, self.task)
+        self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, written)
         feedback, numel = recipe.feedback, self.local.numel()
+        self.encoder = Encoder(written.codec, feedback, numel) if isinstance(written, Gathering) else None
         self.lost = None if feedback is None else Residual(feedback, numel)
         self.lost_in_reducing = None if feedback is None else Residual(feedback.on_return, numel)
 
@@ -50,15 +55,34 @@ class RealPeer:
         weights = [STEPS * BATCH] * PEERS
         return reduce_part(payloads, weights, stop - start, codec, recipe.aggregator, encode)[0]
 
-    def commit(self, update: Update) -> str:
+    def commit(self, update: AnyUpdate) -> str:
         foretold = self.state.preview(update)
         self.state.apply(update, self.state.round + 1, update.digest())
         assert self.state.digest() == foretold
         merge_(self.local, self.local.clone(), self.state.anchor)
-        for residual in (self.lost, self.lost_in_reducing):
+        for residual in (self.lost, self.lost_in_reducing, self.encoder):
             if residual is not None:
                 residual.commit()
         return foretold
+
+
+def gathering_of(recipe: Recipe, task: TinyTask) -> Gathering:
+    written = wire_format(recipe, task.layout.shapes, 0)
+    assert isinstance(written, Gathering)
+    return written
+
+
+def gathering_swarm(recipe: Recipe, rounds: int) -> Tensor:
+    """The anchor."""
+    peers = [RealPeer(index, recipe) for index in range(PEERS)]
+    for _ in range(rounds):
+        for peer in peers:
+            peer.train()
+        parts = [peer.state.encode_whole(peer.local, peer.encoder) for peer in peers if peer.encoder is not None]
+        weights = [STEPS * BATCH] * PEERS
+        stored = peers[0].state.update_of(parts, weights).payload
+        assert len({peer.commit(peer.state.split_update(stored, weights)) for peer in peers}) == 1
+    return peers[0].state.anchor
 
 
 def real_swarm(recipe: Recipe, rounds: int) -> tuple[Tensor, Tensor]:
@@ -94,6 +118,21 @@ def test_the_simulator_ends_where_real_peers_end(name: str, overrides: dict[str,
     assert learner is not None
     assert torch.equal(learner.outer.anchor, anchor)
     assert torch.equal(run.consensus, result)
+
+
+@pytest.mark.parametrize(("name", "overrides"), [
+    ("sparseloco", {}), ("sparseloco", {"aggregator": "gated"}), ("sparseloco", {"outer": "diloco"}),
+    ("diloco", {"exchange": "gather", "compressor": "int8"}),
+    ("diloco", {"exchange": "gather", "compressor": "random0.25+fp32", "feedback": "sparseloco"}),
+    ("diloco", {"exchange": "gather", "compressor": "dct8+top4/64+int4", "feedback": "sparseloco"}),
+], ids=str)
+def test_the_simulator_ends_where_peers_end_that_gather_payloads(name: str, overrides: dict[str, Any]) -> None:
+    recipe = recipe_of(name, steps_per_round=STEPS, **overrides)
+    rounds = 6
+    run = simulate(recipe, peers=PEERS, steps=rounds * STEPS, inner=PUBLISHED)
+    learner = run.simulation.replicas[0].learner
+    assert learner is not None
+    assert torch.equal(learner.outer.anchor, gathering_swarm(recipe, rounds))
 
 
 def test_int8_ends_near_fp32() -> None:

@@ -14,6 +14,7 @@ from peer.outer.state import OuterState
 from peer.protocol.lineage import Link
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
+from peer.swarm.cut import cut_of
 from peer.swarm.exchange import Exchange
 from peer.swarm.guard import Guard
 from peer.swarm.judge import Judge
@@ -37,15 +38,14 @@ class Never(random.Random):
 class Seat:
     """One member; its weight is 100 (index + 1) tokens."""
 
-    def __init__(self, node, index, numel, codec, recipe, elements, folder=None):
+    def __init__(self, node, index, numel, written, recipe, folder=None):
         self.node, self.tokens = node, 100 * (index + 1)
         plain = make_state(numel)
-        sliced = Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec))
-        self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), sliced)
+        self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), written)
         self.state.lineage_id = plain.lineage_id
         self.rosters = Rosters(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
-        judge = Judge(RUN, numel, sliced, recipe)
+        judge = Judge(RUN, cut_of(self.state), recipe)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
         self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard)
@@ -74,9 +74,14 @@ class Seat:
 class Circle:
     """`count` members at genesis."""
 
-    def __init__(self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None, folder=None):
-        """`folder`: where the guards of all seats keep bans; None for exchanges without guards."""
-        self.seats = [Seat(network.node(), index, numel, codec, recipe, elements, folder) for index in range(count)]
+    def __init__(
+        self, network, count, *, numel=2000, codec="int8", recipe=RECIPE, elements=None, folder=None, written=None
+    ):
+        """`folder`: where the guards of all seats keep bans; None for exchanges without guards. `written`: how updates
+        are, in place of slices of `codec`.
+        """
+        written = written or (Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec)))
+        self.seats = [Seat(network.node(), index, numel, written, recipe, folder) for index in range(count)]
         self._joins = None
 
     async def start(self):

@@ -9,7 +9,8 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
 from peer.outer.optimizer import Nesterov
 from peer.outer.reduce import reduce_part
-from peer.outer.state import OuterState, Update
+from peer.outer.state import OuterState
+from peer.outer.update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
 from peer.swarm.history import History

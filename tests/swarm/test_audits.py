@@ -16,6 +16,7 @@ from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
+from peer.swarm.cut import cut_of
 from peer.swarm.judge import Judge, NoEvidenceError
 from peer.swarm.showing import ASKS_OF_ONE, audit_name
 from peer.swarm.streams import StreamClosedError
@@ -120,7 +121,7 @@ async def test_evidence_convinces_somebody_who_was_not_there(network, tmp_path):
     found = result.found
     copied = parse_json(Evidence, dump_json(found.evidence))
     state = circle.seats[0].state
-    stranger = Judge(RUN, state.numel, state.compressor, RECIPE)
+    stranger = Judge(RUN, cut_of(state), RECIPE)
     assert stranger.judge(copied, found.payloads).culprit == circle.seats[0].peer_id
     assert stranger.needs(copied) == [len(payload) for payload in found.payloads]
     assert len(dump_json(found.evidence)) < 4096

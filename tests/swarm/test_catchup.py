@@ -4,7 +4,8 @@ import pytest
 from blake3 import blake3
 
 from peer.errors import ProtocolError
-from peer.outer.state import CHUNK, Update
+from peer.outer.state import CHUNK
+from peer.outer.update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind
@@ -76,7 +77,7 @@ async def test_an_update_with_another_digest(donor, joiner):
 async def test_an_update_that_is_too_long_is_cut_off(donor, joiner):
     first = next(iter(donor.updates))
     donor.updates[first] = bytes(100_000_000)
-    await joiner.refuses(donor, CatchUpError, "more than 1208 bytes")
+    await joiner.refuses(donor, CatchUpError, "more than 1016 bytes")
 
 
 async def test_a_certified_update_that_is_malformed(network, tmp_path, joiner):

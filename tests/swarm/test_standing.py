@@ -13,7 +13,7 @@ from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import partition
 from peer.outer.reduce import bound, reduce_part
 from peer.outer.round import RoundAborted
-from peer.outer.state import Update
+from peer.outer.update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm import budget as budget_module

@@ -17,7 +17,7 @@ from peer.errors import ProtocolError, UserError
 from peer.explain.journal import ROUNDS_FILE, JournalReader
 from peer.outer.compress.registry import compressor
 from peer.outer.record import RoundRecord
-from peer.outer.state import Update
+from peer.outer.update import Update
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain

@@ -12,7 +12,7 @@ from peer.outer.compress.base import Codec, Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import partition
-from peer.outer.state import Update
+from peer.outer.update import Update
 
 SPARSE = (
     "top4/64+int2", "top5/100+int4", "top64/4096+fp16", "top3/64x64+sign", "top20/64+int8", "top64/64+fp4",

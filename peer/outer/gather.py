@@ -1,0 +1,160 @@
+"""Rounds in which everybody gets every payload: what sparse codecs need, whose senders choose different elements.
+
+The update of such a round is all payloads in roster order. Every member aggregates them by itself, with the same
+operations in the same order, so that there is no reducer whom the others would have to trust.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.compress.base import Codec, Payload, PayloadError, check_length
+from peer.outer.gated import Gated
+from peer.outer.reduce import COSINE_SAMPLE, bound, mean_cosine
+from peer.protocol import hashing
+
+
+class PartError(PayloadError):
+    """One member's payload is malformed.
+
+    Args:
+        place: of the member in the roster.
+    """
+
+    def __init__(self, place: int, error: PayloadError) -> None:
+        super().__init__(str(error))
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The update of a gather round; an instance is valid: every payload was decoded when it was made.
+
+    Attributes:
+        parts: one payload of the whole vector per member, in roster order.
+        vector: the aggregate D, fp32 [P].
+        cosine: the mean between the contributions; None for fewer than two, or zeros.
+        dropped: why a gate left out a contribution, by its place in the roster.
+    """
+
+    parts: tuple[Payload, ...]
+    vector: Tensor
+    cosine: float | None
+    dropped: Mapping[int, str]
+
+    @property
+    def numel(self) -> int:
+        """P, the elements of the vector."""
+        return self.vector.numel()
+
+    @property
+    def payload(self) -> bytes:
+        """All parts, one after the other: what is stored, served and hashed."""
+        return b"".join(self.parts)
+
+    def digest(self) -> str:
+        """BLAKE3 of `payload` as 64 hex digits."""
+        return hashing.digest(*self.parts).hex()
+
+    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Elements [start, stop) of D as fp32 [stop - start], written to `out` if that is given."""
+        piece = self.vector[start:stop]
+        return piece.clone() if out is None else out.copy_(piece)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How a run's gather rounds are written and aggregated.
+
+    Attributes:
+        codec: of whole contributions: of fixed size, and bound to the model's shapes.
+        aggregator: what every member makes of the payloads, in roster order.
+        seed: the run's; of what is random in a codec.
+    """
+
+    codec: Codec
+    aggregator: Aggregator
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the codec."""
+        return self.codec.name
+
+    def wire_bytes(self, n: int) -> int:
+        """Of one payload of n elements."""
+        return self.codec.wire_bytes(n)
+
+    @cached_property
+    def separable(self) -> bool:
+        """Whether contributions can be added one by one, so that there need not be all of them in memory."""
+        return isinstance(self.aggregator, Mean)
+
+    def seed_at(self, round: int) -> int:
+        """Of the codec, for the round that carries a state of `round` rounds on."""
+        return round_seed(self.seed, 0, round + 1)
+
+    def split(self, payload: bytes, numel: int, num_parts: int) -> tuple[bytes, ...]:
+        """Cut a concatenated payload back into its parts; raises PayloadError for another length than theirs."""
+        size = self.wire_bytes(numel)
+        if len(payload) != size * num_parts:
+            raise PayloadError(f"{num_parts} payloads of {numel} values are {len(payload)} bytes; {size} each")
+        return tuple(payload[start : start + size] for start in range(0, len(payload), size))
+
+    def update(self, parts: Sequence[Payload], weights: Sequence[int], numel: int, round: int) -> Gathered:
+        """Decode and aggregate what the members of a round sent.
+
+        Args:
+            parts: one payload of `numel` elements per member, in roster order.
+            weights: tokens per member.
+            round: rounds of the state that the update carries on.
+
+        Raises:
+            PartError: a payload is malformed, and the aggregator does not drop such.
+            ValueError: no aggregate: a gate dropped everybody, or it left fp32's range.
+        """
+        if len(parts) != len(weights):
+            raise ValueError(f"{len(parts)} contributions with {len(weights)} weights: must be equal")
+        codec, aggregator = self.codec.seeded(self.seed_at(round)), bound(self.aggregator, len(parts))
+        sample = torch.empty(len(parts), min(COSINE_SAMPLE, numel))
+        dropped: Mapping[int, str] = {}
+
+        def decoded(place: int) -> Tensor:
+            vector = self._decoded(codec, parts[place], numel, place)
+            sample[place] = vector[:COSINE_SAMPLE]
+            return vector
+
+        if isinstance(aggregator, Mean):
+            factors = aggregator.factors(weights)
+            vector = decoded(0).mul_(factors[0])
+            for place in range(1, len(parts)):
+                vector.add_(decoded(place).mul_(factors[place]))
+        else:
+            contributions = [decoded(place) for place in range(len(parts))]
+            if isinstance(aggregator, Gated):
+                vector, dropped = aggregator.judged(contributions, weights)
+            else:
+                vector = aggregator.aggregate(contributions, weights)
+        return Gathered(tuple(parts), vector, mean_cosine((sample @ sample.T).double()), dropped)
+
+    def _decoded(self, codec: Codec, payload: Payload, numel: int, place: int) -> Tensor:
+        """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
+        try:
+            check_length(payload, self.wire_bytes(numel), self.name, numel)
+            return codec.decode(payload, numel)
+        except PayloadError as error:
+            if not isinstance(self.aggregator, Gated):
+                raise PartError(place, error) from None
+            return torch.full((numel,), torch.nan)
+
+
+def round_seed(seed: int, fragment: int, round: int) -> int:
+    """What is random in a round, counted from 1, of one fragment: the same for all peers of a run."""
+    return zlib.crc32(f"{seed}/{fragment}/{round}".encode())

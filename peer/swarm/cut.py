@@ -1,0 +1,82 @@
+"""How the payloads of a round are cut: into what each member sends to one other, and what it sends to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.outer.compress.sliced import Sliced
+from peer.outer.fragments import partition
+from peer.outer.gather import Gathering
+from peer.outer.state import OuterState
+
+UNIT_BYTES = 1 << 19  # of a gathered payload; part of the protocol, since members sign a tree of units
+Ranges = Sequence[tuple[int, int]]
+
+
+class Cut(Protocol):
+    """For a member's place in a roster of so many."""
+
+    def slices(self, members: int, place: int) -> Ranges:
+        """[start, stop), in elements, of each slice of a contribution that is sent to that member alone."""
+
+    def slice_bytes(self, members: int, place: int) -> list[int]:
+        """Bytes of each of them."""
+
+    def unit_bytes(self, members: int, place: int) -> list[int]:
+        """Bytes of each unit that the member sends to all others."""
+
+
+@dataclass(frozen=True)
+class ReducedCut:
+    """Each member reduces one part of the vector: it is sent the slices of that part, and sends their aggregates."""
+
+    numel: int
+    codec: Sliced
+
+    def bounds(self, members: int) -> tuple[tuple[int, int], ...]:
+        """[start, stop) of each member's part."""
+        return partition(self.numel, members, self.codec.block)
+
+    def slices(self, members: int, place: int) -> Ranges:
+        """See `Cut.slices`."""
+        return self.codec.slices(*self.bounds(members)[place])
+
+    def slice_bytes(self, members: int, place: int) -> list[int]:
+        """See `Cut.slice_bytes`."""
+        return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
+
+    def unit_bytes(self, members: int, place: int) -> list[int]:
+        """See `Cut.unit_bytes`."""
+        return self.slice_bytes(members, place)
+
+
+@dataclass(frozen=True)
+class GatheredCut:
+    """Nobody reduces: each member sends its whole payload to all others."""
+
+    numel: int
+    gathering: Gathering
+
+    def slices(self, members: int, place: int) -> Ranges:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def slice_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
+        """None."""
+        return []
+
+    def unit_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
+        """See `Cut.unit_bytes`."""
+        full, rest = divmod(self.gathering.wire_bytes(self.numel), UNIT_BYTES)
+        return [UNIT_BYTES] * full + ([rest] if rest else [])
+
+
+def cut_of(state: OuterState) -> ReducedCut | GatheredCut:
+    """How the rounds of this state are cut."""
+    if isinstance(state.compressor, Gathering):
+        return GatheredCut(state.numel, state.compressor)
+    codec = state.compressor
+    assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
+    return ReducedCut(state.numel, codec)

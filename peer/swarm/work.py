@@ -1,0 +1,159 @@
+"""What the arithmetic of every exchange has in common: threads, error feedback's transactions, signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from peer.outer.compress.base import Payload
+from peer.outer.record import MAX_REASON_CHARS, Drop
+from peer.outer.round import Due, Exchanged, Group
+from peer.outer.state import OuterState
+from peer.protocol.identity import Identity
+from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
+from peer.swarm.inbox import Session
+from peer.swarm.seals import Heard, Kept, close_reduction, hear
+
+Contribute = Callable[[int, int, Leaves], Awaitable[bytes]]
+T = TypeVar("T")
+_PLACE = re.compile(r"contribution (\d+)$")
+
+
+class Feedback(Protocol):
+    """What is fed back of a round's losses."""
+
+    def commit(self) -> None:
+        """The round was applied."""
+
+    def revert(self) -> None:
+        """The round was abandoned."""
+
+
+class Produced(NamedTuple):
+    """What this peer sends to all in a round: a payload; and of a reduced part, the mean cosine of the contributions
+    to it and who was left out of it.
+    """
+
+    payload: memoryview
+    cosine: float | None = None
+    dropped: tuple[Drop, ...] = ()
+
+
+class Work(ABC):
+    """What one kind of exchange makes of contributions.
+
+    Args:
+        identity: signs what this peer sends.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._running: set[asyncio.Future[Any]] = set()
+
+    @abstractmethod
+    def feedbacks(self) -> Sequence[Feedback]:
+        """All that is fed back."""
+
+    @abstractmethod
+    def contribution(self, due: Due, state: OuterState) -> Contribute:
+        """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
+
+    @abstractmethod
+    async def produce(
+        self, session: Session, group: Group, contribute: Contribute, keep: bool, on_signed: Callable[[Kept], None]
+    ) -> Produced:
+        """Make what this peer sends to all, a unit at a time.
+
+        Args:
+            keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
+            on_signed: called with what can be shown of it, before anybody else has the signature.
+
+        Raises:
+            RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
+        """
+
+    @abstractmethod
+    async def preview(self, session: Session, state: OuterState) -> str | None:
+        """The digest of the state that the round leads to, as far as it can be computed while payloads arrive."""
+
+    @abstractmethod
+    async def finish(
+        self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
+    ) -> Exchanged:
+        """The update of all members' payloads, in roster order; raises RoundAborted, with the name of whose is
+        malformed.
+        """
+
+    async def commit(self) -> None:
+        """The round was applied."""
+        await self._settle(_commit)
+
+    async def revert(self) -> None:
+        """The round was abandoned: nothing is lost of what was encoded for it."""
+        await self._settle(_revert)
+
+    async def idle(self) -> None:
+        """No thread works for the round any more: a thread cannot be cancelled."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _settle(self, end: Callable[[Feedback], None]) -> None:
+        await self.idle()  # what is encoded late would be counted twice
+        for feedback in self.feedbacks():
+            await asyncio.to_thread(end, feedback)
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    def _ended(self, running: asyncio.Future[Any]) -> None:
+        self._running.discard(running)
+        if not running.cancelled():
+            running.exception()  # retrieved: raised where somebody still waits
+
+    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:
+        """Sign what this peer sent to `reducer`, once all have joined."""
+        sitting = await asyncio.shield(session.sitting)
+        return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
+
+    async def hear(self, session: Session) -> Heard:
+        """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
+        seals = {peer_id: inbox.signed.result() for peer_id, inbox in session.inboxes.items()}
+
+        def work() -> Heard:
+            leaves = {peer_id: Leaves() for peer_id in seals}
+            for index, peer_id in enumerate(session.order):
+                position = 0
+                for size in session.unit_bytes(index) if peer_id in seals else ():
+                    body = memoryview(session.inboxes[peer_id].reduced.result())
+                    leaves[peer_id].add(body[position : position + size])
+                    position += size
+            return hear(session.sitting.result(), seals, leaves)
+
+        return await self.in_thread(work)
+
+    async def sign(
+        self, session: Session, leaves: Mapping[str, Leaves], outputs: Leaves, payloads: Sequence[Sequence[Payload]]
+    ) -> Kept:
+        """Check the others' signatures over what they sent to this peer, and make its own."""
+        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
+        statement = (session.sitting.result(), leaves, seals, outputs, payloads)
+        return await self.in_thread(close_reduction, self._identity, *statement)
+
+
+def named(reason: str, order: Sequence[str]) -> str:
+    """A gate's reason with the peer id in place of its place, as long as a record takes."""
+    return _PLACE.sub(lambda match: order[int(match[1])], reason)[:MAX_REASON_CHARS]
+
+
+def _commit(feedback: Feedback) -> None:
+    feedback.commit()
+
+
+def _revert(feedback: Feedback) -> None:
+    feedback.revert()

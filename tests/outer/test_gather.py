@@ -1,0 +1,158 @@
+"""Updates of gather rounds: what everybody makes of all payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.compress.base import NonFiniteError, PayloadError
+from peer.outer.compress.feedback import Encoder, ErrorFeedback
+from peer.outer.compress.registry import codec
+from peer.outer.gated import Gated
+from peer.outer.gather import Gathered, Gathering, PartError, round_seed
+from peer.outer.optimizer import Sgd
+from peer.outer.robust import TrimmedMean
+from peer.outer.state import OuterState
+from peer.protocol import hashing
+
+NUMEL = 5000
+SPARSE = "top16/256+int4"
+
+
+def state_of(expression: str = SPARSE, aggregator: Aggregator = Mean(), round: int = 0) -> OuterState:
+    written = Gathering(codec(expression).bind(((NUMEL,),)), aggregator, seed=7)
+    return OuterState(torch.linspace(-1.0, 1.0, NUMEL), [], Sgd(lr=1.0), written, round)
+
+
+def locals_of(state: OuterState, count: int, scale: float = 0.01) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    return [state.anchor + scale * torch.randn(NUMEL, generator=generator) for _ in range(count)]
+
+
+def payloads_of(state: OuterState, locals_: Sequence[Tensor]) -> list[bytes]:
+    assert isinstance(state.compressor, Gathering)
+    return [state.encode_whole(local, Encoder(state.compressor.codec, None, NUMEL)) for local in locals_]
+
+
+def decoded(state: OuterState, payloads: Sequence[bytes]) -> list[Tensor]:
+    assert isinstance(state.compressor, Gathering)
+    own = state.compressor.codec.seeded(state.compressor.seed_at(state.round))
+    return [own.decode(payload, NUMEL) for payload in payloads]
+
+
+@pytest.mark.parametrize("expression", [SPARSE, "dct64+top4/64+fp32", "random0.1+fp32", "int8"])
+@pytest.mark.parametrize("aggregator", [Mean(), Mean(normalise="members"), TrimmedMean(), Gated()], ids=repr)
+def test_everybody_aggregates_all_payloads_in_roster_order(expression: str, aggregator: Aggregator) -> None:
+    state = state_of(expression, aggregator, round=3)
+    payloads, weights = payloads_of(state, locals_of(state, 4)), [100, 200, 50, 100]
+    update = state.update_of(payloads, weights)
+    bound = aggregator.bind(4) if isinstance(aggregator, Mean) else aggregator
+    expected = bound.aggregate(decoded(state, payloads), weights)
+    assert torch.equal(update.decode_range(0, NUMEL), expected)
+    out = torch.empty(700)
+    assert torch.equal(update.decode_range(1300, 2000, out), expected[1300:2000])
+    assert torch.equal(out, expected[1300:2000])
+    assert update.digest() == hashing.digest(b"".join(payloads)).hex()
+
+
+def test_a_stored_update_is_split_into_what_was_sent() -> None:
+    state = state_of()
+    update = state.update_of(payloads_of(state, locals_of(state, 3)), [1, 2, 3])
+    again = state.split_update(update.payload, [1, 2, 3])
+    assert again.parts == update.parts
+    assert again.digest() == update.digest()
+    assert torch.equal(again.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
+    assert len(update.payload) == state.update_bytes(3)
+    for wrong in (update.payload[:-1], update.payload + b"\0", b""):
+        with pytest.raises(PayloadError, match=rf"3 payloads of 5000 values are {len(wrong)} bytes; \d+ each"):
+            state.split_update(wrong, [1, 2, 3])
+
+
+def test_applying_leads_where_the_preview_says() -> None:
+    state = state_of()
+    update = state.update_of(payloads_of(state, locals_of(state, 3)), [1, 2, 3])
+    before, foretold = state.anchor.clone(), state.preview(update)
+    assert state.digest() != foretold
+    state.apply(update, 1, "a" * 64)
+    assert state.digest() == foretold
+    assert torch.equal(state.anchor, before - update.decode_range(0, NUMEL))
+
+
+def test_random_masks_are_of_the_run_and_the_round() -> None:
+    first, later = state_of("random0.1+fp32"), state_of("random0.1+fp32", round=1)
+    (payload,) = payloads_of(first, locals_of(first, 1))
+    right = first.update_of([payload], [1]).decode_range(0, NUMEL)
+    wrong = later.update_of([payload], [1]).decode_range(0, NUMEL)
+    assert not torch.equal(right != 0.0, wrong != 0.0)
+    assert len({round_seed(7, 0, 1), round_seed(7, 0, 2), round_seed(7, 1, 1), round_seed(8, 0, 1)}) == 4
+
+
+def test_whose_payload_is_malformed_is_named() -> None:
+    state = state_of()
+    payloads = payloads_of(state, locals_of(state, 3))
+    for bad in (payloads[1][:-1], b"\xff" * len(payloads[1])):
+        with pytest.raises(PartError) as caught:
+            state.update_of([payloads[0], bad, payloads[2]], [1, 1, 1])
+        assert caught.value.place == 1
+
+
+def test_gates_drop_what_is_malformed_and_say_why() -> None:
+    state = state_of(aggregator=Gated())
+    payloads = payloads_of(state, locals_of(state, 4))
+    update = state.update_of([*payloads[:3], b"\xff" * len(payloads[3])], [1, 1, 1, 1])
+    assert isinstance(update, Gathered)
+    assert update.dropped == {3: "holds NaN or infinity"}
+    honest = Gated().aggregate(decoded(state, payloads[:3]), [1, 1, 1])
+    assert torch.equal(update.decode_range(0, NUMEL), honest)
+    with pytest.raises(ValueError, match="all 2 contributions were dropped"):
+        state.update_of([b"", b""], [1, 1])
+
+
+def test_one_weight_for_each_payload() -> None:
+    state = state_of()
+    with pytest.raises(ValueError, match="2 contributions with 1 weights"):
+        state.update_of(payloads_of(state, locals_of(state, 2)), [1])
+
+
+def test_the_cosine_is_that_of_what_was_decoded() -> None:
+    state = state_of()
+    same, other = locals_of(state, 2)
+    alike = state.update_of(payloads_of(state, [same, same]), [1, 1])
+    unlike = state.update_of(payloads_of(state, [same, other]), [1, 1])
+    assert isinstance(alike, Gathered)
+    assert isinstance(unlike, Gathered)
+    assert alike.cosine == pytest.approx(1.0)
+    first, second = decoded(state, payloads_of(state, [same, other]))
+    assert unlike.cosine == pytest.approx(float(torch.cosine_similarity(first, second, 0)), abs=1e-6)
+
+
+def test_what_was_not_sent_comes_later_and_an_abandoned_round_changes_nothing() -> None:
+    state = state_of()
+    assert isinstance(state.compressor, Gathering)
+    encoder = Encoder(state.compressor.codec, ErrorFeedback(decay=1.0), NUMEL)
+    (local,) = locals_of(state, 1)
+    first = state.encode_whole(local, encoder)
+    encoder.revert()
+    assert state.encode_whole(local, encoder) == first
+    encoder.commit()
+    (sent,) = decoded(state, [first])
+    assert encoder.residual is not None
+    assert torch.equal(encoder.residual, (state.anchor - local) - sent)
+    diverged = local.clone()
+    diverged[17] = torch.nan
+    kept = encoder.residual.clone()
+    with pytest.raises(NonFiniteError):
+        state.encode_whole(diverged, encoder)
+    assert torch.equal(encoder.residual, kept)
+
+
+def test_dense_and_gathered_states_do_not_take_each_others_ways() -> None:
+    gathered, dense = state_of(), OuterState(torch.zeros(512), [], Sgd(lr=1.0), codec("int8"))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="gathered, not reduced"):
+        gathered.encode_contribution(gathered.anchor, [(0, NUMEL)])
+    with pytest.raises(AssertionError, match="reduced, not gathered"):
+        dense.encode_whole(dense.anchor, Encoder(codec("int8"), None, 512))

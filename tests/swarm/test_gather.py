@@ -1,0 +1,209 @@
+"""Gather rounds between members in one process: standing groups, feedback, hostile payloads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from peer.outer.compose import resolve, wire_format
+from peer.outer.compress.feedback import Encoder
+from peer.outer.gated import Gated
+from peer.outer.round import RoundAborted
+from peer.protocol.manifest import RecipeSpec
+from peer.protocol.statements import Leaves, root_of, seal_reduced
+from peer.protocol.wire import Kind
+from peer.swarm import cut as cut_module
+from peer.swarm.cut import GatheredCut, cut_of
+from tests.swarm.circle import Circle
+from tests.swarm.gathering import until
+
+NUMEL = 9000
+RECIPE = resolve(RecipeSpec(name="sparseloco", aggregator="mean"))
+GATED = resolve(RecipeSpec(name="sparseloco", aggregator="gated"))
+
+
+@pytest.fixture(autouse=True)
+def _small_units(monkeypatch):
+    monkeypatch.setattr(cut_module, "UNIT_BYTES", 50)
+
+
+def make_circle(network, count, recipe=RECIPE, folder=None):
+    written = wire_format(recipe, ((NUMEL,),), 7)
+    return Circle(network, count, numel=NUMEL, recipe=recipe, written=written, folder=folder)
+
+
+def encoders_of(circle):
+    codec = circle.seats[0].state.compressor.codec
+    return [Encoder(codec, RECIPE.feedback, NUMEL) for _ in circle.seats]
+
+
+def expected_update(circle, encoders, group, locals_):
+    """What this round must arrive at, with what earlier rounds have left in the encoders."""
+    state, by_id = circle.seats[0].state, {seat.peer_id: index for index, seat in enumerate(circle.seats)}
+    order = [by_id[member.peer_id] for member in group.members]
+    parts = [state.encode_whole(locals_[index], encoders[index]) for index in order]
+    return state.update_of(parts, [member.tokens for member in group.members])
+
+
+async def test_rounds_of_a_standing_group_arrive_at_the_reference_with_feedback(network):
+    circle = await make_circle(network, 3).start()
+    encoders = encoders_of(circle)
+    for number in range(4):
+        before = circle.seats[0].state.anchor.clone()
+        locals_, outcomes = await circle.round()
+        after = [seat.state.anchor.clone() for seat in circle.seats]
+        for seat in circle.seats:
+            seat.state.anchor.copy_(before)
+            seat.state.round -= 1
+        expected = expected_update(circle, encoders, outcomes[0][0], locals_)
+        for seat, anchor in zip(circle.seats, after, strict=True):
+            seat.state.anchor.copy_(anchor)
+            seat.state.round += 1
+        assert {update.digest() for _, update in outcomes} == {expected.digest()}
+        assert len({seat.state.digest() for seat in circle.seats}) == 1
+        assert all(seat.state.round == number + 1 for seat in circle.seats)
+        for _, update in outcomes:
+            assert torch.equal(update.decode_range(0, NUMEL), expected.decode_range(0, NUMEL))
+    assert [seat.streams for seat in circle.seats] == [2, 2, 2]  # one to each other member, for all rounds
+
+
+async def test_each_payload_goes_to_each_other_member_once(network):
+    circle = await make_circle(network, 4).start()
+    await circle.round()
+    before = [seat.node.traffic["round"].sent for seat in circle.seats]
+    await circle.round()
+    size = circle.seats[0].state.compressor.wire_bytes(NUMEL)
+    for seat, sent in zip(circle.seats, before, strict=True):
+        moved = seat.node.traffic["round"].sent - sent
+        units = -(-size // cut_module.UNIT_BYTES)
+        assert 3 * size < moved < 3 * (size + 16 * units + 1500)  # headers, join, two signatures, vote
+
+
+def test_units_are_all_of_a_payload(network):
+    cut = cut_of(make_circle(network, 2).seats[0].state)
+    assert isinstance(cut, GatheredCut)
+    units = cut.unit_bytes(2, 1)
+    assert sum(units) == cut.gathering.wire_bytes(NUMEL)
+    assert set(units[:-1]) == {50}
+    assert 0 < units[-1] <= 50
+    assert (list(cut.slices(2, 0)), cut.slice_bytes(2, 0)) == ([], [])
+
+
+async def one_round(circle, locals_=None):
+    """What becomes of each member's round; whoever gives up tells the others, as a peer does."""
+
+    async def one(index, local):
+        try:
+            return await circle.one_round(index, local, None)
+        except RoundAborted as abort:
+            await circle.seats[index].exchange.dissolve(abort, tell=True)
+            return abort
+
+    jobs = [one(index, local) for index, local in enumerate(locals_ or circle.locals())]
+    return await asyncio.wait_for(asyncio.gather(*jobs), 40.0)
+
+
+async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
+    circle = await make_circle(network, 3).start()
+    await circle.round()
+    residuals = [seat.exchange._work.feedbacks()[0].residual.clone() for seat in circle.seats]
+    liar = circle.seats[0]
+    stream = liar.exchange._standing.outbound[circle.seats[1].peer_id]
+    send = stream.send
+
+    async def breaks_off(kind, body=b""):
+        if kind is Kind.SEAL_REDUCED:
+            stream.close()
+        await send(kind, body)
+
+    stream.send = breaks_off
+    outcomes = await one_round(circle)
+    assert isinstance(outcomes[1], RoundAborted), outcomes
+    for seat, outcome, before in zip(circle.seats, outcomes, residuals, strict=True):
+        kept = torch.equal(seat.exchange._work.feedbacks()[0].residual, before)
+        assert (kept, seat.state.round) == ((True, 1) if isinstance(outcome, RoundAborted) else (False, 2))
+
+
+def sending_garbage(seat, peers):
+    """Its payload is garbage, the same to everybody, properly signed."""
+    for peer_id in peers:
+        stream = seat.exchange._standing.outbound[peer_id]
+        stream.send = garbled(seat, stream.send)
+
+
+def garbled(seat, send, byte=b"\xff"):
+    leaves = Leaves()
+
+    async def tell(kind, body=b""):
+        if kind is Kind.REDUCED:
+            body = byte * len(body)
+            leaves.add(body)
+        elif kind is Kind.SEAL_REDUCED:
+            sitting = seat.exchange._session.sitting.result()
+            body = seal_reduced(seat.node.identity, sitting, body[:32], root_of(leaves.digests)).body
+        await send(kind, body)
+
+    return tell
+
+
+async def test_whoever_sends_a_malformed_payload_is_named(network, tmp_path):
+    circle = await make_circle(network, 3, folder=tmp_path).start()
+    await circle.round()
+    liar, one, other = circle.seats
+    sending_garbage(liar, [one.peer_id, other.peer_id])
+    outcomes = await one_round(circle)
+    assert all(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
+    named = [outcome for outcome in outcomes[1:] if outcome.culprit == liar.peer_id]
+    assert named
+    assert "malformed contribution: " in named[0].reason
+    assert [seat.state.round for seat in circle.seats] == [1, 1, 1]
+
+
+async def test_gates_leave_out_a_malformed_payload_and_the_round_goes_on_without_its_sender(network, tmp_path):
+    circle = await make_circle(network, 4, GATED, tmp_path).start()
+    await circle.round()
+    liar, *honest = circle.seats
+    sending_garbage(liar, [seat.peer_id for seat in honest])
+    outcomes = await one_round(circle)
+    committed = [outcome for outcome in outcomes[1:] if not isinstance(outcome, RoundAborted)]
+    assert len(committed) == 3, outcomes
+    group, update = committed[0]
+    place = [member.peer_id for member in group.members].index(liar.peer_id)
+    assert update.dropped == {place: "holds NaN or infinity"}
+    assert len({seat.state.digest() for seat in honest}) == 1
+    assert {seat.state.round for seat in honest} == {2}
+
+
+async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(network, tmp_path):
+    circle = await make_circle(network, 3, GATED, tmp_path).start()
+    await circle.round()
+    liar, one, other = circle.seats
+    sending_garbage(liar, [one.peer_id])
+    outcomes = await one_round(circle)
+    assert isinstance(outcomes[1], RoundAborted), outcomes
+    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
+    assert "told two results in round 2" in one.guard.bans.deed(liar.peer_id)
+    assert not one.guard.refuses(other.peer_id)
+
+
+async def test_a_group_of_which_everybody_is_dropped_has_no_aggregate(network, monkeypatch):
+    circle = await make_circle(network, 2, GATED).start()
+    monkeypatch.setattr(Gated, "judged", refuse)
+    with pytest.raises(RoundAborted, match="no aggregate: all 2 contributions were dropped"):
+        await circle.round()
+
+
+def refuse(*_):
+    raise ValueError("all 2 contributions were dropped; the first: of a test")
+
+
+async def test_a_diverged_member_says_so(network):
+    circle = await make_circle(network, 2).start()
+    await circle.round()
+    locals_ = circle.locals()
+    locals_[0][3] = torch.nan
+    outcomes = await one_round(circle, locals_)
+    assert all(isinstance(outcome, RoundAborted) for outcome in outcomes)
+    assert "own contribution: local parameters hold NaN or infinity" in outcomes[0].reason

@@ -146,7 +146,7 @@ def _peer(folder: Path, seed: int) -> Iterator[tuple[Peer, PeerHooks]]:
         agent.start()
         agent.send(start)
         published: Published = agent.expect(Published, TIMEOUT_S)
-        peer = assemble(settings, start, published, agent, lambda message: hooks.on_message(message))
+        peer = assemble(settings, start, published, agent, lambda message: hooks.on_message(message), lambda: False)
         agent.send(peer.mapped)
         title = parse_published(published).name
         with LiveSwarm(Console(quiet=True), title=title, live=False) as table:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -20,20 +19,22 @@ from peer.data.sources import load_documents, split_documents
 from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model
+from peer.link.lockstep import LockstepSync
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.compose import run_recipe
+from peer.outer.compose import rate_of, run_recipe
 from peer.outer.fragments import FlatLayout
+from peer.outer.rates import learning_rate
 from peer.outer.recipes import Recipe
 from peer.outer.state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
 from peer.train.device import check_fits, pick_device
+from peer.train.gradient import KeptGradient
 from peer.train.model import check_sequence_length, count_parameters
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
-from peer.train.schedule import learning_rate
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,14 @@ def assemble(
     published: Published,
     agent: AgentProcess,
     on_message: Callable[[Message], None],
+    stopping: Callable[[], bool],
 ) -> Peer:
     """Build every part of a peer.
+
+    Args:
+        settings, start, published, agent: of this peer.
+        on_message: called with what is to be shown.
+        stopping: whether this peer is asked to stop.
 
     Raises:
         UserError: the model does not fit, no data, no such device, a checkpoint of another run.
@@ -111,11 +118,27 @@ def assemble(
     check_sequence_length(model, manifest.data.sequence_length)
     resumed = _read_resumed(settings, manifest)
     shared = _share(agent, model, recipe, resumed)
-    sync = _synchroniser(agent, start, manifest, recipe, shared, settings.max_rounds, on_message)
+    model.to(device)  # type: ignore[arg-type]
+    optimizer = _optimizer(model, manifest, recipe, resumed)
+    parts: dict[str, Any] = {
+        "agent": agent,
+        "start": start.model_copy(update={"run_id": manifest.run_id}),  # a restarted agent joins this run and no other
+        "mapped": shared.mapped,
+        "memory": shared.memory,
+        "replica": shared.replica,
+        "schedule": recipe.rounds,
+        "optimizer": recipe.optimizer,
+        "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds),
+        "on_message": on_message,
+    }
+    if isinstance(optimizer, KeptGradient):
+        sync: SwarmSync = LockstepSync(optimizer.take, stopping, **parts)
+    else:
+        sync = SwarmSync(**parts)
     if resumed is not None:
         sync.resume(resumed.state["progress"])
-    model.to(device)  # type: ignore[arg-type]
-    trainer = _trainer(model, device, manifest, recipe, sync, resumed, bf16=settings.bf16)
+    rate = _rate_of(manifest, recipe, sync, resumed is not None)
+    trainer = Trainer(model.train(), optimizer, recipe.inner_settings(manifest.inner), device, rate, bf16=settings.bf16)
     return Peer(
         settings=settings,
         manifest=manifest,
@@ -161,46 +184,16 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
     return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
 
 
-def _synchroniser(
-    agent: AgentProcess,
-    start: Start,
-    manifest: RunManifest,
-    recipe: Recipe,
-    shared: Shared,
-    max_rounds: int | None,
-    on_message: Callable[[Message], None],
-) -> SwarmSync:
-    return SwarmSync(
-        agent=agent,
-        start=start.model_copy(update={"run_id": manifest.run_id}),  # a restarted agent joins this run and no other
-        mapped=shared.mapped,
-        memory=shared.memory,
-        replica=shared.replica,
-        schedule=recipe.rounds,
-        optimizer=recipe.optimizer,
-        limits=Limits(total_rounds=manifest.rounds.total, max_rounds=max_rounds),
-        on_message=on_message,
-    )
-
-
-def _trainer(
-    model: PreTrainedModel,
-    device: torch.device,
-    manifest: RunManifest,
-    recipe: Recipe,
-    sync: SwarmSync,
-    resumed: Resumed | None,
-    *,
-    bf16: bool,
-) -> Trainer:
-    """The inner loop's step on a model that is on `device`; on resume with the optimizer's state of then."""
-    inner = recipe.inner_settings(manifest.inner)
-    optimizer = build_optimizer(model, inner)
+def _optimizer(
+    model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, resumed: Resumed | None
+) -> Optimizer:
+    """The inner optimizer of a model that is on its device; on resume with its state of then."""
+    if recipe.accumulates:
+        return KeptGradient(model, FlatLayout.of(model))
+    optimizer = build_optimizer(model, recipe.inner_settings(manifest.inner))
     if resumed is not None:
         load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
-    model.train()
-    rate = _rate_of(manifest, recipe, sync, resumed is not None)
-    return Trainer(model, optimizer, inner, device, rate, bf16=bf16)
+    return optimizer
 
 
 def _batches(data_seed: int | None, peer_id: str, text: Text, resumed: Resumed | None) -> Batches:
@@ -224,6 +217,9 @@ def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenize
 
 
 def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
+    shared = rate_of(manifest, recipe)
+    if shared is not None:
+        return lambda: shared(sync.round)
     total = manifest.rounds.total
     total_steps = recipe.rounds.begins(total + 1) if total is not None else None
 

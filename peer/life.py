@@ -106,7 +106,7 @@ def _prepare(
 def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, console: Console) -> int:
     receive = _Late()
     try:
-        peer, anchor = _arrive(settings, start, agent, receive)
+        peer, anchor = _arrive(settings, start, agent, receive, lambda: stop.requested)
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
     manifest, published = peer.manifest, peer.published
@@ -128,7 +128,8 @@ def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSi
 
 
 def _arrive(
-    settings: PeerSettings, start: Start, agent: AgentProcess, receive: Callable[[Message], None]
+    settings: PeerSettings, start: Start, agent: AgentProcess, receive: Callable[[Message], None],
+    stopping: Callable[[], bool],
 ) -> tuple[Peer, Anchor]:
     """Find the run, build this peer's parts, take the swarm's state."""
     agent.start()
@@ -142,7 +143,7 @@ def _arrive(
         log.warning("%s", CLIENT_NOTICE)
     else:
         log.info("others can join through %s as well", ", ".join(published.maddrs))
-    peer = assemble(settings, start, published, agent, receive)
+    peer = assemble(settings, start, published, agent, receive, stopping)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
     anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)

@@ -175,22 +175,29 @@ class SwarmSync:
 
     def after_step(self, result: StepResult) -> None:
         """Count the step, merge what has come, hand over what is due."""
-        self.step += 1
-        self.steps_since_snapshot += 1
-        self.steps_since_join += 1
-        self.tokens += result.tokens
-        self._loss = result.loss
+        self._count(result)
         began = self._clock()
         try:
             self.poll()
             if self._armed and self._outstanding is None and self.steps_since_snapshot >= self._steps_of_round:
                 self._hand_over()
-            if began - self._last_progress >= PROGRESS_PERIOD_S:
-                self._last_progress = began
-                self.agent.send(self._report())
+            self._show_progress()
         except AgentGoneError as gone:
             self._revive(gone)
         self.seconds_waiting += self._clock() - began
+
+    def _count(self, result: StepResult) -> None:
+        self.step += 1
+        self.steps_since_snapshot += 1
+        self.steps_since_join += 1
+        self.tokens += result.tokens
+        self._loss = result.loss
+
+    def _show_progress(self) -> None:
+        now = self._clock()
+        if now - self._last_progress >= PROGRESS_PERIOD_S:
+            self._last_progress = now
+            self.agent.send(self._report())
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle every message that has arrived, after waiting at most `timeout_s` for the first."""
@@ -199,8 +206,7 @@ class SwarmSync:
             if isinstance(message, Anchor):
                 self._merge(message)
             elif isinstance(message, WantSnapshot):
-                if self._outstanding in (None, message.after):
-                    self._hand_over()
+                self._wanted(message)
             elif isinstance(message, Fatal):
                 log.error("agent: %s %s", message.what, message.hint)
             elif isinstance(message, Published):
@@ -209,6 +215,10 @@ class SwarmSync:
                 if isinstance(message, Swarm) and message.addresses:
                     self._known_addresses = message.addresses
                 self._on_message(message)
+
+    def _wanted(self, message: WantSnapshot) -> None:
+        if self._outstanding in (None, message.after):
+            self._hand_over()
 
     def _hand_over(self) -> None:
         self.replica.read(self.memory.snapshot)

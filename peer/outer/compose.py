@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from peer.outer.local import Plain
 from peer.outer.merging import Carry, Mix
 from peer.outer.optimizer import OuterOptimizer
 from peer.outer.published import RECIPES
+from peer.outer.rates import shared_rate
 from peer.outer.recipes import PARTS, Recipe, paced, word_of
 from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
 from peer.outer.schedules import Every
@@ -88,6 +89,11 @@ def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | Gathering
     return Gathering(recipe.codec().bind(shapes), aggregator, seed)
 
 
+def rate_of(manifest: RunManifest, recipe: Recipe) -> Callable[[int], float] | None:
+    """The rate of every step that all peers of a run make together; None where they make steps of their own."""
+    return shared_rate(manifest.inner, manifest.rounds.total) if recipe.payload == "gradient" else None
+
+
 def run_recipe(manifest: RunManifest) -> Recipe:
     """The recipe of a run of real peers: in an open run, gates and clipping take the place of plain means.
 
@@ -136,9 +142,13 @@ def trust_in_words(manifest: RunManifest) -> str:
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     """(part, what it must be) for each part that `peer.swarm` and `peer.link` cannot do."""
     gossips = isinstance(recipe.topology, RandomPairs | Groups)
-    payload = ("payload", "delta or parameters") if gossips else ("payload", "delta")
+    if gossips:
+        payload, spoken = ("payload", "delta or parameters"), recipe.payload in ("delta", "parameters")
+    else:
+        payload = ("payload", "delta, or gradient where no inner optimizer makes a step of its own")
+        spoken = recipe.payload == "delta" or (recipe.payload == "gradient" and recipe.accumulates)
     able = {
-        payload: recipe.payload in payload[1].split(" or "),
+        payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
         ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,

@@ -34,6 +34,8 @@ class OuterState:
         compressor: the codec of contributions; or, in runs of gather rounds, how those are written and aggregated.
         round: rounds applied since genesis.
         lineage_id: id of the last link of the lineage, 64 hex digits; the digest itself at genesis.
+        rate: where peers send the gradient of every step: (rounds applied) -> the learning rate of the step that
+            follows. It scales their gradients and the outer step. None: they send deltas of many steps.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class OuterState:
         compressor: Compressor | Gathering,
         round: int = 0,
         lineage_id: str = "",
+        rate: Callable[[int], float] | None = None,
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
         block = 1 if isinstance(compressor, Gathering) else compressor.block
@@ -59,6 +62,7 @@ class OuterState:
         self.compressor = compressor
         self.round = round
         self.lineage_id = lineage_id
+        self.rate = rate
 
     @property
     def numel(self) -> int:
@@ -79,8 +83,11 @@ class OuterState:
         return self.optimizer.result(self.anchor, self.buffers, self.round)
 
     def pseudo_gradient(self, local: Tensor, start: int, stop: int) -> Tensor:
-        """anchor - local on [start, stop), as a new fp32 vector (arXiv 2311.08105, algorithm 1, line 12)."""
-        return self.anchor[start:stop] - local[start:stop]
+        """anchor - local on [start, stop), as a new fp32 vector (arXiv 2311.08105, algorithm 1, line 12).
+
+        Where peers send gradients, `local` is one, scaled by the rate, and is returned as it is.
+        """
+        return self.anchor[start:stop] - local[start:stop] if self.rate is None else local[start:stop].clone()
 
     def encode_contribution(
         self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: Residual | None = None
@@ -183,7 +190,9 @@ class OuterState:
         for start, stop in pieces(first, last):
             decoded, anchor, *buffers = (vector[: stop - start] for vector in scratch)
             decode(start, stop, decoded)
-            self.optimizer.step(self._vectors(start, stop), decoded, Vectors(anchor, buffers), round=self.round)
+            self.optimizer.step(
+                self._vectors(start, stop), decoded, Vectors(anchor, buffers), round=self.round, lr_scale=self._scale
+            )
             for shadow, hasher in zip((anchor, *buffers), hashers, strict=True):
                 if not is_finite(shadow):
                     raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
@@ -196,12 +205,17 @@ class OuterState:
         Cannot fail half-way: an `Update` was checked when it was made. `preview` tells the digest beforehand.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        scratch = torch.empty(min(PIECE, self.numel))
+        scratch, scale = torch.empty(min(PIECE, self.numel)), self._scale
         for start, stop in pieces(0, self.numel):
             decoded = update.decode_range(start, stop, scratch[: stop - start])
-            self.optimizer.step_(*self._vectors(start, stop), decoded, round=self.round)
+            self.optimizer.step_(*self._vectors(start, stop), decoded, round=self.round, lr_scale=scale)
         self.round = round
         self.lineage_id = lineage_id
+
+    @property
+    def _scale(self) -> float:
+        """Of the outer learning rate, in the next step; 1 leaves it as it is, bit for bit."""
+        return 1.0 if self.rate is None else self.rate(self.round)
 
     def _vectors(self, start: int, stop: int) -> Vectors:
         return Vectors(self.anchor[start:stop], [buffer[start:stop] for buffer in self.buffers])

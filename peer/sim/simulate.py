@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.fragments import FlatLayout, Ranges, strided_fragments
+from peer.outer.rates import learning_rate
 from peer.outer.recipes import Recipe
 from peer.outer.schedules import GradientChange, Strided
 from peer.protocol.manifest import InnerSpec
@@ -25,7 +26,6 @@ from peer.sim.scenario import Partition, PeerProfile
 from peer.sim.swarm import Pace, Swarm, Tally, heaviest_side
 from peer.sim.sync import Synchroniser
 from peer.sim.task import Task
-from peer.train.schedule import learning_rate
 
 T = TypeVar("T")
 Progress = Callable[[int, int, float | None, float], None]

@@ -33,7 +33,7 @@ from peer.link.messages import (
     decode,
     encode,
 )
-from peer.outer.compose import run_recipe, trust_in_words, wire_format
+from peer.outer.compose import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
@@ -165,7 +165,9 @@ class AgentSession:
         recipe = run_recipe(manifest)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         written = wire_format(recipe, mapped.shapes, manifest.seed)
-        state = OuterState(memory.anchor, memory.buffers, recipe.optimizer, written, 0, manifest.genesis)
+        state = OuterState(
+            memory.anchor, memory.buffers, recipe.optimizer, written, 0, manifest.genesis, rate_of(manifest, recipe)
+        )
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
         nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step

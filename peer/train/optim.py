@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec
+from peer.train.gradient import KeptGradient
 from peer.train.muon import MuonAdamW, is_hidden_matrix
 
 _FIELDS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",), "sgd": ()}
-Optimizer = torch.optim.AdamW | torch.optim.SGD | MuonAdamW
+Optimizer = torch.optim.AdamW | torch.optim.SGD | MuonAdamW | KeptGradient
 
 
 def build_optimizer(model: nn.Module, inner: InnerSpec) -> Optimizer:
@@ -105,7 +106,7 @@ def _named_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor, str]]
     """(name, parameter, kind of optimizer) of everything that trains."""
     groups = optimizer.param_groups
     for index, group in enumerate(groups):
-        kind = "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
+        kind = "sgd" if isinstance(optimizer, torch.optim.SGD | KeptGradient) else "adamw"
         if isinstance(optimizer, MuonAdamW) and index == len(groups) - 1:
             kind = "muon"
         for name, parameter in zip(group["param_names"], group["params"], strict=True):

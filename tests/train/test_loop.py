@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peer.outer.rates import learning_rate
 from peer.protocol.manifest import InnerSpec
 from peer.train.loop import NoSync, train
 from peer.train.optim import build_optimizer
-from peer.train.schedule import learning_rate
 from peer.train.step import StepResult, Trainer
 from tests.train.tiny import random_batches, tiny_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from peer.protocol.manifest import InnerSpec
 
@@ -32,3 +33,12 @@ def _decay(inner: InnerSpec, global_step: float, total_steps: int | None) -> flo
     progress = min(1.0, (global_step - inner.warmup_steps) / max(total_steps - inner.warmup_steps, 1))
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     return inner.min_learning_rate_ratio + (1.0 - inner.min_learning_rate_ratio) * cosine
+
+
+def shared_rate(inner: InnerSpec, total_rounds: int | None) -> Callable[[int], float]:
+    """(rounds applied) -> the rate of the step that follows, where all peers make every step together.
+
+    It scales the gradients that they send and the outer step, in which fp32 rounds it: another machine's cosine, which
+    may differ by its last bit, comes to the same.
+    """
+    return lambda round: learning_rate(inner, round, total_rounds, round)

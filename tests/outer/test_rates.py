@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from peer.outer.rates import learning_rate
 from peer.protocol.manifest import InnerSpec
-from peer.train.schedule import learning_rate
 
 INNER = InnerSpec(learning_rate=1.0, warmup_steps=10, min_learning_rate_ratio=0.1)
 LONG_AGO = 1000

@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class Gathered:
     Attributes:
         parts: one payload of the whole vector per member, in roster order.
         vector: the aggregate D, fp32 [P].
-        cosine: the mean between the contributions; None for fewer than two, or zeros.
+        cosine: the mean between the contributions, in a sample of their values; None for fewer than two, or zeros.
         dropped: why a gate left out a contribution, by its place in the roster.
     """
 
@@ -92,21 +91,17 @@ class Gathering:
         """Of one payload of n elements."""
         return self.codec.wire_bytes(n)
 
-    @cached_property
-    def separable(self) -> bool:
-        """Whether contributions can be added one by one, so that there need not be all of them in memory."""
-        return isinstance(self.aggregator, Mean)
-
     def seed_at(self, round: int) -> int:
         """Of the codec, for the round that carries a state of `round` rounds on."""
         return round_seed(self.seed, 0, round + 1)
 
-    def split(self, payload: bytes, numel: int, num_parts: int) -> tuple[bytes, ...]:
+    def split(self, payload: Payload, numel: int, num_parts: int) -> tuple[memoryview, ...]:
         """Cut a concatenated payload back into its parts; raises PayloadError for another length than theirs."""
         size = self.wire_bytes(numel)
         if len(payload) != size * num_parts:
             raise PayloadError(f"{num_parts} payloads of {numel} values are {len(payload)} bytes; {size} each")
-        return tuple(payload[start : start + size] for start in range(0, len(payload), size))
+        view = memoryview(payload)
+        return tuple(view[start : start + size] for start in range(0, len(view), size))
 
     def update(self, parts: Sequence[Payload], weights: Sequence[int], numel: int, round: int) -> Gathered:
         """Decode and aggregate what the members of a round sent.
@@ -123,12 +118,13 @@ class Gathering:
         if len(parts) != len(weights):
             raise ValueError(f"{len(parts)} contributions with {len(weights)} weights: must be equal")
         codec, aggregator = self.codec.seeded(self.seed_at(round)), bound(self.aggregator, len(parts))
-        sample = torch.empty(len(parts), min(COSINE_SAMPLE, numel))
+        stride = max(1, numel // COSINE_SAMPLE)
+        sample = torch.empty(len(parts), -(-numel // stride))
         dropped: Mapping[int, str] = {}
 
         def decoded(place: int) -> Tensor:
             vector = self._decoded(codec, parts[place], numel, place)
-            sample[place] = vector[:COSINE_SAMPLE]
+            sample[place] = vector[::stride]
             return vector
 
         if isinstance(aggregator, Mean):

@@ -137,7 +137,7 @@ class OuterState:
             return self.compressor.update(parts, weights, self.numel, self.round)
         return Update(tuple(parts), self.numel, self.compressor)
 
-    def split_update(self, payload: bytes, weights: Sequence[int]) -> AnyUpdate:
+    def split_update(self, payload: Payload, weights: Sequence[int]) -> AnyUpdate:
         """`update_of` the parts of a concatenated payload, which a donor sent; raises as that does."""
         if isinstance(self.compressor, Gathering):
             return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights)

@@ -40,7 +40,7 @@ class Update:
             self.compressor.check(payload, stop - start)
 
     @classmethod
-    def split(cls, payload: bytes, numel: int, num_parts: int, compressor: Compressor) -> Update:
+    def split(cls, payload: Payload, numel: int, num_parts: int, compressor: Compressor) -> Update:
         """Cut a concatenated payload back into its parts.
 
         Raises:

@@ -239,7 +239,7 @@ class Fetcher:
                 chain.append(certificate)
         return chain
 
-    async def _update(self, donor: str, certificate: Certificate, state: OuterState) -> bytes | None:
+    async def _update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:
         digest = certificate.link.update_digest
         limit = state.update_bytes(len(certificate.link.roster))
         payload = bytearray()
@@ -253,7 +253,7 @@ class Fetcher:
             return None
         if hashing.digest(payload).hex() != digest:
             raise CatchUpError(f"{donor} sent an update with another digest than round {certificate.link.round}'s")
-        return bytes(payload)
+        return payload
 
     async def _chunks(
         self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], expected: str

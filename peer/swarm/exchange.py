@@ -136,7 +136,7 @@ class Exchange:
         try:
             exchanged = await self._exchange(session, group, due, state)
         except MalformedError as error:
-            self._watch.saw(error)
+            self._watch.malformed(session, error)
             raise
         except GroupsDifferError as differ:
             raise await self._watch.explain(self._standing, session, differ) from None
@@ -153,12 +153,12 @@ class Exchange:
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
             parts = [own.payload if peer == group.me else others[peer] for peer in session.order]
-            exchanged = await self._work.finish(session, group, parts, own, state)
             session.heard = await self._work.hear(session)
+            self._watch.heard(session.heard)
+            exchanged = await self._work.finish(session, group, parts, own, state)
             digest = await previewing
         finally:
             await cancel_and_wait([producing, previewing])
-        self._watch.heard(session.heard)
         return replace(exchanged, state_digest=digest)
 
     async def commit(self, group: Group, link: Link) -> Certificate:
@@ -170,7 +170,12 @@ class Exchange:
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
         session.own_vote.set_result(VoteMessage(link_id=link_id, signature=signature))
         odd = partial(self._watch.odd_vote, session)
-        signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)
+        try:
+            signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)
+        except RoundAborted:
+            if self._clock() >= session.deadline:
+                self._budget.allow_longer(session.wire_bytes)
+            raise
         await self._all_sent(session)
         self._watch.committed(session)
         return Certificate(link=link, signatures=signatures)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 
 from peer.outer.compress.base import Payload
 from peer.outer.compress.feedback import Encoder
@@ -12,9 +13,9 @@ from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
-from peer.protocol.statements import Leaves
+from peer.protocol.statements import Leaves, Seal, has_sent, root_of, seal_sent
 from peer.swarm.inbox import Session
-from peer.swarm.seals import Kept, MalformedError
+from peer.swarm.seals import Heard, Kept, MalformedError, close_gathering
 from peer.swarm.work import Contribute, Produced, Work, named
 
 
@@ -28,7 +29,7 @@ class GatherWork(Work):
     """
 
     def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
-        super().__init__(identity)
+        super().__init__(identity, recipe)
         self._feedback, self._numel = recipe.feedback, numel
         self._encoder: Encoder | None = None
 
@@ -55,19 +56,38 @@ class GatherWork(Work):
         self, session: Session, group: Group, contribute: Contribute, keep: bool,  # noqa: ARG002
         on_signed: Callable[[Kept], None],
     ) -> Produced:  # fmt: skip
-        """Encode this peer's contribution, and sign it; see `Work.produce`. There is nothing to audit."""
-        sent = {peer_id: Leaves() for peer_id in session.order}  # nobody sends anything to this peer alone
-        whole = memoryview(await contribute(0, self._numel, sent[group.me]))
-        outputs, start = Leaves(), 0
-        for index, size in enumerate(session.unit_bytes(session.me)):
-            unit = whole[start : start + size]
-            await self.in_thread(outputs.add, unit)
-            start += size
-            session.own_reduced[index].set_result(unit)
-        shown = await self.sign(session, sent, outputs, ())
+        """Encode this peer's contribution, bind it, and send it once all others are bound; see `Work.produce`.
+
+        There is nothing to audit.
+        """
+        self.say_what_is_borne(len(group.members))
+        whole = memoryview(await contribute(0, self._numel, Leaves()))
+        units = list(_cut(whole, session.unit_bytes(session.me)))
+        bound = await self.in_thread(_leaves_of, units)
+        session.own_leaves.set_result(bound)
+        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
+        shown = close_gathering(self._identity, session.sitting.result(), seals, bound)
+        for future, unit in zip(session.own_reduced, units, strict=True):
+            future.set_result(unit)
         on_signed(shown)
         session.own_seal.set_result(shown.seal)
         return Produced(whole)
+
+    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
+        """Sign what this peer is going to send to all, before it has seen what anybody else sends: so that nobody can
+        copy or answer another's contribution.
+        """
+        sitting, bound = await asyncio.shield(session.sitting), await asyncio.shield(session.own_leaves)
+        return seal_sent(self._identity, sitting, reducer, root_of(bound.digests))
+
+    async def hear(self, session: Session) -> Heard:
+        """See `Work.hear`; raises MalformedError also where a member sent another payload than it was bound to."""
+        heard = await super().hear(session)
+        for peer_id, (_, leaves) in heard.reduced.items():
+            signature = session.inboxes[peer_id].sent.result().signature
+            if not has_sent(heard.sitting, peer_id, session.order[session.me], root_of(leaves), signature):
+                raise MalformedError("it sent another payload than it had bound itself to", peer_id)
+        return heard
 
     async def preview(self, session: Session, state: OuterState) -> str | None:  # noqa: ARG002
         """See `Work.preview`: nothing can be aggregated before all payloads are there."""
@@ -90,3 +110,17 @@ class GatherWork(Work):
             for place, reason in update.dropped.items()
         )
         return Exchanged(update, update.cosine, tuple(drops)[:MAX_DROPS])
+
+
+def _cut(whole: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
+    start = 0
+    for size in sizes:
+        yield whole[start : start + size]
+        start += size
+
+
+def _leaves_of(units: Sequence[memoryview]) -> Leaves:
+    leaves = Leaves()
+    for unit in units:
+        leaves.add(unit)
+    return leaves

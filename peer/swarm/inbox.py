@@ -10,7 +10,7 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
-from peer.protocol.statements import SEAL_BYTES, Seal, Sitting
+from peer.protocol.statements import SEAL_BYTES, Leaves, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
 from peer.swarm.cut import Cut, Ranges
 from peer.swarm.pipe import blank
@@ -132,6 +132,7 @@ class Session:
     Attributes:
         outbound: the streams to the others.
         own_reduced: one future for each unit of what this peer sends to all, to send as soon as it is there.
+        own_leaves: digests of those units, where a peer binds itself to them before it sends them.
         own_seal: this peer's signature over those, once all are there.
         own_vote: what is sent last.
         sitting: what all signatures of the round name; known with the group.
@@ -158,6 +159,7 @@ class Session:
         self.own_arriving: Arriving = (memoryview(b""), 0)
         self.outbound: dict[str, Stream] = {}
         self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
+        self.own_leaves: asyncio.Future[Leaves] = loop.create_future()
         self.own_seal: asyncio.Future[Seal] = loop.create_future()
         self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.sitting: asyncio.Future[Sitting] = loop.create_future()
@@ -210,8 +212,8 @@ class Session:
         """The round is over: nothing more comes, and what has come is free whoever still knows this session."""
         for inbox in self.inboxes.values():
             inbox.close(abort)
-        futures: tuple[asyncio.Future[Any], ...] = (*self.own_reduced, self.own_seal, self.own_vote, self.sitting)
-        for future in futures:
+        own: tuple[asyncio.Future[Any], ...] = (self.own_leaves, self.own_seal, self.own_vote, self.sitting)
+        for future in (*self.own_reduced, *own):
             future.cancel()
         self.own_reduced, self.own_arriving = [], (memoryview(b""), 0)
 

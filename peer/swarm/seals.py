@@ -106,6 +106,26 @@ def close_reduction(
     return Kept(sitting, me, digests, signatures, outputs.digests, seal, payloads)
 
 
+def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Seal], outputs: Leaves) -> Kept:
+    """Sign this peer's payload, once all others are bound to theirs by their signatures, which cannot be checked yet.
+
+    Args:
+        seals: of the others.
+        outputs: the units of this peer's payload.
+
+    Raises:
+        GroupsDifferError: a member was in another group.
+    """
+    for peer_id, seal in seals.items():
+        if seal.digest != sitting.id:
+            raise GroupsDifferError(peer_id)
+    me, nothing = identity.peer_id, root_of(())
+    signatures = [seals[member.peer_id].signature if member.peer_id != me else b"" for member in sitting.members]
+    inputs = inputs_of([(nothing, signature) for signature in signatures])
+    seal = seal_reduced(identity, sitting, inputs, root_of(outputs.digests))
+    return Kept(sitting, me, [[] for _ in signatures], signatures, outputs.digests, seal, ())
+
+
 def hear(sitting: Sitting, seals: Mapping[str, Seal], leaves: Mapping[str, Leaves]) -> Heard:
     """Check the reducers' signatures over the parts that have come; raises MalformedError."""
     for peer_id, seal in seals.items():

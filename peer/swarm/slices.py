@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,6 @@ from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.reduce import bound, mean_cosine, reduce_range
-from peer.outer.refusals import ROBUST
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.outer.update import Update
@@ -29,8 +27,6 @@ from peer.swarm.pipe import blank
 from peer.swarm.seals import Kept, MalformedError
 from peer.swarm.work import Contribute, Produced, Work, named
 
-log = logging.getLogger(__name__)
-FEWEST_TO_BEAR_ONE = 4  # a quarter
 Encode = Callable[[int, Read], bytes]
 
 
@@ -44,12 +40,10 @@ class SliceWork(Work):
     """
 
     def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
-        super().__init__(identity)
-        self._aggregator = recipe.aggregator
+        super().__init__(identity, recipe)
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
         self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
         self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
-        self._said_of = 0
 
     def feedbacks(self) -> Sequence[Residual]:
         """See `Work.feedbacks`."""
@@ -74,7 +68,7 @@ class SliceWork(Work):
         """Reduce this peer's part, slice by slice as they arrive; see `Work.produce`."""
         codec = _cut_of(session).codec
         members = len(group.members)
-        self._say_what_is_borne(members)
+        self.say_what_is_borne(members)
         job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
         kept: list[list[Payload]] = [[] for _ in session.order]
         whole, written = blank(sum(session.unit_bytes(session.me))), 0
@@ -129,11 +123,6 @@ class SliceWork(Work):
         """See `Work.finish`."""
         update = await asyncio.to_thread(checked_update, session, tuple(parts), state.numel)
         return Exchanged(update, own.cosine, own.dropped)
-
-    def _say_what_is_borne(self, members: int) -> None:
-        if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
-            log.warning("a group of %d: no lie can be borne, %d members bear one", members, FEWEST_TO_BEAR_ONE)
-        self._said_of = members
 
 
 class _Reduction:

@@ -51,6 +51,15 @@ class Watch:
         if self._guard is not None and error.culprit is not None:
             self._guard.conduct.saw(error.culprit, error.reason)
 
+    def malformed(self, session: Session, error: RoundAborted) -> None:
+        """A member's payload is malformed; if it sent another one to others, that can be shown."""
+        self.saw(error)
+        if self._guard is None or session.heard is None:
+            return
+        others = [peer_id for peer_id in session.inboxes if peer_id != error.culprit]
+        if others:
+            self._guard.disagreed(session.heard, others[0])
+
     def odd_vote(self, session: Session, peer_id: str, forged: bool) -> None:
         """A member signed another link than this peer, or none that it could have signed."""
         if self._guard is None or session.heard is None:

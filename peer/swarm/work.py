@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from peer.outer.compress.base import Payload
+from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_REASON_CHARS, Drop
+from peer.outer.refusals import ROBUST
 from peer.outer.round import Due, Exchanged, Group
 from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
@@ -17,6 +20,8 @@ from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.inbox import Session
 from peer.swarm.seals import Heard, Kept, close_reduction, hear
 
+log = logging.getLogger(__name__)
+FEWEST_TO_BEAR_ONE = 4  # a quarter
 Contribute = Callable[[int, int, Leaves], Awaitable[bytes]]
 T = TypeVar("T")
 _PLACE = re.compile(r"contribution (\d+)$")
@@ -47,10 +52,12 @@ class Work(ABC):
 
     Args:
         identity: signs what this peer sends.
+        recipe: its aggregator.
     """
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+    def __init__(self, identity: Identity, recipe: Recipe) -> None:
+        self._identity, self._aggregator = identity, recipe.aggregator
+        self._said_of = 0
         self._running: set[asyncio.Future[Any]] = set()
 
     @abstractmethod
@@ -86,6 +93,12 @@ class Work(ABC):
         """The update of all members' payloads, in roster order; raises RoundAborted, with the name of whose is
         malformed.
         """
+
+    def say_what_is_borne(self, members: int) -> None:
+        """Warn, once for each size of the group, where a robust aggregator can bear no lie."""
+        if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
+            log.warning("a group of %d: no lie can be borne, %d members bear one", members, FEWEST_TO_BEAR_ONE)
+        self._said_of = members
 
     async def commit(self) -> None:
         """The round was applied."""

@@ -12,7 +12,7 @@ from peer.outer.compress.feedback import Encoder
 from peer.outer.gated import Gated
 from peer.outer.round import RoundAborted
 from peer.protocol.manifest import RecipeSpec
-from peer.protocol.statements import Leaves, root_of, seal_reduced
+from peer.protocol.statements import Leaves, root_of, seal_reduced, seal_sent
 from peer.protocol.wire import Kind
 from peer.swarm import cut as cut_module
 from peer.swarm.cut import GatheredCut, cut_of
@@ -126,66 +126,115 @@ async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
         assert (kept, seat.state.round) == ((True, 1) if isinstance(outcome, RoundAborted) else (False, 2))
 
 
-def sending_garbage(seat, peers):
-    """Its payload is garbage, the same to everybody, properly signed."""
-    for peer_id in peers:
-        stream = seat.exchange._standing.outbound[peer_id]
-        stream.send = garbled(seat, stream.send)
+def contributing_garbage(seat):
+    """Its payload is garbage, the same to everybody, properly bound and signed."""
+    size = seat.state.compressor.wire_bytes(NUMEL)
+    seat.state.encode_whole = lambda _local, _encoder: b"\xff" * size
 
 
-def garbled(seat, send, byte=b"\xff"):
-    leaves = Leaves()
+def garbled(seat, to, *, bound):
+    """What it sends to `to` is garbage, signed; and bound to, if `bound`."""
+    stream = seat.exchange._standing.outbound[to]
+    send, leaves = stream.send, Leaves()
 
     async def tell(kind, body=b""):
-        if kind is Kind.REDUCED:
-            body = byte * len(body)
+        session = seat.exchange._session
+        if kind is Kind.SEAL_SENT and bound:
+            garbage = Leaves()
+            for size in session.unit_bytes(session.me):
+                garbage.add(b"\xff" * size)
+            body = seal_sent(seat.node.identity, session.sitting.result(), to, root_of(garbage.digests)).body
+        elif kind is Kind.REDUCED:
+            body = b"\xff" * len(body)
             leaves.add(body)
         elif kind is Kind.SEAL_REDUCED:
-            sitting = seat.exchange._session.sitting.result()
+            sitting = session.sitting.result()
             body = seal_reduced(seat.node.identity, sitting, body[:32], root_of(leaves.digests)).body
         await send(kind, body)
 
-    return tell
+    stream.send = tell
 
 
 async def test_whoever_sends_a_malformed_payload_is_named(network, tmp_path):
     circle = await make_circle(network, 3, folder=tmp_path).start()
     await circle.round()
-    liar, one, other = circle.seats
-    sending_garbage(liar, [one.peer_id, other.peer_id])
+    liar, *_ = circle.seats
+    contributing_garbage(liar)
     outcomes = await one_round(circle)
     assert all(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
-    named = [outcome for outcome in outcomes[1:] if outcome.culprit == liar.peer_id]
+    named = [outcome for outcome in outcomes[1:] if "malformed contribution: " in outcome.reason]
     assert named
-    assert "malformed contribution: " in named[0].reason
+    assert {outcome.culprit for outcome in named} == {liar.peer_id}
     assert [seat.state.round for seat in circle.seats] == [1, 1, 1]
 
 
-async def test_gates_leave_out_a_malformed_payload_and_the_round_goes_on_without_its_sender(network, tmp_path):
+async def test_gates_leave_out_a_malformed_payload_and_the_round_goes_on_without_it(network, tmp_path):
     circle = await make_circle(network, 4, GATED, tmp_path).start()
     await circle.round()
-    liar, *honest = circle.seats
-    sending_garbage(liar, [seat.peer_id for seat in honest])
+    liar, *_ = circle.seats
+    contributing_garbage(liar)
     outcomes = await one_round(circle)
-    committed = [outcome for outcome in outcomes[1:] if not isinstance(outcome, RoundAborted)]
-    assert len(committed) == 3, outcomes
-    group, update = committed[0]
+    assert not any(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
+    group, update = outcomes[0]
     place = [member.peer_id for member in group.members].index(liar.peer_id)
     assert update.dropped == {place: "holds NaN or infinity"}
-    assert len({seat.state.digest() for seat in honest}) == 1
-    assert {seat.state.round for seat in honest} == {2}
+    assert len({seat.state.digest() for seat in circle.seats}) == 1
+    assert {seat.state.round for seat in circle.seats} == {2}
 
 
-async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(network, tmp_path):
-    circle = await make_circle(network, 3, GATED, tmp_path).start()
+@pytest.mark.parametrize("recipe", [RECIPE, GATED], ids=["mean", "gated"])
+async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(network, tmp_path, recipe):
+    circle = await make_circle(network, 3, recipe, tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats
-    sending_garbage(liar, [one.peer_id])
+    garbled(liar, one.peer_id, bound=True)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
     assert "told two results in round 2" in one.guard.bans.deed(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
+
+
+async def test_whoever_sends_another_payload_than_it_is_bound_to_is_named_and_counted(network, tmp_path):
+    circle = await make_circle(network, 3, folder=tmp_path).start()
+    await circle.round()
+    liar, one, _ = circle.seats
+    garbled(liar, one.peer_id, bound=False)
+    outcomes = await one_round(circle)
+    assert isinstance(outcomes[1], RoundAborted), outcomes
+    assert outcomes[1].culprit == liar.peer_id
+    assert outcomes[1].reason == "it sent another payload than it had bound itself to"
+    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
+
+
+async def test_nobody_sees_a_payload_before_it_is_bound_to_its_own(network):
+    circle = await make_circle(network, 3).start()
+    await circle.round()
+    copier, one, other = circle.seats
+    seen = []
+    for seat in (one, other):
+        stream = copier.exchange._standing.outbound[seat.peer_id]
+        hold(stream, copier, seen)
+    outcomes = await one_round(circle)
+    assert not any(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
+    assert len(seen) == 2
+    assert {count for counts in seen for count in counts} == {0}
+
+
+def hold(stream, copier, seen):
+    """Its signature over what it is bound to goes out late; what it has heard of the others' payloads by then."""
+    send = stream.send
+
+    async def late(kind, body=b""):
+        if kind is Kind.SEAL_SENT:
+            inboxes = copier.exchange._session.inboxes.values()
+            await asyncio.wait([inbox.sent for inbox in inboxes])  # the others are bound, and wait for this one
+            for _ in range(50):
+                await asyncio.sleep(0)
+            seen.append([inbox.arriving[1] for inbox in inboxes])
+        await send(kind, body)
+
+    stream.send = late
 
 
 async def test_a_group_of_which_everybody_is_dropped_has_no_aggregate(network, monkeypatch):

@@ -1,0 +1,60 @@
+"""Recipes that make every step together, over whole peers: real gradients, a kill, a newcomer, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.network.harness import TestSwarm
+from tests.network.processes import JoinedPeer
+
+pytestmark = pytest.mark.timeout(300)
+MakeSwarm = Callable[..., TestSwarm]
+Join = Callable[..., list[JoinedPeer]]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Join]:
+    with ExitStack() as stack:
+
+        def add(address: str, *names: str) -> list[JoinedPeer]:
+            peers = [JoinedPeer(tmp_path / name, address, "--save-steps", "0") for name in names]
+            for peer in peers:
+                stack.callback(peer.close)
+            return peers
+
+        yield add
+
+
+def test_peers_step_together_through_a_kill_and_with_a_newcomer(make_swarm: MakeSwarm, join: Join) -> None:
+    swarm = make_swarm(steps=1, wait=3.0, recipe="name: demo")
+    address = swarm.bootstrap().address
+    first, second, victim = peers = join(address, "a", "b", "c")
+    for peer in peers:
+        peer.wait_for(lambda peer=peer: len(peer.committed) >= 20)  # type: ignore[misc]
+    victim.signal(signal.SIGKILL)
+    at = first.round
+    for peer in (first, second):
+        peer.wait_for(lambda peer=peer: peer.round >= at + 20, 60.0)  # type: ignore[misc]
+    (late,) = join(address, "late")
+    late.wait_for(lambda: len(late.committed) >= 20)
+    left = [first, second, late]
+    for peer in left:
+        peer.signal(signal.SIGINT)
+    assert [peer.process.wait(20) for peer in left] == [0, 0, 0], late.log_text()
+
+    states: dict[int, set[str]] = {}
+    for peer in left:
+        for record in peer.committed:
+            states.setdefault(record["round"], set()).add(record["state_digest"])
+    assert all(len(digests) == 1 for digests in states.values())
+    assert sum(bool(record["stood"]) for record in first.committed) > 0.8 * len(first.committed)
+    losses = [step["loss"] for step in first.events("step")]
+    assert losses[0] > 5.0
+    assert min(losses[-5:]) < 4.5  # one step in front of the first anchor, or a hundred: all of them are the swarm's
+    steps, rounds = first.step, first.round
+    assert rounds <= steps <= rounds + 10  # a gradient for each round, but for those of rounds that failed

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+
+import torch
+
+from peer.outer.fragments import FlatLayout
+from peer.protocol.manifest import InnerSpec
+from peer.train.gradient import KeptGradient
+from peer.train.optim import load_optimizer_tensors, optimizer_tensors
+from peer.train.step import Trainer, language_loss
+from tests.train.tiny import random_batches, tiny_model
+
+INNER = InnerSpec(optimizer="sgd", learning_rate=0.25)
+
+
+def kept_trainer(rate=0.25, max_grad_norm=1.0):
+    model = tiny_model()
+    layout = FlatLayout.of(model)
+    kept = KeptGradient(model, layout)
+    inner = INNER.model_copy(update={"max_grad_norm": max_grad_norm})
+    return Trainer(model, kept, inner, torch.device("cpu"), lambda: rate), kept, layout
+
+
+def flat_gradient(model, layout, batch, max_norm):
+    language_loss(model, batch).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    flat = torch.zeros(layout.numel)
+    named = dict(model.named_parameters())
+    for name, view in zip(layout.names, layout.views(flat), strict=True):
+        view.copy_(named[name].grad)
+    return flat
+
+
+def test_a_step_keeps_the_clipped_gradient_times_the_rate_and_moves_nothing():
+    trainer, kept, layout = kept_trainer(max_grad_norm=0.5)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    (batch,) = random_batches(1)
+    result = trainer.step(batch)
+    out = torch.empty(layout.numel)
+    kept.take(out)
+    reference = flat_gradient(tiny_model(), layout, batch, 0.5)
+    assert torch.equal(out, reference * 0.25)
+    assert math.isclose(float(out.norm()), 0.25 * min(0.5, result.grad_norm), rel_tol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_what_was_taken_is_not_there_a_second_time():
+    trainer, kept, layout = kept_trainer()
+    trainer.step(random_batches(1)[0])
+    out = torch.empty(layout.numel)
+    kept.take(out)
+    assert float(out.abs().sum()) > 0.0
+    kept.take(out)
+    assert torch.equal(out, torch.zeros(layout.numel))
+
+
+def test_a_skipped_step_hands_over_zeros():
+    trainer, kept, layout = kept_trainer()
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(torch.nan)
+    assert trainer.step(random_batches(1)[0]).skipped
+    out = torch.empty(layout.numel)
+    kept.take(out)
+    assert torch.equal(out, torch.zeros(layout.numel))
+
+
+def test_it_has_no_state_to_save():
+    _, kept, _ = kept_trainer()
+    assert optimizer_tensors(kept) == {}
+    load_optimizer_tensors(kept, {})

@@ -213,6 +213,10 @@ class Exchange:
             return
         await self.dissolve(abort or RoundAborted("commit", "the round is over"), tell=abort is not None)
 
+    async def counted(self) -> None:
+        """The round that this peer gave up last contains its contribution after all: what was lost of it was lost."""
+        await self._work.restore()
+
     async def dissolve(self, abort: RoundAborted, tell: bool = False) -> None:
         """End the standing group, if there is one; what was sent for a round that has not begun is taken back."""
         standing, self._standing = self._standing, None

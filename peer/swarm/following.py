@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from peer.errors import ProtocolError, in_words
@@ -36,6 +36,7 @@ class Following:
         run_id, limits: the run, and what its rosters may be.
         keeper: the outer state.
         on_moved: called when the state has changed.
+        on_counted: called when a round that this peer gave up turns out to contain its contribution.
         tell: sends a message to the trainer.
 
     Attributes:
@@ -45,10 +46,10 @@ class Following:
 
     def __init__(
         self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, keeper: Keeper,
-        on_moved: Callable[[], None], tell: Callable[[ToTrainer], None],
+        on_moved: Callable[[], None], on_counted: Callable[[], Awaitable[None]], tell: Callable[[ToTrainer], None],
     ) -> None:
         self._own_id, self._directory, self._keeper = node.peer_id, directory, keeper
-        self._on_moved, self._tell = on_moved, tell
+        self._on_moved, self._on_counted, self._tell = on_moved, on_counted, tell
         self.fetcher = Fetcher(node, run_id, keeper.history.folder, limits, self._accuse)
         self.missed = Missed(node.peer_id)
         self._distrusted: set[str] = set()
@@ -138,4 +139,7 @@ class Following:
         self._tell(Round(record=record))
 
     async def _replay(self, update: AnyUpdate, certificate: Certificate) -> None:
-        await self._keeper.apply(update, certificate, self.missed.replaying(certificate))
+        known, contributed = self.missed.contributed, self.missed.replaying(certificate)
+        await self._keeper.apply(update, certificate, contributed)
+        if known is None and contributed is not None:
+            await self._on_counted()

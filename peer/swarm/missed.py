@@ -1,7 +1,7 @@
 """Rounds that went on without this peer's certificate: others may have committed what this one gave up.
 
 Its contribution is in such a round's update. A peer that did not find out would send the same progress again. With
-error feedback its residual stays that of before the round: it was taken back when the round was given up.
+error feedback, what was taken back when the round was given up is what the round has left after all.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Rounds:
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._following = Following(
-            node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, tell
+            node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, self._exchange.counted, tell
         )
         self._aftermath = Aftermath(
             node.peer_id, directory, self._matchmaker, self._following, self._handover, self._nudge, rng

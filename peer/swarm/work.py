@@ -36,6 +36,9 @@ class Feedback(Protocol):
     def revert(self) -> None:
         """The round was abandoned."""
 
+    def restore(self) -> None:
+        """The round that was abandoned last was applied all the same."""
+
 
 class Produced(NamedTuple):
     """What this peer sends to all in a round: a payload; and of a reduced part, the mean cosine of the contributions
@@ -108,6 +111,10 @@ class Work(ABC):
         """The round was abandoned: nothing is lost of what was encoded for it."""
         await self._settle(_revert)
 
+    async def restore(self) -> None:
+        """The round that this peer abandoned last was committed by others, with its contribution."""
+        await self._settle(_restore)
+
     async def idle(self) -> None:
         """No thread works for the round any more: a thread cannot be cancelled."""
         if self._running:
@@ -170,3 +177,7 @@ def _commit(feedback: Feedback) -> None:
 
 def _revert(feedback: Feedback) -> None:
     feedback.revert()
+
+
+def _restore(feedback: Feedback) -> None:
+    feedback.restore()

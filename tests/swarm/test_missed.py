@@ -65,6 +65,9 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     run.identities = [mine, *run.identities]
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._following.missed.sending(rounds.position().lineage_id, 7)
+    restored = []
+    feedback = SimpleNamespace(restore=lambda: restored.append(rounds.position().round))
+    rounds._exchange._work.feedbacks = lambda: [feedback]
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
         instead="retry", members=(mine.peer_id, donor.peer_id),
@@ -77,6 +80,7 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     (anchor,) = [message for message in told if isinstance(message, Anchor)]
     assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)
     assert rounds.keeper.memory.head.contributed == anchor.contributed
+    assert restored == ([1] if in_it else [])  # once, as soon as the round that this peer gave up is replayed
 
 
 async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network, tmp_path):

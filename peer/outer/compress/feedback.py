@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -52,7 +53,8 @@ class Encoder:
 
     Every `encode` opens a transaction. `commit` closes it when the round has been applied, `revert` restores the state
     before it, bit for bit, when the round was abandoned, so that nothing is lost; the next `encode` commits what is
-    still open. The price is one copy of the residual, taken with the first `encode`.
+    still open. `restore` takes a `revert` back, where others turn out to have applied the round. The price is one copy
+    of the residual, taken with the first `encode`.
 
     Args:
         codec: bound to the shapes of the vector already, where it uses them.
@@ -80,6 +82,7 @@ class Encoder:
         self._revertible = revertible
         self._saved: Tensor | None = None
         self._before: tuple[float | None, int] | None = None
+        self._after: tuple[float | None, int] | None = None
 
     def encode(self, x: Tensor, seed: int) -> bytes:
         """The payload for `x` fp32 [n] in the round of this seed; `x` stays as it is.
@@ -101,19 +104,36 @@ class Encoder:
 
     def commit(self) -> None:
         """The round was applied: `revert` can no longer undo its `encode`."""
-        self._before = None
+        self._before = self._after = None
 
     def revert(self) -> None:
         """The round was abandoned: undo the last `encode`, exactly. Nothing happens if none is open."""
         if self._before is None:
             return
+        self._after = self.threshold, self.encodes
         self.threshold, self.encodes = self._before
-        if self.residual is not None and self._revertible:
-            if self._saved is None:
-                self.residual.zero_()
-            else:
-                self.residual.copy_(self._saved)
         self._before = None
+        self._swap()
+
+    def restore(self) -> None:
+        """The round that was abandoned last was applied all the same, by others: its `encode` counts again, exactly.
+
+        Nothing happens if there was none, or another has begun since.
+        """
+        if self._after is None:
+            return
+        self.threshold, self.encodes = self._after
+        self._after = None
+        self._swap()
+
+    def _swap(self) -> None:
+        """The residual of before the last `encode` for that of after it, or the other way; in place."""
+        if self.residual is None or self._saved is None:
+            return
+        for here, there in zip(self.residual.split(GROUP_ELEMENTS), self._saved.split(GROUP_ELEMENTS), strict=True):
+            kept = here.clone()
+            here.copy_(there)
+            there.copy_(kept)
 
     def _encode(self, x: Tensor, seed: int, decoded: bool) -> tuple[bytes, Tensor | None]:
         check_vector(x)
@@ -125,6 +145,9 @@ class Encoder:
             payload = self._tuned(codec, vector).encode(vector)
         except NonFiniteError:
             self.revert()
+            self._after = None
+            if self.residual is not None and not self._revertible:
+                self.residual.zero_()
             raise
         if self.residual is None and not decoded:
             return payload, None
@@ -138,7 +161,7 @@ class Encoder:
             if self._saved is None:
                 self._saved = torch.empty_like(self.residual)
             self._saved.copy_(self.residual)
-        self._before = (self.threshold, self.encodes)
+        self._before, self._after = (self.threshold, self.encodes), None
 
     def _accumulate(self, x: Tensor, residual: Tensor) -> Tensor:
         assert self.feedback is not None
@@ -174,6 +197,7 @@ class Residual:
         self.feedback = feedback
         self.vector = torch.zeros(numel)
         self._saved: list[tuple[int, Tensor]] = []
+        self._taken_back: list[tuple[int, Tensor]] = []
         self._lock = threading.RLock()  # a round may be abandoned while a thread still encodes for it
 
     def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
@@ -192,6 +216,7 @@ class Residual:
 
     def _encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         own, n = self.vector[start:stop], stop - start
+        self._taken_back.clear()
         self._saved.append((start, own.clone()))
 
         def feed(first: int, last: int) -> Tensor:
@@ -202,6 +227,7 @@ class Residual:
             payload = compressor.encode_ranges(n, feed)
         except NonFiniteError:
             self.revert()
+            self._taken_back.clear()
             raise
         step = max(1, GROUP_ELEMENTS // compressor.block) * compressor.block
         for first in range(0, n, step):
@@ -213,10 +239,29 @@ class Residual:
         """The round was applied."""
         with self._lock:
             self._saved.clear()
+            self._taken_back.clear()
 
     def revert(self) -> None:
         """The round was abandoned: every range is as it was before, bit for bit."""
         with self._lock:
-            for start, before in reversed(self._saved):
-                self.vector[start : start + before.numel()] = before
+            if self._saved:
+                self._taken_back = self._swap(reversed(self._saved))
             self._saved.clear()
+
+    def restore(self) -> None:
+        """The round that was abandoned last was applied all the same, by others: every range is as it left it.
+
+        Nothing happens if there was none, or another has begun since.
+        """
+        with self._lock:
+            self._swap(reversed(self._taken_back))
+            self._taken_back.clear()
+
+    def _swap(self, ranges: Iterable[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+        """Write these; -> what they replace, in the order in which that was written."""
+        replaced = []
+        for start, values in ranges:
+            piece = self.vector[start : start + values.numel()]
+            replaced.append((start, piece.clone()))
+            piece.copy_(values)
+        return replaced

@@ -9,7 +9,7 @@ import torch
 
 from peer.errors import UserError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.compress.feedback import Encoder, ErrorFeedback
+from peer.outer.compress.feedback import Encoder, ErrorFeedback, Residual
 from peer.outer.compress.registry import codec
 from tests.outer.compress.vectors import gaussian, student_t3
 
@@ -77,6 +77,58 @@ def test_an_abandoned_round_is_undone_exactly(name: str) -> None:
         if seed % 2:
             tried.commit()
             tried.revert()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_that_others_applied_after_all_counts_as_if_it_had_never_been_abandoned(name: str) -> None:
+    parts = codec(name).bind(SHAPES)
+    plain, tried = Encoder(parts, ErrorFeedback(decay=0.95), N), Encoder(parts, ErrorFeedback(decay=0.95), N)
+    for seed, x in enumerate(inputs(4)):
+        assert tried.encode(x, seed) == plain.encode(x, seed)
+        tried.revert()
+        tried.restore()
+        tried.restore()
+        assert torch.equal(tried.residual, plain.residual)
+        assert (tried.threshold, tried.encodes) == (plain.threshold, plain.encodes)
+
+
+def test_what_was_not_abandoned_or_not_last_is_not_restored() -> None:
+    encoder = Encoder(codec("sign"), ErrorFeedback(decay=1.0), 100)
+    encoder.encode(gaussian(100), 0)
+    encoder.revert()
+    encoder.encode(inputs(1)[0][:100].clone(), 1)
+    after = encoder.residual.clone()
+    encoder.restore()
+    assert torch.equal(encoder.residual, after)
+    encoder.commit()
+    encoder.restore()
+    assert torch.equal(encoder.residual, after)
+    with pytest.raises(NonFiniteError):
+        encoder.encode(torch.full((100,), math.nan), 2)
+    encoder.restore()
+    assert torch.equal(encoder.residual, after)
+
+
+def test_ranges_that_were_taken_back_are_restored_and_what_follows_is_the_same() -> None:
+    own, (x, y) = codec("int2"), (gaussian(1024), inputs(1)[0][:1024].clone())
+    plain, tried = (Residual(ErrorFeedback(decay=0.9), 1024) for _ in range(2))
+    for residual in (plain, tried):
+        for start, stop in ((0, 512), (512, 1024)):
+            residual.encode(own, start, stop, lambda a, b, start=start: x[start + a : start + b])
+    after = tried.vector.clone()
+    tried.revert()
+    assert not tried.vector.any()
+    tried.restore()
+    assert torch.equal(tried.vector, after)
+    tried.restore()
+    assert torch.equal(tried.vector, after)
+    sent = [r.encode(own, 0, 512, lambda a, b: y[a:b]) for r in (plain, tried)]
+    assert sent[0] == sent[1]
+    tried.revert()
+    tried.encode(own, 512, 1024, lambda a, b: y[512 + a : 512 + b])
+    before = tried.vector.clone()
+    tried.restore()  # another round has begun
+    assert torch.equal(tried.vector, before)
 
 
 def test_a_committed_round_stays() -> None:

@@ -26,7 +26,7 @@ from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.outer.compose import rate_of, run_recipe
 from peer.outer.fragments import FlatLayout
-from peer.outer.rates import learning_rate
+from peer.outer.rates import SETTLED_STEPS, learning_rate
 from peer.outer.recipes import Recipe
 from peer.outer.state import digest_of
 from peer.protocol.manifest import RunManifest
@@ -40,7 +40,6 @@ from peer.train.step import Trainer
 log = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 OUTER_FILE = "outer.safetensors"
-SETTLED_STEPS = 10**9  # resumed moments need no local warm-up
 
 
 class ModelReplica:

@@ -1,7 +1,8 @@
 """`LockstepSync`: recipes in which the outer optimizer makes every step, on the gradients of all peers (DeMo).
 
 A peer hands over the gradient of its batch, and waits for the anchor that it leads to: the next gradient must be taken
-there. A gradient that came too late for its round belongs to parameters that nobody has any more, and is dropped.
+there. With one step of overlap (DisTrO) it computes the next one meanwhile, and waits before it hands that over. A
+gradient that came too late for its round belongs to parameters that nobody has any more, and is dropped.
 """
 
 from __future__ import annotations
@@ -40,23 +41,38 @@ class LockstepSync(SwarmSync):
     ) -> None:  # fmt: skip
         super().__init__(**others)
         self._gradient, self._stopping, self._pause = gradient, stopping, pause
-        self._anchors = self._anchors_seen = 0
+        self._overlap = self.schedule.overlap_steps
+        self._taken_at = 0
         self.dropped = 0
+
+    def begin(self, anchor: Anchor) -> None:
+        """See `SwarmSync.begin`."""
+        super().begin(anchor)
+        self._taken_at = self.round
 
     def after_step(self, result: StepResult) -> None:
         """Count the step, hand over its gradient, wait for the anchor."""
         self._count(result)
         began = self._clock()
         self._attend(0.0)
-        if self._anchors == self._anchors_seen:
+        self._await_anchor()
+        if self._outstanding is not None:  # this peer is asked to stop
+            return
+        if 0 <= self.round - self._taken_at <= self._overlap:
             self._gradient(self.memory.snapshot)
             self._attend(0.0, self._hand_over)
-            while self._anchors == self._anchors_seen and not self._stopping():
-                self._attend(WAIT_S)
+            if not self._overlap:
+                self._await_anchor()
         else:
             self._drop()
-        self._anchors_seen = self._anchors
+            self._settle(self.steps_since_snapshot, self.tokens)
+        self._taken_at = self.round
         self.seconds_waiting += self._clock() - began
+
+    def _await_anchor(self) -> None:
+        """Until the gradient that was handed over last, if there is one, has led to an anchor, or to nothing."""
+        while self._outstanding is not None and not self._stopping():
+            self._attend(WAIT_S)
 
     def _attend(self, timeout_s: float, then: Callable[[], None] = lambda: None) -> None:
         """Handle what has come, and show how far this peer is; without an agent, see to another one."""
@@ -72,34 +88,36 @@ class LockstepSync(SwarmSync):
     def _wanted(self, message: WantSnapshot) -> None:
         """The round of this gradient has failed, and others go on with it: the same once more."""
         if self._outstanding is not None and self._outstanding == message.after:
-            self._hand_over()
+            self._tell()
 
     def _hand_over(self) -> None:
+        self._tokens_at_snapshot, self._steps_at_snapshot = self.tokens, self.steps_since_snapshot
+        self._tell()
+
+    def _tell(self) -> None:
         self._sequence += 1
         self._outstanding = self._sequence
-        unsent = max(1, self.tokens - self._tokens_in_base)
+        unsent = max(1, self._tokens_at_snapshot - self._tokens_in_base)
         self.agent.send(Snapshot(sequence=self._sequence, tokens=unsent))
 
     def _drop(self) -> None:
         self.dropped += 1
-        log.info("the gradient of step %d came too late for its round", self.step)
-        self._settle()
+        log.info("a gradient came too late for its round: %d of %d steps so far", self.dropped, self.step)
 
-    def _settle(self) -> None:
-        """Nothing of the steps so far will be sent any more."""
-        self.steps_since_snapshot = 0
-        self._tokens_in_base = self.tokens
+    def _settle(self, steps: int, tokens: int) -> None:
+        """Nothing of so many steps since the last anchor, and of all tokens up to these, will be sent any more."""
+        self.steps_since_snapshot -= steps
+        self._tokens_in_base = tokens
 
     def _merge(self, message: Anchor) -> None:
         contributed = message.contributed is not None and message.contributed == self._outstanding
         self.replica.write(self.memory.anchor)
         self._keep_anchor(message.round)
-        if contributed:
-            self.rounds_contributed += 1
-            self._settle()
-        elif self._outstanding is not None:
-            self._drop()
+        if self._outstanding is not None:
+            self._settle(self._steps_at_snapshot, self._tokens_at_snapshot)
+            self.rounds_contributed += contributed
+            if not contributed:
+                self._drop()
         self._outstanding = None
-        self._anchors += 1
         self.agent.send(Merged(round=message.round))
         self._on_message(message)

@@ -151,7 +151,8 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
-        ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every) and recipe.overlap_steps == 0,
+        ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every)
+        and recipe.overlap_steps <= (recipe.accumulates and recipe.steps_per_round == 1),
         ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from peer.protocol.manifest import InnerSpec
 
 LOCAL_WARMUP_STEPS = 10
+SETTLED_STEPS = 10**9  # since a peer joined that has no fresh moments, and needs no warm-up of its own
 
 
 def learning_rate(
@@ -41,4 +42,4 @@ def shared_rate(inner: InnerSpec, total_rounds: int | None) -> Callable[[int], f
     It scales the gradients that they send and the outer step, in which fp32 rounds it: another machine's cosine, which
     may differ by its last bit, comes to the same.
     """
-    return lambda round: learning_rate(inner, round, total_rounds, round)
+    return lambda round: learning_rate(inner, round, total_rounds, SETTLED_STEPS)

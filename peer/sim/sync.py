@@ -88,7 +88,7 @@ class Synchroniser:
         self, learner: Learner, fragment: int, round: int, lr: float, *, overlapped: bool
     ) -> tuple[float, Read]:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
-        lazy = self.recipe.dense and self.recipe.feedback is None and not overlapped
+        lazy = self.recipe.dense and self.recipe.feedback is None and not (overlapped or self.recipe.accumulates)
         source = values_to_send(self.recipe, learner, self.fragments[fragment], lr)
         if lazy and not isinstance(self.recipe.merge, Eager):
             return codec.wire_bytes(self.lengths[fragment]), lambda a, b: round_trip(codec, source(a, b))

@@ -30,14 +30,15 @@ class SwarmAgent(FakeAgent):
 class Peer:
     """A `LockstepSync` whose gradient is the number of the step."""
 
-    def __init__(self, descriptor):
+    def __init__(self, descriptor, overlap=0):
         self.agent, self.replica, self.heard, self.pauses = SwarmAgent(), Replica(), [], []
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.taken, self.stops_after, self.looks = 0, 10**6, 0
         self.sync = LockstepSync(
             self.gradient, self.stopping, pause=self.pauses.append, agent=self.agent, start=START, mapped=MAPPED,
-            memory=self.memory, replica=self.replica, schedule=Every(steps=1), optimizer=SignSgd(lr=1.0),
+            memory=self.memory, replica=self.replica, schedule=Every(steps=1, overlap_steps=overlap),
+            optimizer=SignSgd(lr=1.0),
             limits=Limits(total_rounds=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,
         )
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
@@ -121,6 +122,51 @@ def test_whoever_is_asked_to_stop_waits_for_nobody(peer):
     assert peer.looks == 4
     assert peer.sync.round == 0
     assert len(peer.agent.take(Progress)) == 1
+
+
+@pytest.fixture
+def late_peer():
+    descriptor = create_descriptor()
+    yield Peer(descriptor, overlap=1)
+    os.close(descriptor)
+
+
+def test_with_overlap_the_next_gradient_is_computed_while_the_round_runs(late_peer):
+    peer = late_peer
+    peer.sync.after_step(Step())
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
+    assert (peer.sync.round, peer.looks) == (0, 0)  # it did not wait
+    peer.commits(Snapshot(sequence=1, tokens=10))
+    peer.sync.after_step(Step(tokens=30))
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=2, tokens=30)]
+    assert (peer.sync.round, peer.sync.rounds_contributed, peer.sync.dropped) == (1, 1, 0)
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) - 1.0)
+    assert torch.equal(peer.memory.snapshot, torch.full((NUMEL,), 2.0))  # of the anchor before
+
+
+def test_with_overlap_a_failed_round_is_tried_again_with_its_own_tokens(late_peer):
+    peer = late_peer
+    peer.sync.after_step(Step())
+    peer.agent.plan = [peer.commits]
+    peer.agent.inbox.append(WantSnapshot(after=1))
+    peer.sync.after_step(Step(tokens=30))
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=number, tokens=tokens) for number, tokens in (
+        (1, 10), (2, 10), (3, 30),
+    )]
+    assert (peer.taken, peer.sync.rounds_contributed) == (2, 1)
+
+
+def test_with_overlap_a_gradient_of_two_anchors_ago_is_dropped(late_peer):
+    peer = late_peer
+    peer.sync.after_step(Step())
+    peer.moves(None)
+    peer.moves(None)
+    peer.agent.inbox[-1] = Anchor(round=2, lineage_id=LINEAGE, contributed=None)
+    peer.sync.after_step(Step(tokens=30))
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
+    assert (peer.sync.round, peer.sync.dropped, peer.sync.rounds_contributed) == (2, 2, 0)
+    peer.sync.after_step(Step())
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=2, tokens=10)]
 
 
 def test_a_dead_agent_is_replaced_and_its_gradient_dropped_where_another_anchor_comes(peer):

@@ -14,6 +14,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.fragments import partition
 from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
+from peer.outer.rates import shared_rate
 from peer.outer.recipes import Recipe
 from peer.outer.reduce import reduce_part
 from peer.outer.state import AnyUpdate, OuterState
@@ -133,6 +134,32 @@ def test_the_simulator_ends_where_peers_end_that_gather_payloads(name: str, over
     learner = run.simulation.replicas[0].learner
     assert learner is not None
     assert torch.equal(learner.outer.anchor, gathering_swarm(recipe, rounds))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"compressor": "int8", "exchange": "gather", "feedback": "none"}], ids=str)
+def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overrides: dict[str, Any]) -> None:
+    recipe, rounds = recipe_of("demo", **overrides), 12
+    run = simulate(recipe, peers=PEERS, steps=rounds, inner=PUBLISHED)
+    peers = [RealPeer(index, recipe) for index in range(PEERS)]
+    rate = shared_rate(peers[0].inner, rounds)
+    gradient = torch.empty_like(peers[0].local)
+    for number in range(rounds):
+        parts = []
+        for peer in peers:
+            assert peer.encoder is not None
+            peer.state.rate = rate
+            peer.task.gradient(peer.local, next(peer.batches), gradient)
+            scaled = gradient * rate(number)
+            clip_(scaled, peer.inner.max_grad_norm * rate(number))
+            parts.append(peer.state.encode_whole(scaled, peer.encoder))
+        update = peers[0].state.update_of(parts, [BATCH] * PEERS)
+        foretold = {peer.commit(update) for peer in peers}
+        assert len(foretold) == 1
+        for peer in peers:
+            peer.local.copy_(peer.state.anchor)
+    learner = run.simulation.replicas[0].learner
+    assert learner is not None
+    assert torch.equal(learner.outer.anchor, peers[0].state.anchor)
 
 
 def test_int8_ends_near_fp32() -> None:

@@ -130,7 +130,8 @@ class Encoder:
         """The residual of before the last `encode` for that of after it, or the other way; in place."""
         if self.residual is None or self._saved is None:
             return
-        for here, there in zip(self.residual.split(GROUP_ELEMENTS), self._saved.split(GROUP_ELEMENTS), strict=True):
+        for start in range(0, self.numel, GROUP_ELEMENTS):
+            here, there = (vector[start : start + GROUP_ELEMENTS] for vector in (self.residual, self._saved))
             kept = here.clone()
             here.copy_(there)
             there.copy_(kept)

@@ -210,7 +210,8 @@ class PeerHooks:
         elif record.status == "banned":
             self._live.note(f"banned {record.culprit} for good: {record.reason}")
         elif record.alone:
-            self._live.note(f"round {record.round}: nobody to average with yet; training on")
+            meanwhile = "waiting for others" if self._peer.recipe.accumulates else "training on"
+            self._live.note(f"round {record.round}: nobody to average with yet; {meanwhile}")
         else:
             self._live.note(f"round {record.round} aborted in {record.phase}: {record.reason}; nothing is lost")
 

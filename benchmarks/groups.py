@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ WARM_UP = 5
 TIMEOUT_S = 300.0
 ROUND_LIMIT_S = 0.06
 KILL_LIMIT_S = 1.0
+GATHERED = ("sparseloco", "demo", "distro")
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
@@ -32,8 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
         "Real agents average vectors of 1M parameters, int8, after every step. A round counts from the moment the\n"
         "last member is ready until the last one has installed the update; by phase, the slowest member of each.\n"
         "Then a newcomer joins: from its first anchor to the first round with everybody. Then the agent of one member\n"
-        "is killed: to the survivors' next round, which the end of its streams makes possible. All processes share\n"
-        "this machine, the one that plays the trainers too.",
+        "is killed: to the survivors' next round, which the end of its streams makes possible. At last, rounds of\n"
+        "recipes whose payloads go to all. All processes share this machine, the one that plays the trainers too.",
     )
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="members of the group (default: 4)")
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds before anything else (default: 50)")
@@ -57,8 +59,15 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
             go_on.append(kill(swarm))
             say(f"let a newcomer in after {let_in[-1]:.2f} s, went on {go_on[-1]:.2f} s after a kill")
     samples: dict[str, Any] = {"rounds": rounds, "newcomers": let_in, "kills": go_on}
-    found = tuple(figures(len(names), rounds, let_in, go_on))
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=found, samples=samples)
+    found = figures(len(names), rounds, let_in, go_on)
+    for recipe in GATHERED:
+        with vector_swarm(replace(SHAPE, recipe=f"name: {recipe}"), arguments.seed, names) as swarm:
+            samples[recipe] = standing_rounds(swarm, arguments.rounds)
+        seconds = median([one["total"] for one in samples[recipe]])
+        say(f"{recipe}: {len(samples[recipe])} rounds, median {seconds:.3f} s")
+        size = f"{len(names)} x {SHAPE.numel / 1e6:.1f}M"
+        found.append(Figure(name=f"{size}, {recipe}: round, median", value=seconds, unit="s"))
+    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
 
 
 def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ model:
            bos_token_id: null, eos_token_id: 1, pad_token_id: 0}}
 data: {{sequence_length: 8}}
 inner: {{batch_sequences: 4}}
-recipe: {{name: diloco, steps_per_round: {steps}, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6}}
+recipe: {{{recipe}, steps_per_round: {steps}}}
 rounds: {{straggler_wait_s: 15, timeout_s: 60}}
 """
+INT8 = "name: diloco, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6"
 STEPS_PER_ROUND = 5
 PACE_S = 0.05
 NOISE = 1e-3
@@ -34,24 +36,33 @@ LOG_CHARS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A llama with 264 tokens, tied embeddings and as many key-value heads as heads, and how often it is averaged."""
+    """A llama with 264 tokens, tied embeddings and as many key-value heads as heads, and how and how often it is
+    averaged.
+    """
 
     hidden: int
     intermediate: int
     layers: int
     steps_per_round: int = STEPS_PER_ROUND
+    recipe: str = INT8
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the parameters: embeddings, attention, MLP and norms."""
+        square, wide, norm = (self.hidden, self.hidden), (self.intermediate, self.hidden), (self.hidden,)
+        layer = (square,) * 4 + (wide, wide, wide[::-1], norm, norm)
+        return ((264, self.hidden), *layer * self.layers, norm)
 
     @property
     def numel(self) -> int:
-        """P: embeddings, attention, MLP and norms."""
-        layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        return 264 * self.hidden + self.layers * layer + self.hidden
+        """P."""
+        return sum(math.prod(shape) for shape in self.shapes)
 
     def manifest_text(self, seed: int) -> str:
         """A run of this model as YAML."""
         return MANIFEST.format(
             seed=seed, hidden=self.hidden, intermediate=self.intermediate, layers=self.layers,
-            steps=self.steps_per_round,
+            steps=self.steps_per_round, recipe=self.recipe,
         )  # fmt: skip
 
 
@@ -72,7 +83,7 @@ def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[Te
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
         swarm = TestSwarm(Path(folder))
-        swarm.manifest_text = shape.manifest_text(seed)
+        swarm.manifest_text, swarm.shapes = shape.manifest_text(seed), shape.shapes
         try:
             swarm.bootstrap()
             generator = torch.Generator().manual_seed(seed)

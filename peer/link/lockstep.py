@@ -48,6 +48,7 @@ class LockstepSync(SwarmSync):
     def begin(self, anchor: Anchor) -> None:
         """See `SwarmSync.begin`."""
         super().begin(anchor)
+        self._settle(self.steps_since_snapshot, self.tokens)  # a gradient of before a resume is gone
         self._taken_at = self.round
 
     def after_step(self, result: StepResult) -> None:
@@ -56,34 +57,47 @@ class LockstepSync(SwarmSync):
         began = self._clock()
         self._attend(0.0)
         self._await_anchor()
-        if self._outstanding is not None:  # this peer is asked to stop
-            return
-        if 0 <= self.round - self._taken_at <= self._overlap:
-            self._gradient(self.memory.snapshot)
-            self._attend(0.0, self._hand_over)
-            if not self._overlap:
-                self._await_anchor()
-        else:
-            self._drop()
-            self._settle(self.steps_since_snapshot, self.tokens)
+        if not (self.finished or self._waits):  # else the run is over, or this peer is asked to stop
+            self._offer()
         self._taken_at = self.round
         self.seconds_waiting += self._clock() - began
 
+    def _offer(self) -> None:
+        """Hand over the gradient, if the anchor that it was taken at is not too old."""
+        if not 0 <= self.round - self._taken_at <= self._overlap:
+            self._gradient(self._scratch)  # or a step that is skipped would hand it over
+            self._drop()
+            self._settle(self.steps_since_snapshot, self.tokens)
+            return
+        self._gradient(self.memory.snapshot)
+        try:
+            self._hand_over()
+        except AgentGoneError as gone:
+            self._replace(gone)
+        if not self._overlap:
+            self._await_anchor()
+
+    @property
+    def _waits(self) -> bool:
+        """A gradient was handed over and has led to nothing yet; or there is an agent that has no anchor yet."""
+        return self._outstanding is not None or not self._armed
+
     def _await_anchor(self) -> None:
-        """Until the gradient that was handed over last, if there is one, has led to an anchor, or to nothing."""
-        while self._outstanding is not None and not self._stopping():
+        while self._waits and not (self.finished or self._stopping()):
             self._attend(WAIT_S)
 
-    def _attend(self, timeout_s: float, then: Callable[[], None] = lambda: None) -> None:
+    def _attend(self, timeout_s: float) -> None:
         """Handle what has come, and show how far this peer is; without an agent, see to another one."""
         try:
             self.poll(timeout_s)
-            then()
             self._show_progress()
         except AgentGoneError as gone:
-            self._revive(gone)
-            if not self.agent.running:
-                self._pause(WAIT_S)
+            self._replace(gone)
+
+    def _replace(self, gone: AgentGoneError) -> None:
+        self._revive(gone)
+        if not self.agent.running:
+            self._pause(WAIT_S)
 
     def _wanted(self, message: WantSnapshot) -> None:
         """The round of this gradient has failed, and others go on with it: the same once more."""
@@ -119,5 +133,6 @@ class LockstepSync(SwarmSync):
             if not contributed:
                 self._drop()
         self._outstanding = None
+        self._armed = True
         self.agent.send(Merged(round=message.round))
         self._on_message(message)

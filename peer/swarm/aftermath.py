@@ -40,6 +40,7 @@ class Aftermath:
         self._own_id, self._directory, self._matchmaker = own_id, directory, matchmaker
         self._following, self._handover, self._nudge, self._rng = following, handover, nudge, rng
         self._failed_in_row = 0
+        self._owed = False
 
     def committed(self) -> None:
         """A round went well."""
@@ -47,6 +48,7 @@ class Aftermath:
 
     async def of(self, record: RoundRecord) -> None:
         """Return when a round may be tried again; a fresh contribution is asked for, unless this peer caught up."""
+        self._owed = False
         if record.instead == "wait":
             await self._until_somebody_comes()
         elif record.instead == "catch_up":
@@ -57,7 +59,13 @@ class Aftermath:
                 self._matchmaker.view.avoid(record.culprit, UNPROVEN_S)
         else:
             await self._back_off(record)
-        if not self._following.donors():
+        self._owed = True
+        self.settle()
+
+    def settle(self) -> None:
+        """Ask for the fresh contribution, unless somebody is ahead: whom this peer may catch up with, or not, first."""
+        if self._owed and not self._following.donors():
+            self._owed = False
             self._handover.want_snapshot()
 
     async def _back_off(self, record: RoundRecord) -> None:

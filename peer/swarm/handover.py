@@ -91,8 +91,9 @@ class Handover:
         self._tell(WantSnapshot(after=self._last_sequence))
 
     def announce_anchor(self, contributed: int | None) -> None:
-        """The anchor is new; `contributed` is the snapshot that went into it."""
+        """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another."""
         self.merged.clear()
+        self.due = None
         now = self._position()
         self._tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
 

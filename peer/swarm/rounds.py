@@ -179,6 +179,7 @@ class Rounds:
     async def _wait_for_work(self) -> None:
         self._handover.work.clear()
         while self._handover.due is None and not self._following.donors():
+            self._aftermath.settle()
             try:
                 await asyncio.wait_for(self._handover.work.wait(), RECHECK_S)
             except asyncio.TimeoutError:

@@ -56,9 +56,9 @@ class Watch:
         self.saw(error)
         if self._guard is None or session.heard is None:
             return
-        others = [peer_id for peer_id in session.inboxes if peer_id != error.culprit]
-        if others:
-            self._guard.disagreed(session.heard, others[0])
+        for peer_id in session.inboxes:
+            if peer_id != error.culprit:
+                self._guard.disagreed(session.heard, peer_id)
 
     def odd_vote(self, session: Session, peer_id: str, forged: bool) -> None:
         """A member signed another link than this peer, or none that it could have signed."""

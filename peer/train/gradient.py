@@ -29,6 +29,7 @@ class KeptGradient(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Keep rate times gradient."""
         rate = self.param_groups[0]["lr"]
+        self._flat.zero_()
         for parameter, kept in self._pairs:
             if parameter.grad is not None:
                 kept.copy_(parameter.grad).mul_(rate)

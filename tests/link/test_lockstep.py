@@ -86,7 +86,8 @@ def test_a_gradient_at_an_anchor_that_has_moved_is_dropped_with_its_tokens(peer)
     peer.moves(None)  # while the gradient was computed
     peer.sync.after_step(Step(tokens=7))
     assert peer.agent.take(Snapshot) == []
-    assert (peer.taken, peer.sync.dropped, peer.sync.round) == (0, 1, 1)
+    assert (peer.taken, peer.sync.dropped, peer.sync.round) == (1, 1, 1)  # taken, so that no later step finds it
+    assert not peer.memory.snapshot.any()
     peer.sync.after_step(Step())
     assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
     assert (peer.sync.round, peer.sync.rounds_contributed) == (2, 1)
@@ -190,6 +191,54 @@ def test_a_dead_agent_is_replaced_and_its_gradient_dropped_where_another_anchor_
     assert peer.agent.take(Mapped) == [MAPPED]
     assert (peer.sync.round, peer.sync.dropped) == (5, 1)
     assert peer.pauses == []
+
+
+def test_steps_that_no_agent_hears_of_are_not_made(peer):
+    """From its death to the next one's anchor, whatever the new agent says meanwhile."""
+    peer.agent.die()
+    peer.agent.may_restart = False
+    looks = []
+
+    def stopping():
+        looks.append(peer.agent.starts)
+        if len(looks) == 3:
+            peer.agent.may_restart = True
+        if len(looks) == 5:
+            peer.agent.dead = False
+            peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", maddrs=()))
+        if len(looks) == 7:
+            peer.moves(None)
+        return False
+
+    peer.sync._stopping, peer.agent.plan = stopping, [peer.commits]
+    peer.sync.after_step(Step())
+    assert len(looks) >= 7
+    assert (peer.sync.round, peer.sync.dropped, peer.taken) == (1, 1, 1)
+    assert peer.agent.take(Snapshot) == []
+    peer.sync.after_step(Step())
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
+
+
+def test_whoever_comes_after_the_last_round_waits_for_nothing(peer):
+    peer.sync.limits = Limits(total_rounds=0, max_rounds=None)
+    peer.sync.after_step(Step())
+    assert peer.sync.finished
+    assert peer.agent.take(Snapshot) == []
+
+
+def test_the_last_anchor_ends_the_wait(peer):
+    peer.sync.limits = Limits(total_rounds=1, max_rounds=None)
+    peer.agent.plan = [peer.commits]
+    peer.sync.after_step(Step())
+    assert peer.sync.finished
+
+
+def test_after_a_resume_the_gradient_of_before_is_not_claimed(peer):
+    peer.sync.resume({"round": 0, "step": 4, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": 10})
+    peer.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
+    peer.agent.plan = [peer.commits]
+    peer.sync.after_step(Step())
+    assert peer.agent.take(Snapshot) == [Snapshot(sequence=1, tokens=10)]
 
 
 def test_without_an_agent_it_pauses_between_looks(peer):

@@ -211,6 +211,7 @@ class TestSwarm:
         recipe: str = DILOCO, min_group: int = 2,
     ) -> None:
         self.folder = folder
+        self.shapes: tuple[tuple[int, ...], ...] | None = None  # of the "model"; one vector
         rounds = f", min_group: {min_group}" + (f", total: {total}" if total else "")
         self.manifest_text = MANIFEST.format(hidden=hidden, recipe=recipe, steps=steps, wait=wait, total=rounds)
         self.bootstraps: list[BootstrapProcess] = []
@@ -267,10 +268,12 @@ class TestSwarm:
     def _connect(self, member: Member, genesis: Tensor) -> None:
         published = member.agent.expect(Published, 60.0)
         assert isinstance(published, Published)
-        self._map(member, published, genesis)
+        self._map(member, published, genesis, self.shapes)
 
     @staticmethod
-    def _map(member: Member, published: Published, genesis: Tensor) -> None:
+    def _map(
+        member: Member, published: Published, genesis: Tensor, shapes: tuple[tuple[int, ...], ...] | None = None
+    ) -> None:
         """Build the member's "model" once the manifest is known."""
         manifest = RunManifest.model_validate(published.manifest)
         member.peer_id, member.maddrs, member.client = published.peer_id, published.maddrs, published.client
@@ -279,7 +282,7 @@ class TestSwarm:
         numel = genesis.numel() // (1 + buffers)
         memory = SharedState(member.agent.memory_descriptor, numel, buffers)
         memory.anchor.copy_(genesis[:numel])
-        mapped = Mapped(numel=numel, num_buffers=buffers, shapes=((numel,),))
+        mapped = Mapped(numel=numel, num_buffers=buffers, shapes=shapes or ((numel,),))
         member.replica = VectorReplica(torch.empty(numel))
         member.sync = SwarmSync(
             agent=member.agent,

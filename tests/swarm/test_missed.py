@@ -96,6 +96,21 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
     assert donor.asked == ["chain"]
 
 
+async def test_what_was_not_asked_for_while_a_donor_was_in_sight_is_asked_for_when_it_cannot_serve(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._following.nudge("nobody", 10**6, "f" * 64)  # says that it is ahead, and is gone
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="match", reason="x", instead="retry",
+    )  # fmt: skip
+    await rounds._aftermath.of(record)
+    assert told == []
+    assert not await rounds._following.catch_up()
+    rounds._aftermath.settle()
+    rounds._aftermath.settle()
+    assert [type(message).__name__ for message in told] == ["WantSnapshot"]
+
+
 async def two_donors(network, run):
     """One that takes streams, as a machine asleep does, and says nothing; set once it has one; one that answers."""
     sleeping, called = ScriptedDonor(network.node(run.identities[1]), run), asyncio.Event()

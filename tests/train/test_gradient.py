@@ -65,6 +65,19 @@ def test_a_skipped_step_hands_over_zeros():
     assert torch.equal(out, torch.zeros(layout.numel))
 
 
+def test_what_has_no_gradient_is_zero():
+    trainer, kept, layout = kept_trainer()
+    trainer.step(random_batches(1)[0])
+    unused = next(trainer.model.parameters())
+    trainer.step(random_batches(2)[1])
+    for parameter in trainer.model.parameters():
+        parameter.grad = None if parameter is unused else torch.ones_like(parameter)
+    kept.step()
+    out = torch.empty(layout.numel)
+    kept.take(out)
+    assert float(out.count_nonzero()) == layout.numel - unused.numel()
+
+
 def test_it_has_no_state_to_save():
     _, kept, _ = kept_trainer()
     assert optimizer_tensors(kept) == {}

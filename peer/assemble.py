@@ -119,21 +119,10 @@ def assemble(
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
     optimizer = _optimizer(model, manifest, recipe, resumed)
-    parts: dict[str, Any] = {
-        "agent": agent,
-        "start": start.model_copy(update={"run_id": manifest.run_id}),  # a restarted agent joins this run and no other
-        "mapped": shared.mapped,
-        "memory": shared.memory,
-        "replica": shared.replica,
-        "schedule": recipe.rounds,
-        "optimizer": recipe.optimizer,
-        "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds),
-        "on_message": on_message,
-    }
-    if isinstance(optimizer, KeptGradient):
-        sync: SwarmSync = LockstepSync(optimizer.take, stopping, **parts)
-    else:
-        sync = SwarmSync(**parts)
+    limits = Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds)
+    # a restarted agent joins this run and no other
+    start = start.model_copy(update={"run_id": manifest.run_id})
+    sync = _synchroniser(agent, start, recipe, shared, optimizer, limits, on_message, stopping)
     if resumed is not None:
         sync.resume(resumed.state["progress"])
     rate = _rate_of(manifest, recipe, sync, resumed is not None)
@@ -181,6 +170,25 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
         chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
     )
     return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
+
+
+def _synchroniser(
+    agent: AgentProcess,
+    start: Start,
+    recipe: Recipe,
+    shared: Shared,
+    optimizer: Optimizer,
+    limits: Limits,
+    on_message: Callable[[Message], None],
+    stopping: Callable[[], bool],
+) -> SwarmSync:
+    parts: dict[str, Any] = {
+        "agent": agent, "start": start, "mapped": shared.mapped, "memory": shared.memory, "replica": shared.replica,
+        "schedule": recipe.rounds, "optimizer": recipe.optimizer, "limits": limits, "on_message": on_message,
+    }  # fmt: skip
+    if isinstance(optimizer, KeptGradient):
+        return LockstepSync(optimizer.take, stopping, **parts)
+    return SwarmSync(**parts)
 
 
 def _optimizer(

@@ -17,7 +17,7 @@ from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compress.base import Codec, Payload, PayloadError, check_length
 from peer.outer.gated import Gated
 from peer.outer.reduce import COSINE_SAMPLE, bound, mean_cosine
-from peer.protocol import hashing
+from peer.outer.update import InParts
 
 
 class PartError(PayloadError):
@@ -33,7 +33,7 @@ class PartError(PayloadError):
 
 
 @dataclass(frozen=True)
-class Gathered:
+class Gathered(InParts):
     """The update of a gather round; an instance is valid: every payload was decoded when it was made.
 
     Attributes:
@@ -52,15 +52,6 @@ class Gathered:
     def numel(self) -> int:
         """P, the elements of the vector."""
         return self.vector.numel()
-
-    @property
-    def payload(self) -> bytes:
-        """All parts, one after the other: what is stored, served and hashed."""
-        return b"".join(self.parts)
-
-    def digest(self) -> str:
-        """BLAKE3 of `payload` as 64 hex digits."""
-        return hashing.digest(*self.parts).hex()
 
     def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Elements [start, stop) of D as fp32 [stop - start], written to `out` if that is given."""

@@ -14,8 +14,27 @@ from peer.outer.fragments import partition
 from peer.protocol import hashing
 
 
+class InParts:
+    """Payloads of members, one after the other.
+
+    Attributes:
+        parts: one for each member, in roster order.
+    """
+
+    parts: tuple[Payload, ...]
+
+    @property
+    def payload(self) -> bytes:
+        """All parts, one after the other: what is stored, served and hashed."""
+        return b"".join(self.parts)
+
+    def digest(self) -> str:
+        """BLAKE3 of `payload` as 64 hex digits."""
+        return hashing.digest(*self.parts).hex()
+
+
 @dataclass(frozen=True)
-class Update:
+class Update(InParts):
     """The aggregated, compressed pseudo-gradient D of one round: one payload per part of `partition`.
 
     An instance is valid: every byte was checked when it was made, so that applying it cannot fail half-way.
@@ -61,15 +80,6 @@ class Update:
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of each part, in elements."""
         return partition(self.numel, len(self.parts), self.compressor.block)
-
-    @property
-    def payload(self) -> bytes:
-        """All parts, one after the other: what is stored, served and hashed."""
-        return b"".join(self.parts)
-
-    def digest(self) -> str:
-        """BLAKE3 of `payload` as 64 hex digits."""
-        return hashing.digest(*self.parts).hex()
 
     def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.

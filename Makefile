@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.atoll-$(shell cat setup.cfg pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+MADE_OF := setup.cfg setup.py pyproject.toml constraints.txt peer/outer/kernels.c
+STAMP := $(VENV)/.atoll-$(shell cat $(MADE_OF) | cksum | cut -d' ' -f1)
 WORKERS ?= 2
 REPORT ?=
 SEED ?= 17
@@ -17,7 +18,7 @@ help: ## show this list
 
 env: $(STAMP) ## create .venv with everything pinned (PYTHON=python3.12 picks the interpreter)
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): $(MADE_OF)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || \
 		{ echo "atoll: needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

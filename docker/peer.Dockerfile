@@ -1,15 +1,24 @@
 # A peer:  docker build -f docker/peer.Dockerfile -t atoll-peer .
 #          docker run --gpus all -v atoll-peer:/data atoll-peer join /ip4/.../p2p/... --output-dir /data
+FROM python:3.12-slim AS build
+
+# The loops in C, without the compiler in the image.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+WORKDIR /app
+COPY setup.cfg setup.py pyproject.toml README.md LICENSE ./
+COPY peer ./peer
+COPY bootstrap ./bootstrap
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
 FROM python:3.12-slim
 
 RUN useradd --create-home --uid 1000 atoll && mkdir /data && chown atoll:atoll /data
 WORKDIR /app
 
-COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
-COPY peer ./peer
-COPY bootstrap ./bootstrap
+COPY constraints.txt LICENSE ./
 COPY configs ./configs
-RUN pip install --no-cache-dir -c constraints.txt .
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir -c constraints.txt /wheels/*.whl
 
 USER atoll
 ENV PYTHONUNBUFFERED=1

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
+from peer.outer.kernels import kernels_for
 
 CHUNK: Final = 1 << 16  # elements at a time; part of the order of sums over elements, hence of the result's last bits
 BOUND: Final = {"bound": True}  # metadata of a field that the round fills in, not the manifest
@@ -193,8 +194,16 @@ def scaled_sum(contributions: Sequence[Tensor], factors: Sequence[float]) -> Ten
     """sum_i f_i x_i as a new fp32 [n], added in the given order."""
     result = torch.mul(contributions[0], factors[0])
     for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
-        result.add_(contribution * factor)
+        add_scaled(result, contribution, factor)
     return result
+
+
+def add_scaled(total: Tensor, x: Tensor, factor: float) -> None:
+    """total <- total + factor x, in place; fp32 [n] each."""
+    if kernels := kernels_for(total, x):
+        kernels.add_scaled(total, x, factor)
+    else:
+        total.add_(x * factor)
 
 
 def norm(x: Tensor) -> float:

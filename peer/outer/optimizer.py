@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
+from peer.outer.kernels import kernels_for
 
 
 class Vectors(NamedTuple):
@@ -127,7 +128,7 @@ class Sgd(Descent):
 
 @dataclass(frozen=True, kw_only=True)
 class Nesterov(Descent):
-    """m <- beta m + D; anchor <- anchor - lr (D + beta m).
+    """m <- beta m + D; anchor <- anchor - lr (beta m + D).
 
     The form of `torch.optim.SGD(nesterov=True)`, which DiLoCo uses (arXiv 2311.08105, algorithm 1, line 14).
     """
@@ -144,6 +145,10 @@ class Nesterov(Descent):
         return (0.0,)
 
     def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
+        before, after = (old.anchor, old.buffers[0]), (new.anchor, new.buffers[0])
+        if kernels := kernels_for(*before, aggregate, *after):
+            kernels.nesterov(before, aggregate, self.momentum, step.lr, after)
+            return
         momentum = torch.mul(old.buffers[0], self.momentum, out=new.buffers[0]).add_(aggregate)
         torch.sub(old.anchor, (momentum * self.momentum).add_(aggregate).mul_(step.lr), out=new.anchor)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.aggregate import Aggregator, Mean, add_scaled
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gated import Gated
@@ -112,7 +112,7 @@ def _mean(decoded: Callable[[int, Tensor | None], Tensor], factors: Sequence[flo
     result = decoded(0, None).mul_(factors[0])
     scratch = torch.empty_like(result)
     for index in range(1, len(factors)):
-        result.add_(decoded(index, scratch).mul_(factors[index]))
+        add_scaled(result, decoded(index, scratch), factors[index])
     return result
 
 

@@ -159,7 +159,12 @@ def check_finite(largest: Tensor, num_values: int) -> None:
         NonFiniteError: NaN or infinity in `largest`.
     """
     if not is_finite(largest):
-        raise NonFiniteError(f"cannot encode {num_values} values: some are NaN or infinite")
+        raise not_finite(num_values)
+
+
+def not_finite(num_values: int) -> NonFiniteError:
+    """What is raised where some of so many values are NaN or infinite."""
+    return NonFiniteError(f"cannot encode {num_values} values: some are NaN or infinite")
 
 
 def check_range(block: int, n: int, start: int, stop: int) -> None:

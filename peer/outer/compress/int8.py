@@ -14,13 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.compress.base import PayloadError, check_finite, read_bytes
+from peer.outer.compress.base import PayloadError, check_finite, not_finite, read_bytes
 from peer.outer.compress.blockwise import InBlocks
 from peer.outer.compress.values import first_outside, largest_magnitudes
+from peer.outer.kernels import kernels_for
 
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32
 _MAX_SCALE_BITS = 0x7C010203  # the largest fp32 that stays finite when multiplied by 127
+_MIN_SCALE, _MAX_SCALE = (float(np.uint32(bits).view(np.float32)) for bits in (_MIN_SCALE_BITS, _MAX_SCALE_BITS))
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class BlockInt8(InBlocks):
     def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
         rows, width = out.shape
         scales, values = self._offsets(n, start)
+        if kernels := kernels_for(out):
+            kernels.dequantize(8, view[scales : scales + 4 * rows], view[values : values + rows * width], out)
+            return
         out.copy_(read_bytes(view, values, rows, width).view(torch.int8))
         out.mul_(read_bytes(view, scales, rows, 4).view(torch.float32))
 
@@ -70,9 +75,13 @@ class BlockInt8(InBlocks):
 
 def _quantize(rows: Tensor, scales: Tensor, values: Tensor) -> None:
     """Fp32 [b, w] -> scales fp32 [b] and values int8 [b, w], both written in place."""
+    if kernels := kernels_for(rows):
+        if not kernels.quantize(8, rows, _MIN_SCALE, _MAX_SCALE, scales, values):
+            raise not_finite(rows.numel())
+        return
     largest = largest_magnitudes(rows)
     check_finite(largest, rows.numel())
-    divisors = (largest / LEVELS).clamp_(_from_bits(_MIN_SCALE_BITS), _from_bits(_MAX_SCALE_BITS))
+    divisors = (largest / LEVELS).clamp_(_MIN_SCALE, _MAX_SCALE)
     scales.copy_(divisors.masked_fill(largest == 0, 0.0))
     # |row| / divisor exceeds 127 by rounding only, so that the nearest integer always fits.
     values.copy_((rows / divisors.unsqueeze(1)).round_())
@@ -81,10 +90,6 @@ def _quantize(rows: Tensor, scales: Tensor, values: Tensor) -> None:
 def _check_scales(bits: NDArray[np.uint32], first_block: int) -> None:
     worst = first_outside(bits, _MIN_SCALE_BITS, _MAX_SCALE_BITS)
     if worst is not None:
-        limits = f"0 or from {_from_bits(_MIN_SCALE_BITS):g} to {_from_bits(_MAX_SCALE_BITS):g}"
+        limits = f"0 or from {_MIN_SCALE:g} to {_MAX_SCALE:g}"
         scale = bits.view("<f4")[worst]
         raise PayloadError(f"int8 payload: scale {scale} of block {first_block + worst} must be {limits}")
-
-
-def _from_bits(bits: int) -> float:
-    return float(np.uint32(bits).view(np.float32))

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.outer.compress.base import PayloadError, check_finite
-from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack
+from peer.outer.compress.base import PayloadError, check_finite, not_finite
+from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack, packed_bytes
 from peer.outer.compress.values import (
     MAX_BF16_BITS,
     MIN_NORMAL,
@@ -20,6 +20,7 @@ from peer.outer.compress.values import (
     largest_magnitudes,
     unpack_scales,
 )
+from peer.outer.kernels import kernels_for
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class IntegerValues:
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """See `Values.quantize`."""
+        if self.bits == 4 and (kernels := kernels_for(rows)):
+            packed = torch.empty(rows.shape[0], 2, dtype=torch.uint8)
+            codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 4), dtype=torch.uint8)
+            if not kernels.quantize(4, rows, MIN_NORMAL, bf16_value(self._high_bits()), packed, codes):
+                raise not_finite(rows.numel())
+            return packed, codes
         scales = _scales(rows, self.levels, MIN_NORMAL, self._high_bits())
         quotients = (rows / _divisors(scales, MIN_NORMAL)).round_()
         if self.bits == 8:  # 127 m / bf16(m) can round to 128; 7 m / bf16(m) stays below 7.5
@@ -61,6 +68,9 @@ class IntegerValues:
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """See `Values.dequantize`."""
+        if self.bits == 4 and (kernels := kernels_for(out)):
+            kernels.dequantize(4, scales.numpy().data, codes.numpy().data, out)
+            return
         out.copy_(unpack_signed(codes, out.shape[1], self.bits))
         out.mul_(unpack_scales(scales))
 

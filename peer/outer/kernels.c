@@ -1,0 +1,163 @@
+/* Loops over fp32 vectors: one pass over memory where a chain of tensor operations makes one for each.
+
+   Every function computes what `kernels.py` says, with one IEEE rounding an operation, so that the bits are those of
+   the tensor operations on every machine. The build forbids the compiler to contract a multiplication and an addition
+   into one; nothing here may be built with -ffast-math. Pointers never overlap but where that is said. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Which source this was made of: what was built of another is not used. */
+unsigned long made_of(void)
+{
+    return SOURCE_CRC32;
+}
+
+/* The widest vectors that the processor at hand has, chosen when the library is loaded: glibc can do that. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORS
+#endif
+
+#define INFINITE 0x7F800000u
+#define SMALLEST_NORMAL 0x1p-126f
+#define ROUNDER 0x1.8p23f /* |x| < 2^22: the sum is x rounded to an integer, ties to even, and its low bits are that */
+
+static inline uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Scales stand wherever a payload has them, at no alignment. */
+static inline float float_at(const unsigned char *place)
+{
+    float x;
+    memcpy(&x, place, sizeof x);
+    return x;
+}
+
+static inline float within(float x, float least, float most)
+{
+    x = x < least ? least : x;
+    return x > most ? most : x;
+}
+
+/* The bits of max |x|: as integers, magnitudes stand in the order of the numbers, and infinity and NaN above all. */
+static inline uint32_t largest_magnitude(const float *x, size_t n)
+{
+    uint32_t largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t magnitude = bits_of(x[i]) & 0x7FFFFFFFu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+VECTORS int quantize_int8(
+    const float *restrict x, size_t n, size_t block, float least, float most,
+    unsigned char *restrict scales, int8_t *restrict codes)
+{
+    for (size_t first = 0; first < n; first += block) {
+        size_t width = n - first < block ? n - first : block;
+        const float *restrict row = x + first;
+        int8_t *restrict out = codes + first;
+        uint32_t largest = largest_magnitude(row, width);
+        if (largest >= INFINITE)
+            return 0;
+        float scale = within(float_of(largest) / 127.0f, least, most);
+        for (size_t i = 0; i < width; i++)
+            out[i] = (int8_t)bits_of(row[i] / scale + ROUNDER);
+        scale = largest ? scale : 0.0f;
+        memcpy(scales, &scale, 4);
+        scales += 4;
+    }
+    return 1;
+}
+
+VECTORS void dequantize_int8(
+    const unsigned char *restrict scales, const int8_t *restrict codes, size_t n, size_t block, float *restrict out)
+{
+    for (size_t first = 0; first < n; first += block) {
+        size_t width = n - first < block ? n - first : block;
+        float scale = float_at(scales + 4 * (first / block));
+        for (size_t i = 0; i < width; i++)
+            out[first + i] = (float)codes[first + i] * scale;
+    }
+}
+
+VECTORS int quantize_int4(
+    const float *restrict x, size_t n, size_t block, float least, float most,
+    unsigned char *restrict scales, uint8_t *restrict codes)
+{
+    for (size_t first = 0; first < n; first += block) {
+        size_t width = n - first < block ? n - first : block;
+        const float *restrict row = x + first;
+        uint8_t *restrict out = codes + first / block * ((block + 1) / 2); /* rows begin at whole bytes */
+        uint32_t largest = largest_magnitude(row, width);
+        if (largest >= INFINITE)
+            return 0;
+        uint32_t scale = largest ? bits_of(within(float_of(largest) / 7.0f, least, most)) : 0;
+        scale = (scale + 0x7FFFu + (scale >> 16 & 1)) >> 16; /* bf16, ties to even */
+        float divisor = float_of(scale << 16);
+        divisor = divisor < SMALLEST_NORMAL ? SMALLEST_NORMAL : divisor;
+        for (size_t i = 0; i < width / 2; i++) {
+            uint32_t low = bits_of(row[2 * i] / divisor + ROUNDER);
+            uint32_t high = bits_of(row[2 * i + 1] / divisor + ROUNDER);
+            out[i] = (uint8_t)((low & 15) | (high & 15) << 4);
+        }
+        if (width % 2)
+            out[width / 2] = (uint8_t)(bits_of(row[width - 1] / divisor + ROUNDER) & 15);
+        *scales++ = (unsigned char)scale;
+        *scales++ = (unsigned char)(scale >> 8);
+    }
+    return 1;
+}
+
+VECTORS void dequantize_int4(
+    const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block,
+    float *restrict out)
+{
+    for (size_t first = 0; first < n; first += block) {
+        size_t width = n - first < block ? n - first : block;
+        const uint8_t *restrict row = codes + first / block * ((block + 1) / 2);
+        const unsigned char *half = scales + 2 * (first / block);
+        float scale = float_of((uint32_t)half[0] << 16 | (uint32_t)half[1] << 24);
+        for (size_t i = 0; i < width / 2; i++) {
+            out[first + 2 * i] = (float)((int8_t)(row[i] << 4) >> 4) * scale;
+            out[first + 2 * i + 1] = (float)((int8_t)row[i] >> 4) * scale;
+        }
+        if (width % 2)
+            out[first + width - 1] = (float)((int8_t)(row[width / 2] << 4) >> 4) * scale;
+    }
+}
+
+VECTORS void add_scaled(float *restrict total, const float *restrict x, size_t n, float factor)
+{
+    for (size_t i = 0; i < n; i++)
+        total[i] += x[i] * factor;
+}
+
+/* `anchor` and `new_anchor` may be the same memory, and so may `momentum` and `new_momentum`: an element is read before
+   it is written, and no other is read after. */
+VECTORS void nesterov(
+    const float *anchor, const float *momentum, const float *restrict update, size_t n, float beta, float lr,
+    float *new_anchor, float *new_momentum)
+{
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; i++) {
+        float m = momentum[i] * beta + update[i];
+        new_momentum[i] = m;
+        new_anchor[i] = anchor[i] - (m * beta + update[i]) * lr;
+    }
+}

@@ -1,0 +1,114 @@
+"""Loops over fp32 vectors as machine code: one pass where a chain of tensor operations makes one for each.
+
+They yield what the tensor operations yield, bit for bit: each operation rounds once. So it is nobody else's business
+whether a peer has them; where no compiler was at hand when Atoll was installed the tensor operations do the work. None
+holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sysconfig
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+SOURCE = Path(__file__).with_name("kernels.c")
+_VECTOR, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
+_QUANTIZE = [_VECTOR, _COUNT, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
+_DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
+
+
+class Kernels:
+    """The compiled loops. Vectors are contiguous, fp32 and on the CPU: ask `kernels_for`.
+
+    Args:
+        path: of the library.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        library.made_of.restype = ctypes.c_ulong
+        for name, arguments in (
+            ("quantize_int8", _QUANTIZE), ("quantize_int4", _QUANTIZE),
+            ("dequantize_int8", _DEQUANTIZE), ("dequantize_int4", _DEQUANTIZE),
+            ("add_scaled", [_VECTOR, _VECTOR, _COUNT, _NUMBER]),
+            ("nesterov", [_VECTOR, _VECTOR, _VECTOR, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]),
+        ):  # fmt: skip
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = ctypes.c_int if name.startswith("quantize") else None
+        self._library = library
+
+    @property
+    def made_of(self) -> int:
+        """CRC-32 of the source that the library was built of."""
+        return int(self._library.made_of())
+
+    def quantize(
+        self, bits: int, rows: Tensor, least: float, most: float, scales: Tensor, codes: Tensor
+    ) -> bool:
+        """Rows -> scales, max |x| / levels within [least, most] or 0, and codes, round(x / scale).
+
+        Args:
+            bits: 8: `int8` of `int8.py`, with fp32 scales; 4: `int4` of `levels.py`, with bf16 scales.
+            rows: fp32 [r, w].
+            scales: r of them, 4 or 2 bytes each; written.
+            codes: r w of 8 bits, or r ceil(w / 2) bytes; written.
+
+        Returns:
+            False where a value is NaN or infinite; what was written then means nothing.
+        """
+        function = self._library.quantize_int8 if bits == 8 else self._library.quantize_int4
+        places = scales.data_ptr(), codes.data_ptr()
+        return bool(function(rows.data_ptr(), rows.numel(), rows.shape[1], least, most, *places))
+
+    def dequantize(self, bits: int, scales: memoryview, codes: memoryview, out: Tensor) -> None:
+        """The inverse of `quantize` of so many bits: out = scale * code, fp32 [r, w]."""
+        function = self._library.dequantize_int8 if bits == 8 else self._library.dequantize_int4
+        function(_address(scales), _address(codes), out.numel(), out.shape[1], out.data_ptr())
+
+    def add_scaled(self, total: Tensor, x: Tensor, factor: float) -> None:
+        """total <- total + factor x, in place; fp32 [n] each."""
+        self._library.add_scaled(total.data_ptr(), x.data_ptr(), total.numel(), factor)
+
+    def nesterov(
+        self, old: tuple[Tensor, Tensor], aggregate: Tensor, beta: float, lr: float, new: tuple[Tensor, Tensor]
+    ) -> None:
+        """m <- beta m + D; anchor <- anchor - lr (beta m + D); (anchor, m), fp32 [n] each; `new` may be `old`."""
+        places = [tensor.data_ptr() for tensor in (*old, aggregate)]
+        self._library.nesterov(*places, aggregate.numel(), beta, lr, *(tensor.data_ptr() for tensor in new))
+
+
+def kernels_for(*vectors: Tensor) -> Kernels | None:
+    """The compiled loops, if there are any and they take these vectors."""
+    fit = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in vectors)
+    return compiled() if fit else None
+
+
+@lru_cache(maxsize=1)
+def compiled() -> Kernels | None:
+    """The compiled loops, if they were built when Atoll was installed, of the source that is there now."""
+    path = SOURCE.with_name(f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}")
+    try:
+        kernels = Kernels(path)
+    except (OSError, AttributeError):
+        log.info("no compiled loops: rounds take more processor time; install Atoll anew with a C compiler at hand")
+        return None
+    if SOURCE.exists() and zlib.crc32(SOURCE.read_bytes()) != kernels.made_of:
+        log.warning("%s was built of another %s: it is not used; install Atoll anew", path.name, SOURCE.name)
+        return None
+    return kernels
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)

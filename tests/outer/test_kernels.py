@@ -1,0 +1,158 @@
+"""The compiled loops yield the bits that the tensor operations yield, which are what the tests of codecs describe."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peer.outer import kernels as module
+from peer.outer.aggregate import add_scaled
+from peer.outer.compress.base import NonFiniteError
+from peer.outer.compress.registry import compressor
+from peer.outer.kernels import compiled, kernels_for
+from peer.outer.optimizer import Nesterov, Vectors
+
+# Zero of both signs, the smallest and largest subnormals, what rounds to halves, what almost overflows.
+SPECIAL = [0.0, -0.0, 1e-45, -1.1754942e-38, 1.1754944e-38, 0.5, -1.5, 126.5, 127.0, 1e30, -3.4028235e38, 3.4e38]
+
+
+@st.composite
+def vectors(draw: st.DrawFn) -> Tensor:
+    """Fp32 [n] of several blocks and a piece, normal values among special ones, at any scale."""
+    n = draw(st.integers(1, 700))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scale = np.float32(10.0) ** np.float32(draw(st.integers(-42, 30)))
+    values = (rng.standard_normal(n).astype(np.float32) * scale).astype(np.float32)
+    special = rng.random(n) < draw(st.sampled_from([0.0, 0.05, 1.0]))
+    values[special] = rng.choice(np.array(SPECIAL, np.float32), int(special.sum()))
+    return torch.from_numpy(values)
+
+
+def without(work: Callable[[], object]) -> object:
+    """What it yields by tensor operations alone."""
+    with mock.patch.object(module, "compiled", return_value=None):
+        return work()
+
+
+def bits(x: Tensor) -> bytes:
+    """Zeros have signs."""
+    return x.numpy().tobytes()
+
+
+def test_this_environment_has_them() -> None:
+    assert compiled() is not None, "built by `make env`, with a C compiler; every test below compares with them"
+    assert kernels_for(torch.zeros(2), torch.zeros(3)) is compiled()
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(2, dtype=torch.float64), torch.zeros(4)[::2], torch.zeros(2, device="meta")]
+)
+def test_other_memory_than_contiguous_fp32_on_the_cpu_is_not_theirs(other: Tensor) -> None:
+    assert kernels_for(torch.zeros(2), other) is None
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@given(x=vectors())
+def test_payloads_and_what_they_decode_to_are_the_same(name: str, x: Tensor) -> None:
+    codec = compressor(name)
+    payload = codec.encode(x)
+    assert payload == without(lambda: codec.encode(x))
+    moved = memoryview(b"\0" + payload)[1:]  # scales at an odd address
+    decoded = codec.decode(moved, x.numel())
+    assert bits(decoded) == without(lambda: bits(codec.decode(payload, x.numel())))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 255, 256, 599])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_what_is_not_finite_is_refused_alike(name: str, place: int, value: float) -> None:
+    x = torch.ones(600)
+    x[place] = value
+
+    def encode() -> str:
+        with pytest.raises(NonFiniteError) as caught:
+            compressor(name).encode(x)
+        return str(caught.value)
+
+    assert encode().startswith("cannot encode ")
+    assert without(encode).startswith("cannot encode ")
+
+
+@given(x=vectors(), factor=st.floats(1e-3, 1.0, width=64), seed=st.integers(0, 1000))
+def test_scaled_sums_round_twice(x: Tensor, factor: float, seed: int) -> None:
+    total = torch.randn(x.numel(), generator=torch.Generator().manual_seed(seed))
+    by_tensors = total.clone()
+    add_scaled(total, x, factor)
+    without(lambda: add_scaled(by_tensors, x, factor))
+    assert bits(total) == bits(by_tensors)
+
+
+@given(x=vectors(), beta=st.floats(0.0, 0.999), lr=st.floats(1e-3, 2.0), in_place=st.booleans())
+def test_the_nesterov_step_is_the_same_in_place_and_beside(x: Tensor, beta: float, lr: float, in_place: bool) -> None:
+    optimizer, generator = Nesterov(lr=lr, momentum=beta), torch.Generator().manual_seed(x.numel())
+
+    def step() -> tuple[bytes, bytes, bytes, bytes]:
+        generator.manual_seed(x.numel())
+        anchor, momentum = torch.randn(2, x.numel(), generator=generator)
+        old = Vectors(anchor, [momentum])
+        new = old if in_place else Vectors(torch.empty(x.numel()), [torch.empty(x.numel())])
+        optimizer.step(old, x, new)
+        return bits(new.anchor), bits(new.buffers[0]), bits(old.anchor), bits(old.buffers[0])
+
+    assert step() == without(step)
+
+
+# -- where there are none ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installation of its own, whose library is looked for again."""
+    assert compiled() is not None
+    library = next(module.SOURCE.parent.glob("_kernels*.so"))
+    shutil.copy(module.SOURCE, tmp_path)
+    shutil.copy(library, tmp_path)
+    monkeypatch.setattr(module, "SOURCE", tmp_path / module.SOURCE.name)
+    compiled.cache_clear()
+    yield tmp_path
+    compiled.cache_clear()
+
+
+def test_a_library_beside_its_source_is_used(anew: Path) -> None:
+    assert compiled() is not None
+    (anew / "kernels.c").unlink()  # as in a wheel
+    compiled.cache_clear()
+    assert compiled() is not None
+
+
+def test_a_library_of_another_source_is_not_used(anew: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (anew / "kernels.c").open("a") as source:
+        source.write("/* changed */\n")
+    assert compiled() is None
+    assert "was built of another kernels.c: it is not used; install Atoll anew" in caplog.text
+
+
+def test_without_a_library_rounds_are_made_all_the_same(anew: Path, caplog: pytest.LogCaptureFixture) -> None:
+    next(anew.glob("_kernels*.so")).unlink()
+    with caplog.at_level(logging.INFO):
+        payload = compressor("int8").encode(torch.arange(300.0))
+    assert "no compiled loops: rounds take more processor time" in caplog.text
+    compiled.cache_clear()
+    assert payload == compressor("int8").encode(torch.arange(300.0))
+
+
+def test_what_is_no_library_of_ours_is_not_used(anew: Path) -> None:
+    path = next(anew.glob("_kernels*.so"))
+    path.unlink()
+    path.write_bytes(b"\x7fELF but no more")
+    assert compiled() is None

@@ -24,10 +24,12 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
+from peer.link.voting import VotingSync
 from peer.outer.compose import rate_of, run_recipe
 from peer.outer.fragments import FlatLayout
 from peer.outer.rates import SETTLED_STEPS, learning_rate
 from peer.outer.recipes import Recipe
+from peer.outer.schedules import GradientChange
 from peer.outer.state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
@@ -184,11 +186,13 @@ def _synchroniser(
 ) -> SwarmSync:
     parts: dict[str, Any] = {
         "agent": agent, "start": start, "mapped": shared.mapped, "memory": shared.memory, "replica": shared.replica,
-        "schedule": recipe.rounds, "optimizer": recipe.optimizer, "limits": limits, "on_message": on_message,
+        "optimizer": recipe.optimizer, "limits": limits, "on_message": on_message,
     }  # fmt: skip
+    if isinstance(recipe.schedule, GradientChange):
+        return VotingSync(recipe.schedule, **parts)
     if isinstance(optimizer, KeptGradient):
-        return LockstepSync(optimizer.take, stopping, **parts)
-    return SwarmSync(**parts)
+        return LockstepSync(optimizer.take, stopping, schedule=recipe.rounds, **parts)
+    return SwarmSync(schedule=recipe.rounds, **parts)
 
 
 def _optimizer(
@@ -228,7 +232,8 @@ def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bo
     if shared is not None:
         return lambda: shared(sync.round)
     total = manifest.rounds.total
-    total_steps = recipe.rounds.begins(total + 1) if total is not None else None
+    called = isinstance(recipe.schedule, GradientChange)  # then nobody knows how many steps there will be
+    total_steps = recipe.rounds.begins(total + 1) if total is not None and not called else None
 
     def rate() -> float:
         since_join = SETTLED_STEPS if resumed else sync.steps_since_join

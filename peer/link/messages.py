@@ -62,14 +62,14 @@ class Mapped(Spec):
 
 
 class Progress(Spec):
-    """How far the trainer is; sent about twice a second."""
+    """How far the trainer is; sent about twice a second. `due_in_s` is None where any peer may call for a round."""
 
     kind: Literal["progress"] = "progress"
     step: int
     tokens: int
     tokens_per_s: float
     loss: float | None
-    due_in_s: float
+    due_in_s: float | None
     unsent_tokens: int
     seconds_waiting: float
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class StepResult(Protocol):
     def tokens(self) -> int: ...
     @property
     def loss(self) -> float: ...
+    @property
+    def grad_norm(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class SwarmSync:
         self._keep_anchor(anchor.round)
         self.agent.send(Merged(round=anchor.round))
 
-    def resume(self, progress: dict[str, int]) -> None:
+    def resume(self, progress: Mapping[str, Any]) -> None:
         """Continue from `progress()` of an earlier process. The shared anchor must be the resumed one, the replica the
         resumed parameters, and no agent may have changed the anchor yet.
         """
@@ -135,7 +137,7 @@ class SwarmSync:
         self._tokens_before = self.tokens
         self._resumed = True
 
-    def progress(self) -> dict[str, int]:
+    def progress(self) -> dict[str, Any]:
         """What a checkpoint must remember of this object."""
         return {
             "round": self.round,
@@ -166,6 +168,17 @@ class SwarmSync:
         return self.schedule.global_step(self.round, self.steps_since_snapshot)
 
     @property
+    def _due(self) -> bool:
+        """Enough has been trained for a round."""
+        return self.steps_since_snapshot >= self._steps_of_round
+
+    @property
+    def _due_in_s(self) -> float | None:
+        """Seconds until it has; None where others may call for a round at any step."""
+        elapsed = max(1e-9, self._clock() - self._started)
+        return max(0, self._steps_of_round - self.steps_since_snapshot) * elapsed / max(1, self.steps_since_join)
+
+    @property
     def _steps_of_round(self) -> int:
         return self.schedule.length(self.round + 1)
 
@@ -179,7 +192,7 @@ class SwarmSync:
         began = self._clock()
         try:
             self.poll()
-            if self._armed and self._outstanding is None and self.steps_since_snapshot >= self._steps_of_round:
+            if self._armed and self._outstanding is None and self._due:
                 self._hand_over()
             self._show_progress()
         except AgentGoneError as gone:
@@ -255,15 +268,13 @@ class SwarmSync:
         self._result = None if result is self.memory.anchor else result
 
     def _report(self) -> Progress:
-        elapsed = max(1e-9, self._clock() - self._started)
-        steps_left = max(0, self._steps_of_round - self.steps_since_snapshot)
         finite = self._loss is not None and 0.0 <= self._loss < 1e6
         return Progress(
             step=self.step,
             tokens=self.tokens,
             tokens_per_s=self.tokens_per_s,
             loss=self._loss if finite else None,
-            due_in_s=steps_left * elapsed / max(1, self.steps_since_join),
+            due_in_s=self._due_in_s,
             unsent_tokens=self.tokens - self._tokens_in_base,
             seconds_waiting=self.seconds_waiting,
         )

@@ -22,7 +22,7 @@ from peer.outer.published import RECIPES
 from peer.outer.rates import shared_rate
 from peer.outer.recipes import PARTS, Recipe, paced, word_of
 from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
-from peer.outer.schedules import Every
+from peer.outer.schedules import Every, GradientChange
 from peer.outer.straggler import WaitAll
 from peer.outer.topology import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
@@ -147,12 +147,16 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     else:
         payload = ("payload", "delta, or gradient where no inner optimizer makes a step of its own")
         spoken = recipe.payload == "delta" or (recipe.payload == "gradient" and recipe.accumulates)
+    if isinstance(recipe.schedule, GradientChange):
+        scheduled = not gossips
+    else:
+        overlap = recipe.accumulates and recipe.steps_per_round == 1
+        scheduled = isinstance(recipe.schedule, Every) and recipe.overlap_steps <= overlap
     able = {
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
-        ("schedule", "every, with overlap_steps 0"): isinstance(recipe.schedule, Every)
-        and recipe.overlap_steps <= (recipe.accumulates and recipe.steps_per_round == 1),
+        ("schedule", "every, with overlap_steps 0; or gradient-change, without gossip"): scheduled,
         ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),

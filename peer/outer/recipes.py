@@ -146,9 +146,16 @@ class Recipe:
         """Whether a round is of the peers that a topology draws, each with a state of its own."""
         return not isinstance(self.topology, AllPeers)
 
+    def regular_steps(self, rounds: int | None) -> int:
+        """Inner steps of a regular contribution in the first `rounds` rounds of a swarm: the most that anybody weighs.
+
+        Where peers call for rounds it is what the gradient norm is smoothed over.
+        """
+        return self.schedule.smoothing if isinstance(self.schedule, GradientChange) else self.rounds.longest(rounds)
+
     @property
     def rounds(self) -> Every:
-        """The schedule of a recipe that the swarm runs, see `peer.outer.compose.swarm_recipe`."""
+        """The schedule of a recipe whose rounds begin by themselves, on a swarm."""
         assert isinstance(self.schedule, Every), f"{self.name} has no rounds of one fragment"
         return self.schedule
 

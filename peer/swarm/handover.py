@@ -39,6 +39,7 @@ class Handover:
         self.in_round = False
         self.progress: Progress | None = None
         self._wanted = False
+        self._kept = False  # a call
         self._last_sequence = 0
         self._progress_at = 0.0
 
@@ -48,15 +49,22 @@ class Handover:
         """Seconds until the next contribution, as the trainer's last report says."""
         if self.due is not None or self.in_round:
             return 0.0
-        if self.progress is None:
+        if self.progress is None or self.progress.due_in_s is None:
             return float("inf")
         return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
+
+    @property
+    def called(self) -> bool:
+        """Whether rounds begin when a peer calls for one, and at no other time."""
+        return self.progress is not None and self.progress.due_in_s is None
 
     def halfway(self) -> bool:
         """Whether no more is left to train for the next contribution than has been trained for it."""
         progress, due_in_s = self.progress, self.due_in_s()
         if progress is None or due_in_s == 0.0:
             return due_in_s == 0.0
+        if progress.due_in_s is None:
+            return True  # there is no half of what nobody knows the end of
         trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s
         return due_in_s * progress.tokens_per_s <= trained
 
@@ -77,13 +85,24 @@ class Handover:
     def on_merged(self) -> None:
         self.merged.set()
         self.work.set()
+        self._answer()
 
     # -- to the trainer ----------------------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Ask the trainer for what it has, unless a contribution is ready or asked for already."""
-        if self.due is None and not self.in_round and not self._wanted and self.merged.is_set():
+        """Ask the trainer for what it has, unless a contribution is ready or asked for already.
+
+        Where any peer may call for a round, a call that comes before the end of the one before is kept until then.
+        """
+        if self.in_round or not self.merged.is_set():
+            self._kept = self.called
+        elif self.due is None and not self._wanted:
             self.want_snapshot()
+
+    def _answer(self) -> None:
+        if self._kept and not self.in_round and self.merged.is_set():
+            self._kept = False
+            self.hurry()
 
     def want_snapshot(self) -> None:
         """Ask the trainer for a contribution in place of its last one."""
@@ -101,6 +120,7 @@ class Handover:
         """The round of this contribution is over, unless the trainer has handed over the next one meanwhile."""
         if self.due is due:
             self.due = None
+        self._answer()
 
 
 def _now() -> float:

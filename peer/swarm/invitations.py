@@ -38,6 +38,7 @@ class Self:
         client: this machine accepts no connection: others cannot wait at it.
         nudge: a peer on a heavier lineage has shown itself; catch up from it.
         standing: the members of the group that goes on without matchmaking; empty if there is none.
+        called: rounds begin when a peer calls for one, and at no other time.
     """
 
     position: Callable[[], Position]
@@ -48,6 +49,7 @@ class Self:
     nudge: Callable[[str, int, str], None]
     standing: Callable[[], frozenset[str]] = frozenset
     client: bool = False
+    called: Callable[[], bool] = lambda: False
 
 
 class Invitations:
@@ -154,7 +156,9 @@ class Invitations:
             self._view.learn(leader)
             if not self._heeds(leader):
                 return False  # the group of this peer goes on: to say anything else would let the leader wait in vain
-            if leader == self._view.leader() and self._me.due_in_s() > invite.wait_s:
+            # where peers call for rounds this is one, whoever leads: nobody comes by itself
+            leads = self._me.called() or leader == self._view.leader()
+            if leads and self._me.due_in_s() > invite.wait_s:
                 self._come(invite, position)
             return True
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)

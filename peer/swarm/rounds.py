@@ -70,6 +70,7 @@ class Rounds:
             nudge=self._nudge,
             client=node.client,
             standing=lambda: self._exchange.stands(self.position()),
+            called=lambda: self._handover.called,
         )
         rule = WeightRule.of(manifest.trust, nominal_tokens)
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, rule, lambda: keeper.history.seen)

@@ -170,7 +170,7 @@ class AgentSession:
         )
         history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
-        nominal_tokens = recipe.rounds.longest(manifest.rounds.total) * per_step
+        nominal_tokens = recipe.regular_steps(manifest.rounds.total) * per_step
         log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
         if recipe.gossips:
             own = OwnKeeper(memory, state, history)

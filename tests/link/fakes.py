@@ -70,6 +70,7 @@ class FakeAgent:
 class Step:
     tokens: int = 10
     loss: float = 2.0
+    grad_norm: float = 1.0
 
 
 class Replica:

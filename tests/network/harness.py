@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,10 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
+from peer.link.voting import VotingSync
 from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
+from peer.outer.schedules import GradientChange
 from peer.protocol.manifest import RunManifest
 
 MANIFEST = """
@@ -50,6 +53,7 @@ TOKENS_PER_STEP = 32
 class FakeStep:
     tokens: int = TOKENS_PER_STEP
     loss: float = 1.0
+    grad_norm: float = 1.0
 
 
 class VectorReplica:
@@ -135,6 +139,7 @@ class Member:
     stopped: Stopped | None = None
     frozen: bool = False
     pace: int = 1
+    grad_norm: float = 1.0
     waits: bool = False  # makes no step between a snapshot and its round
 
     @property
@@ -182,7 +187,7 @@ class Member:
         assert self.sync is not None
         assert self.replica is not None
         self.replica.flat += self.push
-        self.sync.after_step(FakeStep())
+        self.sync.after_step(FakeStep(grad_norm=self.grad_norm))
 
     def log_text(self) -> str:
         return (self.folder / "agent.log").read_text()
@@ -284,17 +289,15 @@ class TestSwarm:
         memory.anchor.copy_(genesis[:numel])
         mapped = Mapped(numel=numel, num_buffers=buffers, shapes=shapes or ((numel,),))
         member.replica = VectorReplica(torch.empty(numel))
-        member.sync = SwarmSync(
-            agent=member.agent,
-            start=member.start,
-            mapped=mapped,
-            memory=memory,
-            replica=member.replica,
-            schedule=recipe.rounds,
-            optimizer=recipe.optimizer,
-            limits=Limits(total_rounds=manifest.rounds.total, max_rounds=None),
-            on_message=member.on_message,
-        )
+        parts: dict[str, Any] = {
+            "agent": member.agent, "start": member.start, "mapped": mapped, "memory": memory,
+            "replica": member.replica, "optimizer": recipe.optimizer,
+            "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
+        }  # fmt: skip
+        if isinstance(recipe.schedule, GradientChange):
+            member.sync = VotingSync(recipe.schedule, **parts)
+        else:
+            member.sync = SwarmSync(schedule=recipe.rounds, **parts)
         member.agent.send(mapped)
 
     def drive(self, until: Callable[[], bool], timeout_s: float = 60.0, pace_s: float = 0.01) -> None:

@@ -17,6 +17,7 @@ from peer.outer.merge import merge_
 from peer.outer.rates import shared_rate
 from peer.outer.recipes import Recipe
 from peer.outer.reduce import reduce_part
+from peer.outer.schedules import ChangeState, GradientChange
 from peer.outer.state import AnyUpdate, OuterState
 from peer.outer.update import Update
 from peer.sim.inner import inner_optimizer
@@ -43,12 +44,15 @@ class RealPeer:
         self.lost = None if feedback is None else Residual(feedback, numel)
         self.lost_in_reducing = None if feedback is None else Residual(feedback.on_return, numel)
 
-    def train(self) -> None:
-        gradient = torch.empty_like(self.local)
-        for _ in range(STEPS):
+    def train(self, steps: int = STEPS) -> float:
+        """The gradient's norm at the last step."""
+        gradient, norm = torch.empty_like(self.local), 0.0
+        for _ in range(steps):
             self.task.gradient(self.local, next(self.batches), gradient)
+            norm = float(gradient.norm())
             clip_(gradient, self.inner.max_grad_norm)
             self.optimizer.step(gradient, self.inner.learning_rate)
+        return norm
 
     def reduce(self, payloads: list[bytes], start: int, stop: int, recipe: Recipe) -> bytes:
         codec, lost = self.state.compressor, self.lost_in_reducing
@@ -89,19 +93,24 @@ def gathering_swarm(recipe: Recipe, rounds: int) -> Tensor:
 def real_swarm(recipe: Recipe, rounds: int) -> tuple[Tensor, Tensor]:
     """The anchor and what the run yields."""
     peers = [RealPeer(index, recipe) for index in range(PEERS)]
-    numel, codec = peers[0].local.numel(), peers[0].state.compressor
-    bounds = partition(numel, PEERS, codec.block)
     for _ in range(rounds):
         for peer in peers:
             peer.train()
-        sent = [peer.state.encode_contribution(peer.local, bounds, peer.lost) for peer in peers]
-        parts = tuple(
-            peers[owner].reduce([payloads[owner] for payloads in sent], start, stop, recipe)
-            for owner, (start, stop) in enumerate(bounds)
-        )
-        update = Update(parts, numel, codec)
-        assert len({peer.commit(update) for peer in peers}) == 1
+        reduced_round(peers, recipe)
     return peers[0].state.anchor, peers[0].state.result
+
+
+def reduced_round(peers: list[RealPeer], recipe: Recipe) -> None:
+    """Of what all have trained."""
+    numel, codec = peers[0].local.numel(), peers[0].state.compressor
+    bounds = partition(numel, PEERS, codec.block)
+    sent = [peer.state.encode_contribution(peer.local, bounds, peer.lost) for peer in peers]
+    parts = tuple(
+        peers[owner].reduce([payloads[owner] for payloads in sent], start, stop, recipe)
+        for owner, (start, stop) in enumerate(bounds)
+    )
+    update = Update(parts, numel, codec)
+    assert len({peer.commit(update) for peer in peers}) == 1
 
 
 @pytest.mark.parametrize(("name", "overrides"), [
@@ -157,6 +166,27 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overri
         assert len(foretold) == 1
         for peer in peers:
             peer.local.copy_(peer.state.anchor)
+    learner = run.simulation.replicas[0].learner
+    assert learner is not None
+    assert torch.equal(learner.outer.anchor, peers[0].state.anchor)
+
+
+def test_the_simulator_ends_where_peers_end_that_call_for_rounds() -> None:
+    recipe, steps = recipe_of("selsync", schedule={"delta": 0.05, "smoothing": 5}), 40
+    run = simulate(recipe, peers=PEERS, steps=steps, inner=PUBLISHED)
+    votes = recipe.schedule
+    assert isinstance(votes, GradientChange)
+    peers, states, rounds = [RealPeer(index, recipe) for index in range(PEERS)], [ChangeState()] * PEERS, 0
+    for step in range(steps):
+        wanted = step == steps - 1  # at the end the simulator averages all the same
+        for index, peer in enumerate(peers):
+            states[index], voted = votes.vote(states[index], peer.train(steps=1))
+            wanted = wanted or voted
+        if wanted:
+            rounds += 1
+            reduced_round(peers, recipe)
+    assert 5 < rounds < steps
+    assert rounds == run.result.tally.committed
     learner = run.simulation.replicas[0].learner
     assert learner is not None
     assert torch.equal(learner.outer.anchor, peers[0].state.anchor)

@@ -39,3 +39,23 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
         stream.close()
     assert answers == [(True, True), (True, True), (False, False)]
     assert LONGEST_WAIT_S > FIRST_WAIT_S
+
+
+async def test_where_peers_call_for_rounds_whoever_invites_is_answered_and_else_the_leader_alone(network):
+    peers = await gather(network, 3)
+    leader = next(one for one in peers if one.peer_id == one.matchmaker.view.leader())
+    asked, caller = (one for one in peers if one is not leader)
+
+    async def hurries(called):
+        me = replace(asked.matchmaker._me, called=lambda: called, due_in_s=lambda: float("inf"))
+        asked.matchmaker._invitations._me = me
+        asked.hurried.clear()
+        stream = await caller.node.open(asked.peer_id, f"atoll/{RUN[:16]}/invite", "round")
+        invite = InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=1.0)
+        await stream.send_message(Kind.INVITE, invite)
+        status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), 5.0)
+        stream.close()
+        return status.coming, asked.hurried.is_set()
+
+    assert await hurries(False) == (True, False)  # it will come of itself, and to another
+    assert await hurries(True) == (True, True)

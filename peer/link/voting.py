@@ -1,0 +1,79 @@
+"""`VotingSync`: recipes in which any peer calls for a round, when the norm of its gradient changes (SelSync).
+
+The paper's workers step together and send each other a bit at every step. Here nobody waits: whoever votes hands over
+what it has trained, its join tells the group, and every other member hands over at its next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from peer.link.messages import Anchor, WantSnapshot
+from peer.link.sync import StepResult, SwarmSync
+from peer.outer.schedules import ChangeState, Every, GradientChange
+
+
+class VotingSync(SwarmSync):
+    """Implements the `Sync` of `peer.train.loop` where rounds are called for.
+
+    Args:
+        votes: when this peer does.
+        others: those of `SwarmSync`, but for the schedule.
+    """
+
+    def __init__(self, votes: GradientChange, **others: Any) -> None:
+        super().__init__(schedule=Every(steps=1), **others)  # a round may begin after every step
+        self._votes, self._state = votes, ChangeState()
+        self._voted = self._called = self._calls = False
+
+    def begin(self, anchor: Anchor) -> None:
+        """See `SwarmSync.begin`. Rounds of before count for the warm-up: a newcomer does not call for another one."""
+        if not self._resumed:
+            self._state = ChangeState(step=min(anchor.round, self._votes.smoothing))
+        super().begin(anchor)
+
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        """See `SwarmSync.resume`."""
+        super().resume(progress)
+        self._state = ChangeState(step=progress["votes"], smoothed=progress["smoothed_norm"])
+
+    def progress(self) -> dict[str, Any]:
+        """See `SwarmSync.progress`."""
+        return {**super().progress(), "votes": self._state.step, "smoothed_norm": self._state.smoothed}
+
+    @property
+    def global_step(self) -> float:
+        """This peer's own steps: of how many steps a round will be nobody knows."""
+        return float(self.step)
+
+    @property
+    def _due(self) -> bool:
+        return self._voted or self._called
+
+    @property
+    def _due_in_s(self) -> float | None:
+        return None
+
+    def _count(self, result: StepResult) -> None:
+        super()._count(result)
+        self._state, wanted = self._votes.vote(self._state, result.grad_norm)
+        self._voted = self._voted or wanted
+
+    def _wanted(self, message: WantSnapshot) -> None:
+        """Another peer has called, or the round of the last contribution has failed."""
+        if self._outstanding is None and not self.steps_since_snapshot:
+            self._called = True  # nothing has been trained yet: after the next step
+        else:
+            super()._wanted(message)
+
+    def _hand_over(self) -> None:
+        self._calls = self._calls or self._voted
+        self._voted = self._called = False
+        super()._hand_over()
+
+    def _merge(self, message: Anchor) -> None:
+        if self._outstanding is not None and message.contributed != self._outstanding:
+            self._voted = self._voted or self._calls  # others made a round without this peer: it calls again
+        self._calls = False
+        super()._merge(message)

@@ -55,5 +55,5 @@ chaos: env ## kills, stops, partitions, bad links, hostile bytes and peers, lyin
 	$(BIN)/python -m benchmarks.table
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info peer/outer/_kernels*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,20 +1,23 @@
 """What setup.cfg cannot say: the loops in C. Without a compiler Atoll installs and runs all the same, more slowly."""
 
+import re
 import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCE = "peer/outer/kernels.c"
+SOURCE = Path("peer/outer/kernels.c")
+text = SOURCE.read_bytes()
+flags = re.search(rb"^ *flags: (.+)$", text, re.MULTILINE)[1].decode().split()  # part of what the library is made of
 
 setup(
     ext_modules=[
         Extension(
             "peer.outer._kernels",
-            [SOURCE],
-            define_macros=[("SOURCE_CRC32", f"{zlib.crc32(Path(SOURCE).read_bytes())}ul")],
-            # One rounding an operation, as `peer/outer/kernels.py` promises: no contraction, no -ffast-math.
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
+            [str(SOURCE)],
+            depends=["setup.py"],
+            define_macros=[("SOURCE_CRC32", f"{zlib.crc32(text)}ul")],
+            extra_compile_args=flags,
             optional=True,
         )
     ]

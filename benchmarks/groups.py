@@ -81,7 +81,12 @@ def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
     def found() -> list[dict[str, float]]:
         return together([member.committed for member in swarm.members])
 
-    swarm.drive(lambda: len(found()) >= WARM_UP + rounds, TIMEOUT_S, PACE_S)
+    def reached() -> bool:
+        """Asked after every message, on the agents' cores: counts before it sorts."""
+        wanted = WARM_UP + rounds
+        return all(len(member.committed) >= wanted for member in swarm.members) and len(found()) >= wanted
+
+    swarm.drive(reached, TIMEOUT_S, PACE_S)
     for member in swarm.members:
         member.waits = False
     return found()[WARM_UP:]

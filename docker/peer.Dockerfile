@@ -17,8 +17,7 @@ WORKDIR /app
 
 COPY constraints.txt LICENSE ./
 COPY configs ./configs
-COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir -c constraints.txt /wheels/*.whl
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels pip install --no-cache-dir -c constraints.txt /wheels/*.whl
 
 USER atoll
 ENV PYTHONUNBUFFERED=1

@@ -37,10 +37,12 @@ class VotingSync(SwarmSync):
         """See `SwarmSync.resume`."""
         super().resume(progress)
         self._state = ChangeState(step=progress["votes"], smoothed=progress["smoothed_norm"])
+        self._voted = progress["calls"]
 
     def progress(self) -> dict[str, Any]:
         """See `SwarmSync.progress`."""
-        return {**super().progress(), "votes": self._state.step, "smoothed_norm": self._state.smoothed}
+        votes = {"votes": self._state.step, "smoothed_norm": self._state.smoothed, "calls": self._voted or self._calls}
+        return {**super().progress(), **votes}
 
     @property
     def global_step(self) -> float:

@@ -2,7 +2,9 @@
 
    Every function computes what `kernels.py` says, with one IEEE rounding an operation, so that the bits are those of
    the tensor operations on every machine. The build forbids the compiler to contract a multiplication and an addition
-   into one; nothing here may be built with -ffast-math. Pointers never overlap but where that is said. */
+   into one; nothing here may be built with -ffast-math. `setup.py` reads the next line.
+   flags: -std=c11 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math
+   Pointers never overlap but where that is said. */
 
 #include <stddef.h>
 #include <stdint.h>

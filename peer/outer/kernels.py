@@ -11,6 +11,7 @@ import ctypes
 import logging
 import sysconfig
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +28,9 @@ _DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
 
 class Kernels:
     """The compiled loops. Vectors are contiguous, fp32 and on the CPU: ask `kernels_for`.
+
+    Nothing behind the end of a vector or of a payload is read or written: every size is looked at first, where the
+    tensor operations would have refused it. Methods raise ValueError for sizes that do not fit together.
 
     Args:
         path: of the library.
@@ -69,22 +73,26 @@ class Kernels:
             False where a value is NaN or infinite; what was written then means nothing.
         """
         function = self._library.quantize_int8 if bits == 8 else self._library.quantize_int4
+        _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *rows.shape))
         places = scales.data_ptr(), codes.data_ptr()
         return bool(function(rows.data_ptr(), rows.numel(), rows.shape[1], least, most, *places))
 
     def dequantize(self, bits: int, scales: memoryview, codes: memoryview, out: Tensor) -> None:
         """The inverse of `quantize` of so many bits: out = scale * code, fp32 [r, w]."""
         function = self._library.dequantize_int8 if bits == 8 else self._library.dequantize_int4
+        _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *out.shape))
         function(_address(scales), _address(codes), out.numel(), out.shape[1], out.data_ptr())
 
     def add_scaled(self, total: Tensor, x: Tensor, factor: float) -> None:
         """total <- total + factor x, in place; fp32 [n] each."""
+        _check_sizes((x.numel(),), (total.numel(),))
         self._library.add_scaled(total.data_ptr(), x.data_ptr(), total.numel(), factor)
 
     def nesterov(
         self, old: tuple[Tensor, Tensor], aggregate: Tensor, beta: float, lr: float, new: tuple[Tensor, Tensor]
     ) -> None:
         """m <- beta m + D; anchor <- anchor - lr (beta m + D); (anchor, m), fp32 [n] each; `new` may be `old`."""
+        _check_sizes([tensor.numel() for tensor in (*old, *new)], [aggregate.numel()] * 4)
         places = [tensor.data_ptr() for tensor in (*old, aggregate)]
         self._library.nesterov(*places, aggregate.numel(), beta, lr, *(tensor.data_ptr() for tensor in new))
 
@@ -97,17 +105,28 @@ def kernels_for(*vectors: Tensor) -> Kernels | None:
 
 @lru_cache(maxsize=1)
 def compiled() -> Kernels | None:
-    """The compiled loops, if they were built when Atoll was installed, of the source that is there now."""
+    """The compiled loops, if they were built when Atoll was installed, of the source that lies beside them."""
     path = SOURCE.with_name(f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}")
     try:
         kernels = Kernels(path)
+        source = zlib.crc32(SOURCE.read_bytes())
     except (OSError, AttributeError):
         log.info("no compiled loops: rounds take more processor time; install Atoll anew with a C compiler at hand")
         return None
-    if SOURCE.exists() and zlib.crc32(SOURCE.read_bytes()) != kernels.made_of:
+    if source != kernels.made_of:
         log.warning("%s was built of another %s: it is not used; install Atoll anew", path.name, SOURCE.name)
         return None
     return kernels
+
+
+def _sizes(bits: int, rows: int, width: int) -> tuple[int, int]:
+    """Bytes of scales and codes."""
+    return (4 * rows, rows * width) if bits == 8 else (2 * rows, rows * -(-width // 2))
+
+
+def _check_sizes(given: Sequence[int], needed: Sequence[int]) -> None:
+    if tuple(given) != tuple(needed):
+        raise ValueError(f"sizes {tuple(given)} do not fit: must be {tuple(needed)}")
 
 
 def _address(view: memoryview) -> int:

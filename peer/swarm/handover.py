@@ -19,6 +19,7 @@ class Handover:
         snapshot: -> the shared vector that contributions lie in.
         position: where this peer stands.
         tell: sends a message to the trainer.
+        called: rounds begin when a peer calls for one, and at no other time.
 
     Attributes:
         due: the contribution that waits for a round.
@@ -29,8 +30,10 @@ class Handover:
     """
 
     def __init__(
-        self, snapshot: Callable[[], Tensor], position: Callable[[], Position], tell: Callable[[ToTrainer], None]
+        self, snapshot: Callable[[], Tensor], position: Callable[[], Position], tell: Callable[[ToTrainer], None],
+        called: bool = False,
     ) -> None:
+        self.called = called
         self._snapshot, self._position, self._tell = snapshot, position, tell
         self.merged = asyncio.Event()
         self.merged.set()
@@ -40,6 +43,7 @@ class Handover:
         self.progress: Progress | None = None
         self._wanted = False
         self._kept = False  # a call
+        self._due_at = self._began = self._asked_at = position()
         self._last_sequence = 0
         self._progress_at = 0.0
 
@@ -47,24 +51,25 @@ class Handover:
 
     def due_in_s(self) -> float:
         """Seconds until the next contribution, as the trainer's last report says."""
-        if self.due is not None or self.in_round:
+        if self._occupied if self.called else self.due is not None or self.in_round:
             return 0.0
         if self.progress is None or self.progress.due_in_s is None:
             return float("inf")
         return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
 
     @property
-    def called(self) -> bool:
-        """Whether rounds begin when a peer calls for one, and at no other time."""
-        return self.progress is not None and self.progress.due_in_s is None
+    def _occupied(self) -> bool:
+        """A contribution for the round that follows this position is ready, or in it."""
+        now = self._position()
+        return (self.due is not None and self._due_at == now) or (self.in_round and self._began == now)
 
     def halfway(self) -> bool:
         """Whether no more is left to train for the next contribution than has been trained for it."""
         progress, due_in_s = self.progress, self.due_in_s()
+        if self.called:
+            return True  # there is no half of what nobody knows the end of
         if progress is None or due_in_s == 0.0:
             return due_in_s == 0.0
-        if progress.due_in_s is None:
-            return True  # there is no half of what nobody knows the end of
         trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s
         return due_in_s * progress.tokens_per_s <= trained
 
@@ -79,7 +84,7 @@ class Handover:
         self._wanted = False
         if not self.merged.is_set():
             return
-        self.due = Due(message.sequence, message.tokens, self._snapshot())
+        self.due, self._due_at = Due(message.sequence, message.tokens, self._snapshot()), self._position()
         self.work.set()
 
     def on_merged(self) -> None:
@@ -92,21 +97,22 @@ class Handover:
     def hurry(self) -> None:
         """Ask the trainer for what it has, unless a contribution is ready or asked for already.
 
-        Where any peer may call for a round, a call that comes before the end of the one before is kept until then.
+        Where peers call for rounds, a call for a round whose predecessor is not over here yet is kept until it is.
         """
-        if self.in_round or not self.merged.is_set():
-            self._kept = self.called
-        elif self.due is None and not self._wanted:
+        busy = self.in_round or self.due is not None or not self.merged.is_set()
+        if busy and self.called and not self._occupied:
+            self._kept = True
+        elif not busy and not self._wanted:
             self.want_snapshot()
 
     def _answer(self) -> None:
-        if self._kept and not self.in_round and self.merged.is_set():
+        if self._kept and self.due is None and not self.in_round and self.merged.is_set():
             self._kept = False
             self.hurry()
 
     def want_snapshot(self) -> None:
         """Ask the trainer for a contribution in place of its last one."""
-        self._wanted = True
+        self._wanted, self._asked_at = True, self._position()
         self._tell(WantSnapshot(after=self._last_sequence))
 
     def announce_anchor(self, contributed: int | None) -> None:
@@ -114,12 +120,21 @@ class Handover:
         self.merged.clear()
         self.due = None
         now = self._position()
+        if self.called and self._wanted:  # what the trainer hands over before it sees this anchor is void
+            self._wanted, self._kept = False, self._kept or self._asked_at == now
         self._tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
+
+    def begin_round(self) -> None:
+        """A round is under way, until `spent`."""
+        self.in_round, self._began = True, self._position()
 
     def spent(self, due: Due) -> None:
         """The round of this contribution is over, unless the trainer has handed over the next one meanwhile."""
+        self.in_round = False
         if self.due is due:
             self.due = None
+        if self.called and self._began == self._position():
+            self._wanted = True  # it has failed; the snapshot must stay until it is known whether for others, too
         self._answer()
 
 

@@ -49,7 +49,7 @@ class Self:
     nudge: Callable[[str, int, str], None]
     standing: Callable[[], frozenset[str]] = frozenset
     client: bool = False
-    called: Callable[[], bool] = lambda: False
+    called: bool = False
 
 
 class Invitations:
@@ -157,7 +157,7 @@ class Invitations:
             if not self._heeds(leader):
                 return False  # the group of this peer goes on: to say anything else would let the leader wait in vain
             # where peers call for rounds this is one, whoever leads: nobody comes by itself
-            leads = self._me.called() or leader == self._view.leader()
+            leads = self._me.called or leader == self._view.leader()
             if leads and self._me.due_in_s() > invite.wait_s:
                 self._come(invite, position)
             return True

@@ -12,6 +12,7 @@ from peer.link.messages import Progress, Round, Snapshot, ToTrainer
 from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
+from peer.outer.schedules import GradientChange
 from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
@@ -60,7 +61,9 @@ class Rounds:
         self._node, self._directory, self._manifest = node, directory, manifest
         self.keeper = keeper
         self._organiser, self._tell = organiser, tell
-        self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell)
+        recipe = run_recipe(manifest)
+        called = isinstance(recipe.schedule, GradientChange)
+        self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell, called)
         me = Self(
             position=self.position,
             due_in_s=self._handover.due_in_s,
@@ -70,11 +73,10 @@ class Rounds:
             nudge=self._nudge,
             client=node.client,
             standing=lambda: self._exchange.stands(self.position()),
-            called=lambda: self._handover.called,
+            called=self._handover.called,
         )
         rule = WeightRule.of(manifest.trust, nominal_tokens)
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, rule, lambda: keeper.history.seen)
-        recipe = run_recipe(manifest)
         self._guard = guard_of(node, directory, manifest.run_id, recipe, keeper, self._on_ban)
         self._matchmaker = Matchmaker(
             node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses,
@@ -189,11 +191,10 @@ class Rounds:
 
     async def _one_round(self, due: Due) -> None:
         sent, received = self._traffic()
-        self._handover.in_round = True
+        self._handover.begin_round()
         try:
             record = await run_round(due, self.keeper.state, self)
         finally:
-            self._handover.in_round = False
             self.keeper.shelf.courtesy.round_ends()
             self._handover.spent(due)
         now_sent, now_received = self._traffic()

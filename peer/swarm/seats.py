@@ -90,6 +90,8 @@ class Seats:
             if not there and seat.join.round <= position.round:
                 del self._taken[peer_id]
                 seat.taken.set()
+        if self._me.called and self.present(position.lineage_id) and self._opens():
+            self.hurry_if_halfway()  # for who was there before this peer
 
     def hurry_if_halfway(self) -> None:
         """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""

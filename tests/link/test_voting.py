@@ -115,7 +115,7 @@ def test_a_resumed_peer_goes_on_with_the_average_that_it_had(peer):
     peer.begin(round=100)
     peer.steps(1.0, 1.5)
     saved = peer.sync.progress()
-    assert (saved["votes"], saved["smoothed_norm"]) == (SMOOTHING + 2, 1.25)
+    assert (saved["votes"], saved["smoothed_norm"], saved["calls"]) == (SMOOTHING + 2, 1.25, False)
     descriptor = create_descriptor()
     again = Peer(descriptor)
     again.sync.resume(saved)
@@ -123,6 +123,11 @@ def test_a_resumed_peer_goes_on_with_the_average_that_it_had(peer):
     assert again.steps(1.25) == []
     assert len(again.steps(2.1)) == 1
     assert again.sync.global_step == 4.0
+    waiting = again.sync.progress()  # its round is not committed
+    third = Peer(descriptor)
+    third.sync.resume(waiting)
+    third.begin(round=100)
+    assert len(third.steps(2.1)) == 1
     os.close(descriptor)
 
 

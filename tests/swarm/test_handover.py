@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
+from peer.outer.round import Due
 from peer.swarm.handover import Handover
 from peer.swarm.keeper import Position
 
@@ -13,16 +14,22 @@ from peer.swarm.keeper import Position
 class Peer:
     """A `Handover` whose trainer is played by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, called: bool = True) -> None:
         self.told: list[object] = []
-        self.handover = Handover(lambda: torch.zeros(2), lambda: Position(3, "a" * 64, 0), self.told.append)
+        self.at = Position(3, "a" * 64, 0)
+        self.handover = Handover(lambda: torch.zeros(2), lambda: self.at, self.told.append, called)
 
-    async def reports(self, due_in_s: float | None, unsent: int = 10, tokens_per_s: float = 10.0) -> Handover:
-        self.handover.on_progress(Progress(
-            step=1, tokens=10, tokens_per_s=tokens_per_s, loss=None, due_in_s=due_in_s, unsent_tokens=unsent,
-            seconds_waiting=0.0,
-        ))  # fmt: skip
-        return self.handover
+    def moves(self) -> None:
+        """The state is that of the next round."""
+        self.at = Position(self.at.round + 1, "b" * 64, 0)
+
+    def contributes(self) -> Due:
+        """A contribution is ready, and its round begins."""
+        self.handover.on_snapshot(Snapshot(sequence=1, tokens=10))
+        due = self.handover.due
+        assert due is not None
+        self.handover.begin_round()
+        return due
 
     @property
     def asked(self) -> int:
@@ -33,34 +40,28 @@ class Peer:
 
 
 async def test_where_peers_call_for_rounds_nobody_is_due_and_everybody_may_be_asked() -> None:
-    handover = await Peer().reports(None, unsent=0, tokens_per_s=0.0)
-    assert handover.due_in_s() == math.inf
-    assert handover.halfway()
-    assert handover.called
-    assert not Handover(lambda: torch.zeros(2), lambda: Position(0, "", 0), lambda _: None).halfway()
-
-
-@pytest.mark.parametrize("ends", ["round", "merge"])
-async def test_a_call_before_the_end_of_a_round_is_answered_after_it(ends: str) -> None:
     peer = Peer()
-    handover = await peer.reports(None)
-    handover.on_snapshot(Snapshot(sequence=1, tokens=10))
-    due = handover.due
-    assert due is not None
-    handover.in_round = True
+    assert (peer.handover.due_in_s(), peer.handover.halfway()) == (math.inf, True)  # before the first report, too
+    peer.handover.on_progress(Progress(
+        step=1, tokens=10, tokens_per_s=0.0, loss=None, due_in_s=None, unsent_tokens=0, seconds_waiting=0.0
+    ))  # fmt: skip
+    assert (peer.handover.due_in_s(), peer.handover.halfway()) == (math.inf, True)
+    assert not Peer(called=False).handover.halfway()
+
+
+@pytest.mark.parametrize("last", ["round", "merge"])
+async def test_a_call_for_the_next_round_is_answered_when_this_one_is_over(last: str) -> None:
+    peer = Peer()
+    handover, due = peer.handover, peer.contributes()
+    peer.moves()
+    assert handover.due_in_s() == math.inf  # of the next one
     handover.announce_anchor(1)
     assert [message for message in peer.told if isinstance(message, Anchor)]
     handover.hurry()
-    if ends == "round":  # the trainer has merged before
-        handover.on_merged()
+    ends = [handover.on_merged, lambda: handover.spent(due)]
+    for end in ends if last == "round" else ends[::-1]:
         assert peer.asked == 0
-        handover.in_round = False
-        handover.spent(due)
-    else:
-        handover.in_round = False
-        handover.spent(due)
-        assert peer.asked == 0
-        handover.on_merged()
+        end()
     assert peer.asked == 1
     handover.hurry()
     assert peer.asked == 0  # it is asked already
@@ -68,13 +69,60 @@ async def test_a_call_before_the_end_of_a_round_is_answered_after_it(ends: str) 
     assert peer.asked == 0
 
 
-async def test_where_rounds_are_due_by_themselves_such_a_call_is_dropped() -> None:
+async def test_a_call_for_the_round_that_runs_is_not_kept() -> None:
     peer = Peer()
-    handover = await peer.reports(5.0)
-    assert not handover.called
-    handover.announce_anchor(None)
-    handover.hurry()
-    handover.on_merged()
+    due = peer.contributes()
+    assert peer.handover.due_in_s() == 0.0
+    peer.handover.hurry()  # as the timer of whoever waited a whole window does, however long the round takes
+    peer.moves()
+    peer.handover.announce_anchor(1)
+    peer.handover.on_merged()
+    peer.handover.spent(due)
     assert peer.asked == 0
-    handover.hurry()
+
+
+async def test_after_a_round_that_failed_nobody_is_asked_until_it_is_known_what_became_of_it() -> None:
+    peer = Peer()
+    peer.handover.spent(peer.contributes())
+    peer.handover.hurry()
+    assert peer.asked == 0  # the trainer would write over the snapshot that others may have committed
+    peer.handover.want_snapshot()  # the aftermath
+    assert peer.asked == 1
+    peer.handover.on_snapshot(Snapshot(sequence=2, tokens=20))
+    assert peer.handover.due == Due(2, 20, peer.handover.due.snapshot if peer.handover.due else torch.empty(0))
+
+
+@pytest.mark.parametrize("ready", [False, True])
+async def test_a_call_between_catching_up_and_its_anchor_is_answered_after_that(ready: bool) -> None:
+    peer = Peer()
+    if ready:
+        peer.handover.on_snapshot(Snapshot(sequence=1, tokens=10))  # for the round that others made meanwhile
+    peer.moves()
+    assert peer.handover.due_in_s() == math.inf
+    peer.handover.hurry()
+    peer.handover.announce_anchor(None)
+    peer.handover.on_snapshot(Snapshot(sequence=2, tokens=10))  # from before the trainer saw the anchor
+    assert peer.handover.due is None
+    asked = peer.asked
+    assert asked == (not ready)
+    peer.handover.on_merged()
+    assert peer.asked == 1
+
+
+async def test_what_was_asked_for_at_the_anchor_before_is_not_asked_for_again() -> None:
+    peer = Peer()
+    peer.handover.hurry()
+    peer.moves()
+    peer.handover.announce_anchor(None)
+    peer.handover.on_merged()
+    assert peer.asked == 1  # then
+
+
+async def test_where_rounds_are_due_by_themselves_a_call_before_the_end_of_one_is_dropped() -> None:
+    peer = Peer(called=False)
+    peer.handover.announce_anchor(None)
+    peer.handover.hurry()
+    peer.handover.on_merged()
+    assert peer.asked == 0
+    peer.handover.hurry()
     assert peer.asked == 1

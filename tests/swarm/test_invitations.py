@@ -47,7 +47,7 @@ async def test_where_peers_call_for_rounds_whoever_invites_is_answered_and_else_
     asked, caller = (one for one in peers if one is not leader)
 
     async def hurries(called):
-        me = replace(asked.matchmaker._me, called=lambda: called, due_in_s=lambda: float("inf"))
+        me = replace(asked.matchmaker._me, called=called, due_in_s=lambda: float("inf"))
         asked.matchmaker._invitations._me = me
         asked.hurried.clear()
         stream = await caller.node.open(asked.peer_id, f"atoll/{RUN[:16]}/invite", "round")

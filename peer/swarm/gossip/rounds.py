@@ -168,11 +168,10 @@ class GossipRounds:
             await self._wait_for_peers(due)
             return
         before = self._traffic()
-        self._handover.in_round = True
+        self._handover.begin_round()
         try:
             record = await self._round(due)
         finally:
-            self._handover.in_round = False
             self._handover.spent(due)
         after = self._traffic()
         traffic = {"bytes_sent": after[0] - before[0], "bytes_received": after[1] - before[1]}

@@ -51,7 +51,8 @@ class Handover:
 
     def due_in_s(self) -> float:
         """Seconds until the next contribution, as the trainer's last report says."""
-        if self._occupied if self.called else self.due is not None or self.in_round:
+        ready = self._occupied if self.called else self.due is not None or self.in_round
+        if ready:
             return 0.0
         if self.progress is None or self.progress.due_in_s is None:
             return float("inf")

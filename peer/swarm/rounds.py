@@ -64,22 +64,12 @@ class Rounds:
         recipe = run_recipe(manifest)
         called = isinstance(recipe.schedule, GradientChange)
         self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell, called)
-        me = Self(
-            position=self.position,
-            due_in_s=self._handover.due_in_s,
-            halfway=self._handover.halfway,
-            hurry=self._handover.hurry,
-            training=self._taking_part,
-            nudge=self._nudge,
-            client=node.client,
-            standing=lambda: self._exchange.stands(self.position()),
-            called=self._handover.called,
-        )
         rule = WeightRule.of(manifest.trust, nominal_tokens)
         rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, rule, lambda: keeper.history.seen)
         self._guard = guard_of(node, directory, manifest.run_id, recipe, keeper, self._on_ban)
         self._matchmaker = Matchmaker(
-            node, directory, manifest.run_id, manifest.rounds, rosters, me, refuses=self._guard.refuses,
+            node, directory, manifest.run_id, manifest.rounds, rosters, self._seen_by_itself(),
+            refuses=self._guard.refuses,
             decline=lambda group, abort: self._exchange.hellos.decline(group, abort),
         )  # fmt: skip
         self._exchange = Exchange(
@@ -100,6 +90,19 @@ class Rounds:
         self.group_size = 0
 
     # -- what others see ---------------------------------------------------------------------------------------------
+
+    def _seen_by_itself(self) -> Self:
+        return Self(
+            position=self.position,
+            due_in_s=self._handover.due_in_s,
+            halfway=self._handover.halfway,
+            hurry=self._handover.hurry,
+            training=self._taking_part,
+            nudge=self._nudge,
+            client=self._node.client,
+            standing=lambda: self._exchange.stands(self.position()),
+            called=self._handover.called,
+        )
 
     def position(self) -> Position:
         return self.keeper.position

@@ -16,7 +16,8 @@ from typing import Any, TextIO, TypeVar
 from benchmarks.contributions import fill
 from benchmarks.member import Setup, respond
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
-from peer.link.memory import SharedState, create_descriptor
+from peer.link.memory import SharedState
+from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bootstrap.genesis import GenesisBuild
 from peer.errors import UserError
 from peer.lifetime import children_die_with_us
 from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.manifest import RunManifest, parse_manifest
+from peer.startup import starting
 from peer.swarm.keys import check_identity
 from peer.swarm.sockets import sweep_stale_sockets
 
@@ -124,11 +126,13 @@ def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
 async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path) -> Bootstrap:
     if arguments.initial_peers:
         await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
-    # torch and hivemind take seconds to import; the checks before need neither
-    from bootstrap.node import build_genesis, start_bootstrap
-    from peer.swarm.daemon import NodeConfig
+    building = GenesisBuild(manifest, arguments.manifest, arguments.state_dir)
+    await building.start()
+    with starting():  # torch and hivemind take seconds to import; the checks before need neither
+        from bootstrap.node import start_bootstrap
+        from peer.swarm.daemon import NodeConfig
 
-    genesis = await build_genesis(manifest, arguments.manifest, arguments.state_dir)
+    genesis = await building.finish()
     config = NodeConfig(
         identity_path=identity_path,
         host_maddrs=tuple(arguments.host_maddrs),

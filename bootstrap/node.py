@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
-import os
 import random
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.genesis import Genesis
 from peer.errors import ProtocolError, UserError
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import seal_manifest
-from peer.protocol.wire import SnapshotMeta
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, publish_manifest_forever
 from peer.swarm.history import History
 from peer.swarm.node import Node, start_node
 from peer.swarm.serving import HistoryServer
-from peer.swarm.snapshots import OneSnapshot, SnapshotFile
+from peer.swarm.snapshots import OneSnapshot
 
 log = logging.getLogger(__name__)
-GENESIS_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True)
-class Genesis:
-    """The initial state as a file, and the manifest that names its digest."""
-
-    manifest: RunManifest
-    snapshot: SnapshotFile
-
-
-async def build_genesis(manifest: RunManifest, manifest_path: Path, state_dir: Path) -> Genesis:
-    """Build the initial state in a child process, which reads the manifest once more.
-
-    Raises:
-        UserError: the model cannot be built, or does not fit this machine.
-    """
-    out = state_dir / "genesis.bin"
-    command = [sys.executable, "-m", "peer.genesis", str(manifest_path), "--out", str(out)]
-    child = await asyncio.create_subprocess_exec(
-        *command, "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        output, _ = await asyncio.wait_for(child.communicate(), GENESIS_TIMEOUT_S)
-    except (asyncio.CancelledError, asyncio.TimeoutError):
-        child.kill()
-        raise
-    if child.returncode not in (0, 2):
-        raise UserError(f"building the initial model of {manifest_path} failed (see the messages above)")
-    figures = json.loads(output.splitlines()[-1])
-    if child.returncode == 2:
-        raise UserError(figures["what"], figures["hint"])
-    if manifest.genesis not in (None, figures["digest"]):
-        raise UserError(
-            f"the manifest names genesis {manifest.genesis}; this machine builds {figures['digest']}",
-            "remove 'genesis' from the file to start a new run",
-        )
-    meta = SnapshotMeta(
-        round=0,
-        lineage_id=figures["digest"],
-        numel=figures["numel"],
-        num_buffers=figures["num_buffers"],
-        num_chunks=len(figures["chunks"]),
-    )
-    snapshot = SnapshotFile(out, meta, [bytes.fromhex(digest) for digest in figures["chunks"]])
-    return Genesis(manifest.model_copy(update={"genesis": figures["digest"]}), snapshot)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from peer.settings import (
     load_settings,
     setting_overrides,
 )
+from peer.startup import starting
 from peer.swarm.keys import check_identity
 
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
@@ -98,7 +99,7 @@ def _unknown_setting(option: str) -> UserError:
 
 
 def _join(arguments: argparse.Namespace) -> int:
-    # Nothing runs yet that would have to be ended, and an exception in the middle of an import can get lost.
+    # What runs before training dies with this process, and an exception in the middle of an import can get lost.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
@@ -110,9 +111,14 @@ def _join(arguments: argparse.Namespace) -> int:
         check_identity(identity_path)
         check_host_ports(settings.host_maddrs)
         reachable = check_reachable(addresses)
-        from peer.life import live  # imports torch and transformers, which takes longer than all checks above
+        from peer.link.supervisor import AgentProcess
 
-        code = live(settings, reachable, identity_path)
+        agent = AgentProcess(settings.output_dir / "agent.log")
+        agent.start()  # it imports for seconds, and so does this process
+        with starting():
+            from peer.life import live
+
+        code = live(settings, reachable, identity_path, agent)
     # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.
     logging.shutdown()
     sys.stdout.flush()

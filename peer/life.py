@@ -59,19 +59,21 @@ class StopSignal:
         self.requested = True
 
 
-def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> int:
+def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, agent: AgentProcess) -> int:
     """Join the swarm at `addresses` and train until the run ends or a signal comes; -> exit code.
 
     The caller has checked the surroundings (`peer.preflight`) and holds the identity's lock.
+
+    Args:
+        agent: has been started; ends with this call, however that ends.
 
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
     stop = StopSignal()
     console = Console()
-    start = _prepare(settings, addresses, identity_path, console)
-    agent = AgentProcess(settings.output_dir / "agent.log")
     try:
+        start = _prepare(settings, addresses, identity_path, console)
         return _run(settings, start, agent, stop, console)
     except KeyboardInterrupt:
         log.warning("stopped before the first step")
@@ -132,7 +134,6 @@ def _arrive(
     stopping: Callable[[], bool],
 ) -> tuple[Peer, Anchor]:
     """Find the run, build this peer's parts, take the swarm's state."""
-    agent.start()
     agent.send(start)
     log.info("looking for the run at %s", ", ".join(start.initial_peers))
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)

@@ -33,11 +33,6 @@ class Head(Spec):
     contributed: int | None = None
 
 
-def create_descriptor() -> int:
-    """A memfd of size zero; `SharedState` gives it its size once the model is known."""
-    return os.memfd_create("atoll-state", os.MFD_CLOEXEC)
-
-
 class SharedState:
     """Tensors over one memfd.
 

@@ -1,4 +1,7 @@
-"""The trainer's end of its agent: start it, talk to it, see it die, start it again, end it in bounded time."""
+"""The trainer's end of its agent: start it, talk to it, see it die, start it again, end it in bounded time.
+
+Imports nothing heavy: the agent is started before anything else is.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from peer.errors import UserError
-from peer.link.memory import create_descriptor
 from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
 from peer.protocol.manifest import Spec
 
@@ -24,6 +26,11 @@ AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent")
 SEND_TIMEOUT_S = 5.0
 MAX_RESTART_DELAY_S = 30.0
 MessageT = TypeVar("MessageT", bound=Spec)
+
+
+def create_descriptor() -> int:
+    """A memfd of size zero; `peer.link.memory.SharedState` gives it its size once the model is known."""
+    return os.memfd_create("atoll-state", os.MFD_CLOEXEC)
 
 
 class AgentGoneError(Exception):

@@ -12,6 +12,7 @@ import socket
 import sys
 
 from peer.lifetime import children_die_with_us, die_with_parent
+from peer.startup import starting
 from peer.swarm.heap import return_large_blocks
 from peer.swarm.sockets import sweep_stale_sockets
 
@@ -29,11 +30,14 @@ def main() -> None:
     sweep_stale_sockets()
     return_large_blocks()
 
-    import torch
-    import uvloop
+    with starting():
+        import torch
+        import uvloop
 
-    from peer.errors import UserError
-    from peer.link.messages import Fatal
+        from peer.errors import UserError
+        from peer.link.messages import Fatal
+        from peer.swarm.session import AgentSession, Channel
+        from peer.swarm.tasks import hush_foreign_waits, use_few_threads
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)  # replicas must not differ where a library turned it on
@@ -41,9 +45,6 @@ def main() -> None:
     channel = socket.socket(fileno=arguments.channel)
 
     async def run() -> int:
-        from peer.swarm.session import AgentSession, Channel
-        from peer.swarm.tasks import hush_foreign_waits, use_few_threads
-
         use_few_threads()
         asyncio.get_running_loop().set_exception_handler(hush_foreign_waits)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from peer.link.lockstep import LockstepSync
-from peer.link.memory import SharedState, create_descriptor
+from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Merged, Progress, Published, Snapshot, WantSnapshot
+from peer.link.supervisor import create_descriptor
 from peer.link.sync import Limits
 from peer.outer.optimizer import SignSgd
 from peer.outer.schedules import Every

@@ -8,7 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from peer.link.memory import HEAD_BYTES, Head, SharedState, create_descriptor
+from peer.link.memory import HEAD_BYTES, Head, SharedState
+from peer.link.supervisor import create_descriptor
 
 HEAD = Head(round=7, lineage_id="a" * 64, state_digest="b" * 64, contributed=3)
 # By hand, as the layout is written down; an import of torch would take most of the time of this test.

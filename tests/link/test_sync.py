@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from peer.link.memory import create_descriptor
 from peer.link.messages import Anchor, Fatal, Mapped, Merged, Progress, Published, Snapshot, Swarm, WantSnapshot
+from peer.link.supervisor import create_descriptor
 from peer.link.sync import PROGRESS_PERIOD_S
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, STEPS, Peer, Step
 

@@ -6,8 +6,9 @@ import os
 import pytest
 import torch
 
-from peer.link.memory import SharedState, create_descriptor
+from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
+from peer.link.supervisor import create_descriptor
 from peer.link.sync import Limits
 from peer.link.voting import VotingSync
 from peer.outer.optimizer import Sgd

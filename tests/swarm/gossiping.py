@@ -7,8 +7,9 @@ import random
 
 import torch
 
-from peer.link.memory import SharedState, create_descriptor
+from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Round, Snapshot, WantSnapshot
+from peer.link.supervisor import create_descriptor
 from peer.outer.compose import run_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced

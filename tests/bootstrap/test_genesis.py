@@ -1,0 +1,110 @@
+"""The initial state in a node's folder: built by a real child once, and found whole by whoever starts again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from bootstrap.genesis import GenesisBuild
+from peer.errors import UserError
+from peer.genesis import checked_genesis
+from peer.protocol.manifest import parse_manifest
+from tests.network.harness import DILOCO, MANIFEST
+
+TEXT = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
+
+
+class Node:
+    """A node's folder, and what each of its starts found or built there."""
+
+    def __init__(self, folder):
+        self.folder, self.path = folder, folder / "run.yaml"
+        self.state, self.figures = folder / "genesis.bin", folder / "genesis.json"
+
+    def start(self, seed=3, genesis=None):
+        """-> (genesis, whether a child built it)"""
+        text = TEXT.replace("seed: 3", f"seed: {seed}")
+        self.path.write_text(text + (f"genesis: '{genesis}'\n" if genesis else ""))
+
+        async def run():
+            building = GenesisBuild(parse_manifest(self.path.read_bytes(), "run.yaml"), self.path, self.folder)
+            await building.start()
+            found = await building.finish()
+            return found, building._child is not None
+
+        before = self.state.stat().st_mtime_ns if self.state.exists() else None
+        found, early = asyncio.run(run())
+        built = self.state.stat().st_mtime_ns != before
+        assert built or not early
+        return found, built
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    node = Node(tmp_path_factory.mktemp("built"))
+    assert node.start()[1]
+    return node
+
+
+@pytest.fixture
+def node(built, tmp_path):
+    """A folder in which a node has been before."""
+    for path in (built.state, built.figures):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return Node(tmp_path)
+
+
+def test_what_the_child_builds_is_the_state_that_any_peer_builds(built):
+    state = checked_genesis(parse_manifest(TEXT, "run.yaml"))
+    assert built.state.read_bytes() == state.anchor.numpy().tobytes() + b"".join(
+        buffer.numpy().tobytes() for buffer in state.buffers
+    )
+    figures = json.loads(built.figures.read_bytes())
+    assert (figures["digest"], figures["numel"]) == (state.digest(), state.numel)
+
+
+def test_a_node_that_starts_again_finds_it_and_builds_nothing(node):
+    figures = json.loads(node.figures.read_bytes())
+    found, built = node.start()
+    assert not built
+    assert found.manifest.genesis == found.snapshot.meta.lineage_id == figures["digest"]
+    assert [digest.hex() for digest in found.snapshot.digests] == figures["chunks"]
+    found, built = node.start(genesis=figures["digest"])
+    assert not built
+
+
+def test_a_manifest_that_names_another_genesis_is_refused(node):
+    with pytest.raises(UserError, match=r"the manifest names genesis 000000.*; this machine builds"):
+        node.start(genesis="0" * 64)
+
+
+def test_another_manifest_in_the_same_folder_is_built(node):
+    before = node.state.read_bytes()
+    found, built = node.start(seed=2)
+    assert built
+    assert node.state.read_bytes() != before
+    assert json.loads(node.figures.read_bytes())["digest"] == found.manifest.genesis
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the end", "the whole", "figures", "digest"])
+def test_what_is_damaged_is_built_again(node, damage, caplog):
+    caplog.set_level(logging.WARNING)
+    whole, figures = node.state.read_bytes(), json.loads(node.figures.read_bytes())
+    if damage == "a byte":
+        node.state.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    elif damage == "the end":
+        node.state.write_bytes(whole[:-4])
+    elif damage == "the whole":
+        node.state.unlink()
+    elif damage == "figures":
+        node.figures.write_text("{")
+    else:
+        node.figures.write_text(json.dumps({**figures, "digest": "0" * 64}))
+    found, built = node.start()
+    assert built
+    assert "built again" in caplog.text
+    assert node.state.read_bytes() == whole
+    assert found.manifest.genesis == figures["digest"]

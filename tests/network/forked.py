@@ -1,0 +1,148 @@
+"""Agents and bootstraps that start in a tenth of the time: forked from this process, which has imported everything.
+
+What runs in the child is the production program from its first line on (`peer.swarm.agent.main`), as a child of its
+trainer, in a session of its own and with nothing but its channel, its memory and its log; only the three seconds of
+imports are saved, of which the tests would need minutes and the campaigns half an hour. Whole peers (`JoinedPeer`)
+start as anybody's do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, cast
+
+import peer.swarm.session  # noqa: F401 - imported here, so that no child has to
+from peer.link.supervisor import AgentProcess
+from peer.swarm import agent
+
+Main = Callable[[], None]
+
+
+class ForkedProcess:
+    """A function that runs in a child process, as a program of its own. What its users need of a Popen.
+
+    Args:
+        main: the function; the child ends when it returns.
+        arguments: its command line.
+        log_path: its stderr is appended here, and its stdout unless there is another place for that.
+        kept: file numbers that it keeps.
+        stdout: file number of that other place.
+    """
+
+    def __init__(
+        self, main: Main, arguments: Sequence[str], log_path: Path, kept: Sequence[int] = (), stdout: int | None = None
+    ) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(main, arguments, log_path, kept, stdout)
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises TimeoutExpired, as Popen does."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired([f"process {self.pid}"], cast(float, timeout))
+            signal.sigtimedwait([], 0.01)
+        return code
+
+    def terminate(self) -> None:
+        """SIGTERM, unless it has ended."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class ForkedAgent(AgentProcess):
+    """`AgentProcess` with another way to start.
+
+    Args:
+        log_path, clock: see `AgentProcess`.
+        main: what runs in the child.
+        arguments: its first ones.
+    """
+
+    def __init__(
+        self, log_path: Path, clock: Callable[[], float] = time.monotonic, main: Main = agent.main,
+        arguments: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(log_path, clock=clock)
+        self._main, self._arguments = main, tuple(arguments)
+
+    def start(self) -> None:
+        """See `AgentProcess.start`."""
+        assert not self.running
+        self._discard()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            numbers = {"--channel": theirs.fileno(), "--memory": self.memory_descriptor, "--parent": os.getpid()}
+            flags = [text for flag, number in numbers.items() for text in (flag, str(number))]
+            kept = (theirs.fileno(), self.memory_descriptor)
+            process = ForkedProcess(self._main, (*self._arguments, *flags), self.log_path, kept)
+        self._process = cast("subprocess.Popen[bytes]", process)
+        self._channel = ours
+        self._started_at = self._clock()
+        self.starts += 1
+
+
+def _become(
+    main: Main, arguments: Sequence[str], log_path: Path, kept: Sequence[int], stdout: int | None
+) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log if stdout is None else stdout, 1), (log, 2)):
+            os.dup2(source, target)
+        _close_all_but({0, 1, 2, *kept})
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        logging.root.handlers.clear()
+        logging.disable(logging.NOTSET)
+        sys.argv = [main.__module__, *arguments]
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from peer.startup import starting
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_nothing_is_collected_meanwhile_and_what_stands_then_never():
+    with starting():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 1000
+    assert not any(thing is kept for thing in gc.get_objects())
+
+
+def test_after_a_start_that_failed_garbage_is_collected_again():
+    with pytest.raises(ImportError), starting():
+        raise ImportError
+    assert gc.isenabled()

@@ -12,16 +12,17 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bootstrap import cli
+from peer.lifetime import die_with_parent
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
 from peer.link.supervisor import AgentGoneError, AgentProcess
@@ -31,6 +32,7 @@ from peer.outer.compose import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.schedules import GradientChange
 from peer.protocol.manifest import RunManifest
+from tests.network.forked import ForkedAgent, ForkedProcess
 
 MANIFEST = """
 name: test
@@ -70,7 +72,13 @@ class VectorReplica:
 
 
 class BootstrapProcess:
-    """`atoll-bootstrap` as a child; `address` is what a peer joins with."""
+    """`atoll-bootstrap` as a child; `address` is what a peer joins with.
+
+    The initial state of a manifest is built once in a test run: later nodes find it in their folders, as one finds it
+    that is started again.
+    """
+
+    _built: ClassVar[dict[str, dict[str, bytes]]] = {}
 
     def __init__(
         self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0,
@@ -79,27 +87,33 @@ class BootstrapProcess:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "run.yaml"
         path.write_text(manifest_text)
+        for name, content in self._built.get(manifest_text, {}).items():
+            (folder / name).write_bytes(content)
         self.folder = folder
-        self._command = [
-            sys.executable, "-m", "peer.demo.launch", str(os.getpid()),
-            sys.executable, "-m", "bootstrap.cli", str(path), "--json", "--state-dir", str(folder),
-            "--host-maddrs", f"/ip4/{host}/tcp/{port}",
-        ]  # fmt: skip
+        arguments = [str(path), "--json", "--state-dir", str(folder), "--host-maddrs", f"/ip4/{host}/tcp/{port}"]
         if initial_peers:
-            self._command += ["--initial-peers", *initial_peers]
-        self.log = (folder / "bootstrap.log").open("ab")
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self.log)
+            arguments += ["--initial-peers", *initial_peers]
+        reading, writing = os.pipe()
+        self.output = os.fdopen(reading, "rb")
+        parent = os.getpid()
+
+        def main() -> None:
+            die_with_parent(parent)
+            cli.main()
+
+        self.process = ForkedProcess(main, arguments, folder / "bootstrap.log", stdout=writing)
+        os.close(writing)
         started = json.loads(self._first_line())
         self.address: str = started["addresses"][0]
         self.run_id: str = started["run_id"]
+        self._built[manifest_text] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
 
     @property
     def port(self) -> int:
         return int(self.address.split("/")[4])
 
     def _first_line(self) -> bytes:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.output.readline()
         assert line, (self.folder / "bootstrap.log").read_text()
         return line
 
@@ -112,12 +126,11 @@ class BootstrapProcess:
         self.process.wait()
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)  # on busy cores the interpreter alone takes seconds to end
         self.kill()
-        self.log.close()
+        self.output.close()
 
 
 @dataclass
@@ -268,7 +281,7 @@ class TestSwarm:
         agent.start()
 
     def _agent(self, folder: Path) -> AgentProcess:
-        return AgentProcess(folder / "agent.log")
+        return ForkedAgent(folder / "agent.log")
 
     def _connect(self, member: Member, genesis: Tensor) -> None:
         published = member.agent.expect(Published, 60.0)

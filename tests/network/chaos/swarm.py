@@ -14,8 +14,9 @@ from peer.errors import UserError
 from peer.link.messages import Anchor, Fatal, Published
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.record import RoundRecord
-from tests.network.chaos.forked import ForkedAgent
+from tests.network.chaos import gated
 from tests.network.chaos.observe import Process, family
+from tests.network.forked import ForkedAgent
 from tests.network.harness import Member, TestSwarm
 
 # Back-off between the starts of one agent: its rule is tested elsewhere; here the next start is wanted soon.
@@ -75,7 +76,8 @@ class ChaosSwarm(TestSwarm):
         self._steps_made = 0
 
     def _agent(self, folder: Path) -> AgentProcess:
-        return ForkedAgent(folder, clock=lambda: BACKOFF_CLOCK * time.monotonic())
+        clock = lambda: BACKOFF_CLOCK * time.monotonic()  # noqa: E731
+        return ForkedAgent(folder / "agent.log", clock, gated.main, (str(folder),))
 
     # -- members -----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
-from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.catchup import Fetcher
+from peer.swarm.donors import Standing
 from peer.swarm.exchange import Exchange
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper

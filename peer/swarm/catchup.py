@@ -15,11 +15,12 @@ from peer.outer.compress.base import NonFiniteError
 from peer.outer.state import AnyUpdate, OuterState, state_digest
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
-from peer.protocol.records import PeerRecord, parse_json
+from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.asking import asking
 from peer.swarm.chunks import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
-from peer.swarm.history import History
+from peer.swarm.donors import Standing
+from peer.swarm.early import EarlyStream, Open
 from peer.swarm.node import BULK_BYTES, Node
 from peer.swarm.partial import PartialFile
 from peer.swarm.serving import SLICE_BYTES, history_name
@@ -39,15 +40,6 @@ class NotHeavierError(CatchUpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where this peer stands, and what its state must look like."""
-
-    state: OuterState
-    history: History
-    valid: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class CaughtUp:
     """How a peer caught up.
 
@@ -60,31 +52,6 @@ class CaughtUp:
     replayed: int
     snapshot_round: int | None
     chunks: Mapping[str, int] = field(default_factory=dict)
-
-
-def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]) -> list[str]:
-    """Peers whose lineage beats ours by their own account, the heaviest first."""
-    weight, lineage_id = standing.history.weight, standing.state.lineage_id
-    better = [
-        peer_id
-        for peer_id, record in peers.items()
-        if peer_id not in distrusted
-        and record.lineage_id != lineage_id
-        and record.state != "joining"
-        and (not standing.valid or heavier(record.lineage_weight, record.lineage_id, weight, lineage_id))
-    ]
-    return sorted(better, key=lambda peer_id: (-peers[peer_id].lineage_weight, peers[peer_id].lineage_id, peer_id))
-
-
-def helpers(peers: dict[str, PeerRecord], donor: str, distrusted: set[str]) -> list[str]:
-    """Peers that may have the donor's snapshot too: by their own account they are where it is, or on the way."""
-    there = peers[donor].lineage_id if donor in peers else None
-    able = [
-        peer_id
-        for peer_id, record in peers.items()
-        if peer_id != donor and peer_id not in distrusted and record.state != "joining"
-    ]
-    return sorted(able, key=lambda peer_id: (peers[peer_id].lineage_id != there, -peers[peer_id].round, peer_id))
 
 
 class Fetcher:
@@ -140,7 +107,7 @@ class Fetcher:
         meta, digests = await self._offer(donor, standing)
         if meta.round != 0:
             raise CatchUpError(f"{donor} holds round {meta.round}, not the genesis")
-        path, _ = await self._chunks([donor], meta, digests, standing.history.genesis)
+        path, _ = await self._chunks([donor], meta, digests, standing.history.genesis, self._open)
         await adopt(path, [])
 
     async def state_of(self, donor: str, standing: Standing, signed: GossipState) -> Path:
@@ -153,7 +120,7 @@ class Fetcher:
         meta, digests = await self._offer(donor, standing, signed.state_digest)
         if (meta.round, meta.lineage_id) != (signed.round, signed.state_digest):
             raise CatchUpError(f"{donor} serves round {meta.round}, and has signed another state")
-        path, _ = await self._chunks([donor], meta, digests, signed.state_digest)
+        path, _ = await self._chunks([donor], meta, digests, signed.state_digest, self._open)
         return path
 
     async def _replay(self, donor: str, onward: list[Certificate], state: OuterState, apply: Apply) -> int:
@@ -181,9 +148,19 @@ class Fetcher:
         others = others[: DONORS_AT_ONCE - 1]
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in others]
+        # each of these takes several round trips, and none needs another's answer
+        early = EarlyStream(self._open, donor)
+        seen: Counter[str] = Counter()
+        genesis = standing.history.genesis
+        offering = asyncio.ensure_future(self._offer(donor, standing))
+        linking = asyncio.ensure_future(self._chain(donor, 0, genesis, seen))
         try:
-            meta, digests = await self._offer(donor, standing)
-            chain = (await self._chain(donor, 0, standing.history.genesis, Counter()))[: meta.round]
+            meta, digests = await offering
+            chain = await linking
+            if len(chain) < meta.round:  # rounds have been committed before the snapshot was written
+                parent = chain[-1].link.id if chain else genesis
+                chain += await self._chain(donor, len(chain), parent, seen)
+            chain = chain[: meta.round]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             if standing.valid and not heavier(
@@ -191,9 +168,11 @@ class Fetcher:
             ):
                 PartialFile.discard(self._folder)
                 raise NotHeavierError(f"the chain of {donor} is not heavier than ours")
-            path, served = await self._chunks([donor, *others], meta, digests, chain[-1].link.state_digest)
+            expected = chain[-1].link.state_digest
+            path, served = await self._chunks([donor, *others], meta, digests, expected, early.open)
         finally:
-            await cancel_and_wait(preparing)
+            await cancel_and_wait([offering, linking, *preparing])
+            await early.close()
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
 
@@ -256,7 +235,7 @@ class Fetcher:
         return payload
 
     async def _chunks(
-        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], expected: str
+        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], expected: str, open_stream: Open
     ) -> tuple[Path, Mapping[str, int]]:
         """The snapshot as a file, each chunk checked on arrival; -> its path, and who sent how many chunks."""
         if state_digest(digests, meta.numel, meta.num_buffers) != expected:
@@ -264,7 +243,7 @@ class Fetcher:
         part = PartialFile(self._folder, meta, digests)
         await asyncio.to_thread(part.open)
         try:
-            fetch = ChunkFetch(self._open, self._run_id, part, self._distrust)
+            fetch = ChunkFetch(open_stream, self._run_id, part, self._distrust)
             if part.missing:
                 await fetch.run(donors)
         finally:

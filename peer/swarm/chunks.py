@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
 
 from peer.errors import AtollError, ProtocolError
 from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.early import Open
 from peer.swarm.partial import PartialFile
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
@@ -21,14 +22,13 @@ log = logging.getLogger(__name__)
 CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
 DONORS_AT_ONCE = 8
 WINDOW = 2  # chunks asked for on one stream: the donor reads the next while one is on its way
-ALONE_CHUNKS = 2  # from a donor that serves alone: then over two streams, as one does not fill a far line
+ALONE_CHUNKS = 2  # from a donor that is left alone: then over two streams, as one does not fill a far line
 CHECKING_THREADS = 2
 WATCH_PERIOD_S = 0.25
 SLOW_FACTOR = 4.0
 SLOW_FLOOR_S = 2.0
 BUSY_RETRY_S = 1.0
 BUSY_PATIENCE_S = 60.0
-Open = Callable[[str], Awaitable[Stream]]
 Distrust = Callable[[str, str], None]
 
 
@@ -111,6 +111,8 @@ class ChunkFetch:
             ProtocolError, StreamClosedError: what was wrong with the first donor, when all are left.
         """
         self._donors.extend(donors)
+        if len(donors) == 1 and self._left > WINDOW:
+            self._alone.set_result(donors[0])
         watching, beside = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._work_beside())
         workers = {asyncio.ensure_future(self._work_on()) for _ in range(min(DONORS_AT_ONCE, len(donors)))}
         running = {beside, *workers}
@@ -130,7 +132,7 @@ class ChunkFetch:
             await self._follow(Lane(self._donors.popleft()))
 
     async def _work_beside(self) -> None:
-        """A second stream to a donor, once it serves alone."""
+        """A second stream to a donor that serves alone, from the beginning or once it is left."""
         await self._follow(Lane(await self._alone, second=True))
 
     async def _follow(self, lane: Lane) -> None:

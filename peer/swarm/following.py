@@ -13,8 +13,9 @@ from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier
-from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, Standing, ahead, helpers
+from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError
 from peer.swarm.directory import Directory
+from peer.swarm.donors import Standing, ahead, helpers
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.missed import Missed
 from peer.swarm.node import Node

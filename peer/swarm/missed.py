@@ -15,7 +15,8 @@ from functools import partial
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
-from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.catchup import Fetcher
+from peer.swarm.donors import Standing
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
 

@@ -12,7 +12,8 @@ from peer.outer.state import chunks
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup import Fetcher, Standing
+from peer.swarm.catchup import Fetcher
+from peer.swarm.donors import Standing
 from peer.swarm.history import History
 from peer.swarm.serving import history_name
 from peer.swarm.snapshots import load_snapshot

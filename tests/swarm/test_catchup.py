@@ -10,7 +10,8 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind
 from peer.swarm import catchup
-from peer.swarm.catchup import CatchUpError, NotHeavierError, Standing, ahead
+from peer.swarm.catchup import CatchUpError, NotHeavierError
+from peer.swarm.donors import Standing, ahead
 from peer.swarm.serving import history_name
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
@@ -45,6 +46,29 @@ async def test_a_peer_without_a_valid_state_takes_a_snapshot(run, donor, joiner)
     how = await joiner.catch_up(donor)
     assert (how.replayed, how.snapshot_round) == (0, 3)
     assert_same(joiner, run)
+
+
+@pytest.mark.parametrize("known", [0, 2])
+async def test_rounds_that_were_committed_before_the_snapshot_was_written_are_asked_for(run, donor, joiner, known):
+    whole, joiner.valid = donor.chain, False
+    donor.chain = whole[:known]
+
+    async def answer(stream, ask=donor._answer):
+        await ask(stream)
+        donor.chain = whole
+
+    await donor.node.serve(history_name(RUN), "history", answer)
+    await joiner.catch_up(donor)
+    assert donor.asked.count("chain") == 2
+    assert_same(joiner, run)
+
+
+async def test_a_chain_that_goes_on_after_the_snapshot_is_cut_where_that_stands(run, donor, joiner):
+    joiner.valid, digest = False, run.state.digest()
+    donor.chain = run.commit(1).history.chain
+    assert (await joiner.catch_up(donor)).snapshot_round == 3
+    assert (joiner.state.digest(), joiner.state.round) == (digest, 3)
+    assert joiner.history.chain == run.history.chain[:3]
 
 
 async def test_a_donor_that_dropped_old_updates_gives_a_snapshot(run, donor, joiner):

@@ -300,8 +300,28 @@ def test_who_is_much_slower(case):
     assert much_slower(judged, [judged, *others], now, idle) is expected
 
 
-async def test_a_lone_donor_is_asked_over_two_streams_after_a_while(run, donors, joiner):
-    donor = donors[0]
+async def test_a_donor_that_is_left_alone_is_asked_over_two_streams(run, donors, joiner):
+    donors[1].pieces = [None] * CHUNKS
+    how = await joiner.catch_up(*donors[:2])
+    assert_same(joiner, run)
+    assert donors[0].asked.count("chunks") == 2
+    assert how.chunks == {donors[0].peer_id: CHUNKS}
+
+
+async def test_a_lone_donor_is_asked_over_two_streams_from_the_first_chunk(run, donors, joiner):
+    donor, serving, both = donors[0], set(), asyncio.Event()
+
+    def once_both_have_asked(piece):
+        async def answer():
+            serving.add(asyncio.current_task())
+            if len(serving) == 2:
+                both.set()
+            await asyncio.wait_for(both.wait(), 5.0)
+            return piece
+
+        return answer
+
+    donor.pieces = [once_both_have_asked(piece) for piece in donor.pieces]
     how = await joiner.catch_up(donor)
     assert_same(joiner, run)
     assert donor.asked.count("chunks") == 2

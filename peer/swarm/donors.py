@@ -1,0 +1,44 @@
+"""Whom to catch up from: by the records of others, which are no more than what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.outer.state import OuterState
+from peer.protocol.lineage import heavier
+from peer.protocol.records import PeerRecord
+from peer.swarm.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where this peer stands, and what its state must look like."""
+
+    state: OuterState
+    history: History
+    valid: bool
+
+
+def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]) -> list[str]:
+    """Peers whose lineage beats ours by their own account, the heaviest first."""
+    weight, lineage_id = standing.history.weight, standing.state.lineage_id
+    better = [
+        peer_id
+        for peer_id, record in peers.items()
+        if peer_id not in distrusted
+        and record.lineage_id != lineage_id
+        and record.state != "joining"
+        and (not standing.valid or heavier(record.lineage_weight, record.lineage_id, weight, lineage_id))
+    ]
+    return sorted(better, key=lambda peer_id: (-peers[peer_id].lineage_weight, peers[peer_id].lineage_id, peer_id))
+
+
+def helpers(peers: dict[str, PeerRecord], donor: str, distrusted: set[str]) -> list[str]:
+    """Peers that may have the donor's snapshot too: by their own account they are where it is, or on the way."""
+    there = peers[donor].lineage_id if donor in peers else None
+    able = [
+        peer_id
+        for peer_id, record in peers.items()
+        if peer_id != donor and peer_id not in distrusted and record.state != "joining"
+    ]
+    return sorted(able, key=lambda peer_id: (peers[peer_id].lineage_id != there, -peers[peer_id].round, peer_id))

@@ -1,0 +1,60 @@
+"""A stream that is opened before anybody knows what to ask on it: to a far peer that takes five round trips."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from peer.swarm.streams import Stream
+from peer.swarm.tasks import cancel_and_wait
+
+KEPT_S = 3.0  # a donor waits 5 s for a request
+Open = Callable[[str], Awaitable[Stream]]
+
+
+class EarlyStream:
+    """Opens a stream to one peer at once, for whoever asks for one first.
+
+    Args:
+        open_stream: opens a stream to a peer.
+        remote: the peer.
+    """
+
+    def __init__(self, open_stream: Open, remote: str) -> None:
+        self._open, self._remote = open_stream, remote
+        self._clock = asyncio.get_running_loop().time
+        self._opening: asyncio.Task[tuple[Stream, float]] | None = asyncio.ensure_future(self._begin())
+
+    async def _begin(self) -> tuple[Stream, float]:
+        return await self._open(self._remote), self._clock()
+
+    async def open(self, remote: str) -> Stream:
+        """That stream, unless it is taken, or so old that the other end may have given it up; else a new one.
+
+        Raises:
+            StreamClosedError: the peer cannot be reached.
+        """
+        if remote != self._remote or self._opening is None:
+            return await self._open(remote)
+        opening, self._opening = self._opening, None
+        try:
+            stream, opened_at = await opening
+        except asyncio.CancelledError:
+            await _close(opening)
+            raise
+        if self._clock() - opened_at <= KEPT_S:
+            return stream
+        stream.close()
+        return await self._open(remote)
+
+    async def close(self) -> None:
+        """Nobody wants it any more."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await _close(opening)
+
+
+async def _close(opening: asyncio.Task[tuple[Stream, float]]) -> None:
+    await cancel_and_wait([opening])
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].close()

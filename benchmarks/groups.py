@@ -13,7 +13,8 @@ import torch
 from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, quantile, run_benchmark
 from benchmarks.rounds import PHASES, together
 from benchmarks.vectors import NOISE, Shape, vector_swarm
-from tests.network.harness import Member, TestSwarm
+from tests.network.harness import TestSwarm
+from tests.network.members import Member
 
 NAME = "groups"
 ABOUT = "A standing group of real agents: seconds of a round, to let a newcomer in, and to go on after a kill"

@@ -29,7 +29,7 @@ from peer.settings import load_settings
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.train.loop import train
-from tests.network.harness import BootstrapProcess
+from tests.network.bootstraps import BootstrapProcess
 
 NAME = "loop"
 ABOUT = "The training loop with its agent attached, between rounds, against a bare PyTorch loop: quickstart model, CPU"

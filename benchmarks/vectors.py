@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 
 from peer.errors import UserError
-from tests.network.harness import Member, TestSwarm
+from peer.link.supervisor import AgentProcess
+from tests.network.harness import TestSwarm
+from tests.network.members import Member
 
 MANIFEST = """
 name: benchmark
@@ -73,6 +75,13 @@ SHAPES = {
 }
 
 
+class VectorSwarm(TestSwarm):
+    """`TestSwarm` whose agents start as everybody's do: what is in their memory is their own."""
+
+    def _agent(self, folder: Path) -> AgentProcess:
+        return AgentProcess(folder / "agent.log")
+
+
 @contextlib.contextmanager
 def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[TestSwarm]:
     """A bootstrap and one agent for each name, all at their first anchor; steps add noise, its own for each.
@@ -82,7 +91,7 @@ def vector_swarm(shape: Shape, seed: int, names: tuple[str, ...]) -> Iterator[Te
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="atoll-benchmark-") as folder:
-        swarm = TestSwarm(Path(folder))
+        swarm = VectorSwarm(Path(folder))
         swarm.manifest_text, swarm.shapes = shape.manifest_text(seed), shape.shapes
         try:
             swarm.bootstrap()

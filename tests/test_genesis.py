@@ -6,7 +6,7 @@ import torch
 from peer.errors import UserError
 from peer.genesis import checked_genesis
 from peer.protocol.manifest import RunManifest, parse_manifest
-from tests.network.harness import DILOCO, MANIFEST
+from tests.network.bootstraps import DILOCO, MANIFEST
 
 SMALL = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
 

@@ -12,7 +12,7 @@ from bootstrap.genesis import GenesisBuild
 from peer.errors import UserError
 from peer.genesis import checked_genesis
 from peer.protocol.manifest import parse_manifest
-from tests.network.harness import DILOCO, MANIFEST
+from tests.network.bootstraps import DILOCO, MANIFEST
 
 TEXT = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
 

@@ -6,217 +6,26 @@ amount at every step, so that a test can compute what the swarm must arrive at.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import selectors
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bootstrap import cli
-from peer.lifetime import die_with_parent
 from peer.link.memory import Head, SharedState
-from peer.link.messages import Anchor, Mapped, Message, Published, Round, Start, Stop, Stopped, Swarm
+from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.compose import run_recipe
-from peer.outer.record import RoundRecord
 from peer.outer.schedules import GradientChange
 from peer.protocol.manifest import RunManifest
-from tests.network.forked import ForkedAgent, ForkedProcess
-
-MANIFEST = """
-name: test
-seed: 3
-model:
-  architecture: llama
-  config: {{vocab_size: 264, hidden_size: {hidden}, intermediate_size: {hidden}, num_hidden_layers: 1,
-           num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 64, tie_word_embeddings: true,
-           bos_token_id: null, eos_token_id: 1, pad_token_id: 0}}
-data: {{sequence_length: 8}}
-inner: {{batch_sequences: 4}}
-recipe: {{{recipe}, steps_per_round: {steps}}}
-rounds: {{straggler_wait_s: {wait}, timeout_s: 20{total}}}
-"""
-DILOCO = "name: diloco, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6"
-TOKENS_PER_STEP = 32
-
-
-@dataclass(frozen=True)
-class FakeStep:
-    tokens: int = TOKENS_PER_STEP
-    loss: float = 1.0
-    grad_norm: float = 1.0
-
-
-class VectorReplica:
-    """The "model": one vector."""
-
-    def __init__(self, flat: Tensor) -> None:
-        self.flat = flat
-
-    def read(self, out: Tensor) -> None:
-        out.copy_(self.flat)
-
-    def write(self, flat: Tensor) -> None:
-        self.flat.copy_(flat)
-
-
-class BootstrapProcess:
-    """`atoll-bootstrap` as a child; `address` is what a peer joins with.
-
-    The initial state of a manifest is built once in a test run: later nodes find it in their folders, as one finds it
-    that is started again.
-    """
-
-    _built: ClassVar[dict[str, dict[str, bytes]]] = {}
-
-    def __init__(
-        self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0,
-        host: str = "127.0.0.1",
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "run.yaml"
-        path.write_text(manifest_text)
-        for name, content in self._built.get(manifest_text, {}).items():
-            (folder / name).write_bytes(content)
-        self.folder = folder
-        arguments = [str(path), "--json", "--state-dir", str(folder), "--host-maddrs", f"/ip4/{host}/tcp/{port}"]
-        if initial_peers:
-            arguments += ["--initial-peers", *initial_peers]
-        reading, writing = os.pipe()
-        self.output = os.fdopen(reading, "rb")
-        parent = os.getpid()
-
-        def main() -> None:
-            die_with_parent(parent)
-            cli.main()
-
-        self.process = ForkedProcess(main, arguments, folder / "bootstrap.log", stdout=writing)
-        os.close(writing)
-        started = json.loads(self._first_line())
-        self.address: str = started["addresses"][0]
-        self.run_id: str = started["run_id"]
-        self._built[manifest_text] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
-
-    @property
-    def port(self) -> int:
-        return int(self.address.split("/")[4])
-
-    def _first_line(self) -> bytes:
-        line = self.output.readline()
-        assert line, (self.folder / "bootstrap.log").read_text()
-        return line
-
-    def genesis(self) -> Tensor:
-        """The initial state, anchor first."""
-        return torch.frombuffer(bytearray((self.folder / "genesis.bin").read_bytes()), dtype=torch.float32)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)  # on busy cores the interpreter alone takes seconds to end
-        self.kill()
-        self.output.close()
-
-
-@dataclass
-class Member:
-    """One peer of a test swarm."""
-
-    name: str
-    folder: Path
-    agent: AgentProcess
-    start: Start
-    push: Tensor
-    sync: SwarmSync | None = None
-    replica: VectorReplica | None = None
-    peer_id: str = ""
-    maddrs: tuple[str, ...] = ()
-    client: bool = False
-    records: list[RoundRecord] = field(default_factory=list)
-    swarm: Swarm | None = None
-    stopped: Stopped | None = None
-    frozen: bool = False
-    pace: int = 1
-    grad_norm: float = 1.0
-    waits: bool = False  # makes no step between a snapshot and its round
-
-    @property
-    def committed(self) -> list[RoundRecord]:
-        return [record for record in self.records if record.status == "committed"]
-
-    @property
-    def head(self) -> Head | None:
-        assert self.sync is not None
-        return self.sync.memory.head
-
-    @property
-    def lineage_id(self) -> str | None:
-        head = self.head
-        return head.lineage_id if head is not None else None
-
-    @property
-    def round(self) -> int:
-        assert self.sync is not None
-        return self.sync.round
-
-    @property
-    def at_rest(self) -> bool:
-        """It has merged the newest state, and its agent has nothing to average: no round begins before it steps."""
-        assert self.sync is not None
-        head = self.head
-        return head is not None and head.round == self.sync.round and not self.in_round
-
-    @property
-    def in_round(self) -> bool:
-        """Its agent has a snapshot that is not averaged yet."""
-        assert self.sync is not None
-        return self.sync._outstanding is not None
-
-    def on_message(self, message: Message) -> None:
-        if isinstance(message, Round):
-            self.records.append(message.record)
-        elif isinstance(message, Swarm):
-            self.swarm = message
-        elif isinstance(message, Stopped):
-            self.stopped = message
-
-    def step(self) -> None:
-        """One inner "step": the vector moves by `push`."""
-        assert self.sync is not None
-        assert self.replica is not None
-        self.replica.flat += self.push
-        self.sync.after_step(FakeStep(grad_norm=self.grad_norm))
-
-    def log_text(self) -> str:
-        return (self.folder / "agent.log").read_text()
-
-    def kill(self) -> None:
-        """SIGKILL the agent alone, as a crash; the test plays the trainer, so nothing else is left of this member."""
-        assert self.agent.pid is not None
-        os.kill(self.agent.pid, signal.SIGKILL)
-        self.frozen = True
-
-    def stop(self, linger_s: float = 0.0) -> Stopped:
-        self.agent.send(Stop(linger_s=linger_s))
-        message = self.agent.expect(Stopped, 15.0 + linger_s)
-        assert isinstance(message, Stopped)
-        self.agent.end(5.0)
-        return message
+from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
+from tests.network.forked import ForkedAgent
+from tests.network.members import Member, VectorReplica
 
 
 class TestSwarm:

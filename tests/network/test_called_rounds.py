@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.network.harness import Member, TestSwarm
+from tests.network.harness import TestSwarm
+from tests.network.members import Member
 
 MakeSwarm = Callable[..., TestSwarm]
 SMOOTHING = 3

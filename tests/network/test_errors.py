@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from peer.checkpoint.store import write_checkpoint
-from tests.network.harness import DILOCO, MANIFEST, BootstrapProcess
+from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import LOOPBACK, JoinedPeer, alive, descendants, environment, run, until
 from tests.network.publisher import GIANT
 

@@ -10,7 +10,8 @@ import pytest
 from peer.cli import main
 from peer.explain.journal import JournalReader
 from peer.outer.record import RoundRecord
-from tests.network.harness import Member, TestSwarm
+from tests.network.harness import TestSwarm
+from tests.network.members import Member
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.network.harness import Member, TestSwarm
+from tests.network.harness import TestSwarm
+from tests.network.members import Member
 
 pytestmark = pytest.mark.timeout(200)
 MakeSwarm = Callable[..., TestSwarm]

@@ -18,7 +18,8 @@ from peer.outer.optimizer import Nesterov
 from peer.outer.reduce import reduce_part
 from peer.outer.state import OuterState
 from peer.outer.update import Update
-from tests.network.harness import TOKENS_PER_STEP, Member, TestSwarm
+from tests.network.harness import TestSwarm
+from tests.network.members import TOKENS_PER_STEP, Member
 
 pytestmark = pytest.mark.timeout(300)
 MakeSwarm = Callable[..., TestSwarm]

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.wide import WideSwarm
-from tests.network.harness import Member
+from tests.network.members import Member
 
 TRIALS = 50
 SHARES = ((4, 4), (6, 2), (5, 3))

@@ -17,7 +17,8 @@ from peer.outer.record import RoundRecord
 from tests.network.chaos import gated
 from tests.network.chaos.observe import Process, family
 from tests.network.forked import ForkedAgent
-from tests.network.harness import Member, TestSwarm
+from tests.network.harness import TestSwarm
+from tests.network.members import Member
 
 # Back-off between the starts of one agent: its rule is tested elsewhere; here the next start is wanted soon.
 BACKOFF_CLOCK = 20.0

@@ -8,8 +8,9 @@ from typing import Any
 
 from peer.link.messages import Start
 from peer.link.supervisor import AgentProcess
+from tests.network.bootstraps import BootstrapProcess
 from tests.network.chaos.namespaces import Internet
-from tests.network.harness import BootstrapProcess, TestSwarm
+from tests.network.harness import TestSwarm
 
 LISTEN = "/ip4/0.0.0.0/tcp/4001"
 

@@ -1,0 +1,124 @@
+"""One peer of a test swarm: a production agent and `SwarmSync`, and a trainer whose "model" is a vector."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from peer.link.memory import Head
+from peer.link.messages import Message, Round, Start, Stop, Stopped, Swarm
+from peer.link.supervisor import AgentProcess
+from peer.link.sync import SwarmSync
+from peer.outer.record import RoundRecord
+
+TOKENS_PER_STEP = 32
+
+
+@dataclass(frozen=True)
+class FakeStep:
+    tokens: int = TOKENS_PER_STEP
+    loss: float = 1.0
+    grad_norm: float = 1.0
+
+
+class VectorReplica:
+    """The "model": one vector."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
+
+    def read(self, out: Tensor) -> None:
+        out.copy_(self.flat)
+
+    def write(self, flat: Tensor) -> None:
+        self.flat.copy_(flat)
+
+
+@dataclass
+class Member:
+    """One peer of a test swarm."""
+
+    name: str
+    folder: Path
+    agent: AgentProcess
+    start: Start
+    push: Tensor
+    sync: SwarmSync | None = None
+    replica: VectorReplica | None = None
+    peer_id: str = ""
+    maddrs: tuple[str, ...] = ()
+    client: bool = False
+    records: list[RoundRecord] = field(default_factory=list)
+    swarm: Swarm | None = None
+    stopped: Stopped | None = None
+    frozen: bool = False
+    pace: int = 1
+    grad_norm: float = 1.0
+    waits: bool = False  # makes no step between a snapshot and its round
+
+    @property
+    def committed(self) -> list[RoundRecord]:
+        return [record for record in self.records if record.status == "committed"]
+
+    @property
+    def head(self) -> Head | None:
+        assert self.sync is not None
+        return self.sync.memory.head
+
+    @property
+    def lineage_id(self) -> str | None:
+        head = self.head
+        return head.lineage_id if head is not None else None
+
+    @property
+    def round(self) -> int:
+        assert self.sync is not None
+        return self.sync.round
+
+    @property
+    def at_rest(self) -> bool:
+        """It has merged the newest state, and its agent has nothing to average: no round begins before it steps."""
+        assert self.sync is not None
+        head = self.head
+        return head is not None and head.round == self.sync.round and not self.in_round
+
+    @property
+    def in_round(self) -> bool:
+        """Its agent has a snapshot that is not averaged yet."""
+        assert self.sync is not None
+        return self.sync._outstanding is not None
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, Round):
+            self.records.append(message.record)
+        elif isinstance(message, Swarm):
+            self.swarm = message
+        elif isinstance(message, Stopped):
+            self.stopped = message
+
+    def step(self) -> None:
+        """One inner "step": the vector moves by `push`."""
+        assert self.sync is not None
+        assert self.replica is not None
+        self.replica.flat += self.push
+        self.sync.after_step(FakeStep(grad_norm=self.grad_norm))
+
+    def log_text(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    def kill(self) -> None:
+        """SIGKILL the agent alone, as a crash; the test plays the trainer, so nothing else is left of this member."""
+        assert self.agent.pid is not None
+        os.kill(self.agent.pid, signal.SIGKILL)
+        self.frozen = True
+
+    def stop(self, linger_s: float = 0.0) -> Stopped:
+        self.agent.send(Stop(linger_s=linger_s))
+        message = self.agent.expect(Stopped, 15.0 + linger_s)
+        assert isinstance(message, Stopped)
+        self.agent.end(5.0)
+        return message

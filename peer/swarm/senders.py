@@ -38,14 +38,11 @@ def start_senders(
         session.outbound[peer_id] = stream
         if first is not None:
             await stream.send(*first)
-        ready, leaves = 0, Leaves()
+        leaves = Leaves()
         for start, stop in session.slices(index):
             await stream.send(Kind.PART, await contribute(start, stop, leaves))
-            while ready < len(session.own_reduced) and session.own_reduced[ready].done():
-                await stream.send(Kind.REDUCED, session.own_reduced[ready].result())
-                ready += 1
         await stream.send(Kind.SEAL_SENT, (await work.seal(session, peer_id, leaves)).body)
-        for future in session.own_reduced[ready:]:
+        for future in session.own_reduced:
             await stream.send(Kind.REDUCED, await asyncio.shield(future))
         await stream.send(Kind.SEAL_REDUCED, (await asyncio.shield(session.own_seal)).body)
         await stream.send_message(Kind.VOTE, await asyncio.shield(session.own_vote))

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
 DONORS_AT_ONCE = 8
 WINDOW = 2  # chunks asked for on one stream: the donor reads the next while one is on its way
-ALONE_CHUNKS = 2  # from a donor that is left alone: then over two streams, as one does not fill a far line
+ALONE_CHUNKS = 2  # from a donor that is left alone
 CHECKING_THREADS = 2
 WATCH_PERIOD_S = 0.25
 SLOW_FACTOR = 4.0
@@ -94,6 +94,7 @@ class ChunkFetch:
         self._work.set()
         self._done = asyncio.Event()
         self._donors: deque[str] = deque()
+        self._lone = False
         self._lanes: set[Lane] = set()
         self._alone: asyncio.Future[str] = self._loop.create_future()
         self._losses: dict[str, AtollError] = {}
@@ -111,8 +112,7 @@ class ChunkFetch:
             ProtocolError, StreamClosedError: what was wrong with the first donor, when all are left.
         """
         self._donors.extend(donors)
-        if len(donors) == 1 and self._left > WINDOW:
-            self._alone.set_result(donors[0])
+        self._lone = len(donors) == 1
         watching, beside = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._work_beside())
         workers = {asyncio.ensure_future(self._work_on()) for _ in range(min(DONORS_AT_ONCE, len(donors)))}
         running = {beside, *workers}
@@ -134,6 +134,14 @@ class ChunkFetch:
     async def _work_beside(self) -> None:
         """A second stream to a donor that serves alone, from the beginning or once it is left."""
         await self._follow(Lane(await self._alone, second=True))
+
+    def _double(self, lane: Lane) -> None:
+        """Ask for a second stream to this donor if it is alone: one of libp2p's does not fill a far line. A connection
+        of its own does, and two would be in each other's way.
+        """
+        alone = len(self._lanes) == 1 and not self._alone.done()
+        if alone and lane.stream is not None and not lane.stream.direct:
+            self._alone.set_result(lane.donor)
 
     async def _follow(self, lane: Lane) -> None:
         """Ask one donor for chunks until none is missing; or until it is lost."""
@@ -158,6 +166,8 @@ class ChunkFetch:
     async def _ask(self, lane: Lane) -> bool:
         """Fetch chunks over one stream until there is nothing to ask for; True if the donor is busy."""
         lane.stream = await self._open(lane.donor)
+        if self._lone and self._left > WINDOW:
+            self._double(lane)
         buffers = [bytearray(max(length for _, length in self._part.places)) for _ in range(2)]
         checking: asyncio.Future[None] | None = None
         try:
@@ -215,8 +225,8 @@ class ChunkFetch:
             raise CatchUpError(f"{lane.donor} sent a damaged chunk of its snapshot")
         self.served[lane.donor] += 1
         self._left -= 1
-        if self.served[lane.donor] >= ALONE_CHUNKS and len(self._lanes) == 1 and not self._alone.done():
-            self._alone.set_result(lane.donor)
+        if self.served[lane.donor] >= ALONE_CHUNKS:
+            self._double(lane)
         if not self._left:
             self._done.set()
             self._work.set()

@@ -66,6 +66,11 @@ class Pipe(asyncio.BufferedProtocol):
             pipe._resume()
         return pipe
 
+    @property
+    def direct(self) -> bool:
+        """It is a connection of its own (TLS), not a stream that libp2p's daemon carries."""
+        return self._transport.get_extra_info("ssl_object") is not None
+
     async def read_into(self, out: memoryview) -> None:
         """Fill `out`.
 
@@ -159,7 +164,7 @@ class Pipe(asyncio.BufferedProtocol):
         """The other end has closed its side; this side may go on writing, but for TLS, which knows no half."""
         self._ended = True
         self._wake()
-        return self._transport.get_extra_info("ssl_object") is None
+        return not self.direct
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""

@@ -53,6 +53,11 @@ class Stream:
         self._pipe = pipe
         self.sending = self.spoke = False
 
+    @property
+    def direct(self) -> bool:
+        """See `Pipe.direct`."""
+        return self._pipe.direct
+
     async def send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
         """Send one frame, large bodies slice by slice; raises StreamClosedError."""
         view, length = memoryview(body), len(body)

@@ -59,7 +59,7 @@ async def _ask(node: Node, other: Node) -> bool:
         await stream.send(Kind.DATA, BODY)
         _, body = await stream.receive({Kind.DATA: len(BODY)})
         assert body == BODY
-        return stream._pipe._transport.get_extra_info("ssl_object") is not None
+        return stream.direct
     finally:
         stream.close()
 
@@ -80,7 +80,7 @@ async def test_what_is_large_goes_past_libp2p_and_the_door_knows_who_comes(nodes
     assert await _ask(two, one)
     assert await _ask(one, two)
     small = await two.open(one.peer_id, NAME, "test")
-    assert small._pipe._transport.get_extra_info("ssl_object") is None
+    assert not small.direct
     small.close()
     assert two.traffic["test"].received >= 2 * len(BODY)
 

@@ -13,7 +13,7 @@ from peer.protocol.wire import Kind
 from peer.swarm import chunks
 from peer.swarm.chunks import Lane, much_slower
 from peer.swarm.partial import PartialFile
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.streams import Stream, StreamClosedError
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.gathering import until
 from tests.swarm.runs import Run
@@ -327,6 +327,13 @@ async def test_a_lone_donor_is_asked_over_two_streams_from_the_first_chunk(run, 
     assert donor.asked.count("chunks") == 2
     assert sorted(donor.chunks_asked) == list(range(CHUNKS))
     assert how.chunks == {donor.peer_id: CHUNKS}
+
+
+async def test_a_lone_donor_with_a_connection_of_its_own_is_asked_over_that_alone(run, donors, joiner, monkeypatch):
+    monkeypatch.setattr(Stream, "direct", True)
+    await joiner.catch_up(donors[0])
+    assert_same(joiner, run)
+    assert donors[0].asked.count("chunks") == 1
 
 
 async def test_a_second_stream_that_finds_no_place_is_left(run, donors, joiner):

@@ -94,13 +94,13 @@ async def _serve(arguments: argparse.Namespace) -> None:
     with lock_identity(identity_path):
         check_identity(identity_path)
         check_host_ports(arguments.host_maddrs)
-        starting = asyncio.ensure_future(_start(arguments, manifest, identity_path))
+        opening = asyncio.ensure_future(_start(arguments, manifest, identity_path))
         stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await _give_up(opening)
             return
-        bootstrap = starting.result()
+        bootstrap = opening.result()
         bootstrap.node.spawn(_stop_with_daemon(bootstrap, stop))
         try:
             _print_address(bootstrap, arguments.json)
@@ -141,6 +141,14 @@ async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_
         nat_port_map=not arguments.no_nat_port_map,
     )
     return await start_bootstrap(config, genesis, arguments.state_dir, random.Random())
+
+
+async def _give_up(opening: asyncio.Task[Bootstrap]) -> None:
+    """Nobody wants the node any more; what it had started has ended when this returns."""
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError, UserError):
+        bootstrap = await opening
+        await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
 
 
 async def _stop_with_daemon(bootstrap: Bootstrap, stop: asyncio.Event) -> None:

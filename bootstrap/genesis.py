@@ -6,13 +6,14 @@ Imports nothing heavy: the child is at work while this process imports torch and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from pydantic import Field
 
@@ -33,7 +34,7 @@ class Figures(Spec):
     """What is written beside the initial state.
 
     Attributes:
-        manifest: run id of the manifest that it was built of, before that names a genesis.
+        manifest: SHA-256 of the manifest that it was built of, without a genesis.
         digest: of the state.
         chunks: digests of its chunks.
     """
@@ -84,38 +85,51 @@ class GenesisBuild:
             UserError: the model cannot be built, does not fit this machine, or is not the one that the manifest names.
         """
         kept = self._kept
-        if kept is not None and await asyncio.to_thread(self._is_whole, kept):
+        if kept is not None and await self._is_whole(kept):
             log.info("the initial state in %s is this run's", self._state_path)
             return self._genesis(kept)
-        child = self._child or await self._start_child()
+        built = await self._built(self._child or await self._start_child())
+        if self._manifest.genesis not in (None, built.digest):
+            raise UserError(
+                f"the manifest names genesis {self._manifest.genesis}; this machine builds {built.digest}",
+                "remove 'genesis' from the file to start a new run",
+            )
+        if kept is not None and kept.digest != built.digest:
+            raise UserError(
+                f"the run began with {kept.digest}; {self._state_path} is damaged; this machine builds {built.digest}",
+                f"restore the file, or the libraries' versions; to start a new run, remove {self._figures_path}",
+            )
+        self._write_figures(built)
+        return self._genesis(built)
+
+    async def _built(self, child: asyncio.subprocess.Process) -> Figures:
         try:
             output, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
-        except (asyncio.CancelledError, asyncio.TimeoutError):
-            child.kill()
-            raise
+        except asyncio.TimeoutError:
+            raise UserError(
+                f"the initial model of {self._manifest_path} is not built after {TIMEOUT_S:g} s",
+                "take a faster machine, or a smaller model",
+            ) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                child.kill()
+            await child.wait()
         if child.returncode not in (0, 2):
             raise UserError(f"building the initial model of {self._manifest_path} failed (see the messages above)")
         said = json.loads(output.splitlines()[-1])
         if child.returncode == 2:
             raise UserError(said["what"], said["hint"])
-        built = Figures.model_validate({"manifest": self._built_from, **said})
-        self._write_figures(built)
-        return self._genesis(built)
+        return Figures.model_validate({"manifest": self._built_from, **said})
 
     async def _start_child(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "peer.genesis", str(self._manifest_path), "--out", str(self._state_path),
-            "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE,
+            "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE, start_new_session=True,  # Ctrl-C is for us
         )  # fmt: skip
 
     def _genesis(self, figures: Figures) -> Genesis:
         from peer.swarm.snapshots import SnapshotFile
 
-        if self._manifest.genesis not in (None, figures.digest):
-            raise UserError(
-                f"the manifest names genesis {self._manifest.genesis}; this machine builds {figures.digest}",
-                "remove 'genesis' from the file to start a new run",
-            )
         digests = [bytes.fromhex(digest) for digest in figures.chunks]
         snapshot = SnapshotFile(self._state_path, _meta_of(figures), digests)
         return Genesis(self._manifest.model_copy(update={"genesis": figures.digest}), snapshot)
@@ -128,7 +142,8 @@ class GenesisBuild:
         except (OSError, ProtocolError) as error:
             log.warning("%s cannot be read, the initial state is built again: %s", self._figures_path, error)
             return None
-        return figures if figures.manifest == self._built_from else None
+        fits = figures.manifest == self._built_from and self._manifest.genesis in (None, figures.digest)
+        return figures if fits else None
 
     def _write_figures(self, figures: Figures) -> None:
         temporary = self._figures_path.with_suffix(".tmp")
@@ -138,7 +153,7 @@ class GenesisBuild:
         except OSError as error:
             raise UserError(f"cannot write {self._figures_path}: {error.strerror}", "check the disk") from None
 
-    def _is_whole(self, figures: Figures) -> bool:
+    async def _is_whole(self, figures: Figures) -> bool:
         """Whether the file holds what the figures say, and they say what a state can be."""
         from peer.outer.state import state_digest
         from peer.swarm.snapshots import chunk_places
@@ -149,13 +164,16 @@ class GenesisBuild:
                 raise ProtocolError("its figures contradict each other")
             with self._state_path.open("rb") as file:
                 for (place, size), digest in zip(chunk_places(_meta_of(figures)), digests, strict=True):
-                    file.seek(place)
-                    if hashing.digest(file.read(size)) != digest:
+                    if await asyncio.to_thread(_digest_of, file, size) != digest:
                         raise ProtocolError(f"it is damaged at byte {place}")
         except (OSError, ValueError, ProtocolError) as error:
             log.warning("%s is built again: %s", self._state_path, error)
             return False
         return True
+
+
+def _digest_of(file: BinaryIO, size: int) -> bytes:
+    return hashing.digest(file.read(size))
 
 
 def _meta_of(figures: Figures) -> SnapshotMeta:

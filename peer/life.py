@@ -70,9 +70,8 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
-    stop = StopSignal()
-    console = Console()
     try:
+        stop, console = StopSignal(), Console()
         start = _prepare(settings, addresses, identity_path, console)
         return _run(settings, start, agent, stop, console)
     except KeyboardInterrupt:

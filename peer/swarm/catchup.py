@@ -149,7 +149,7 @@ class Fetcher:
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in others]
         # each of these takes several round trips, and none needs another's answer
-        early = EarlyStream(self._open, donor)
+        early = None if standing.valid else EarlyStream(self._open, donor)  # who has a state may need no other
         seen: Counter[str] = Counter()
         genesis = standing.history.genesis
         offering = asyncio.ensure_future(self._offer(donor, standing))
@@ -168,11 +168,14 @@ class Fetcher:
             ):
                 PartialFile.discard(self._folder)
                 raise NotHeavierError(f"the chain of {donor} is not heavier than ours")
-            expected = chain[-1].link.state_digest
-            path, served = await self._chunks([donor, *others], meta, digests, expected, early.open)
+            expected, open_stream = chain[-1].link.state_digest, self._open if early is None else early.open
+            path, served = await self._chunks([donor, *others], meta, digests, expected, open_stream)
         finally:
-            await cancel_and_wait([offering, linking, *preparing])
-            await early.close()
+            try:
+                await cancel_and_wait([offering, linking, *preparing])
+            finally:
+                if early is not None:
+                    await early.close()
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from peer.swarm.streams import Stream
+from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 KEPT_S = 3.0  # a donor waits 5 s for a request
@@ -42,6 +42,8 @@ class EarlyStream:
         except asyncio.CancelledError:
             await _close(opening)
             raise
+        except StreamClosedError:  # that was a while ago
+            return await self._open(remote)
         if self._clock() - opened_at <= KEPT_S:
             return stream
         stream.close()

@@ -65,7 +65,11 @@ class BootstrapProcess:
 
         self.process = ForkedProcess(main, arguments, folder / "bootstrap.log", stdout=writing)
         os.close(writing)
-        started = json.loads(self._first_line())
+        try:
+            started = json.loads(self._first_line())
+        except BaseException:
+            self.kill()
+            raise
         self.address: str = started["addresses"][0]
         self.run_id: str = started["run_id"]
         self._built[manifest_text] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
@@ -90,6 +94,6 @@ class BootstrapProcess:
     def close(self) -> None:
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)  # on busy cores the interpreter alone takes seconds to end
+            self.process.wait(20)
         self.kill()
         self.output.close()

@@ -45,9 +45,13 @@ class ForkedProcess:
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
+        reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             _become(main, arguments, log_path, kept, stdout)
+        os.close(writing)
+        os.read(reading, 1)  # until it has a session of its own, to be killed with, and has closed all that is ours
+        os.close(reading)
 
     def poll(self) -> int | None:
         """The exit code, once it has ended."""
@@ -128,6 +132,9 @@ def _become(
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         logging.root.handlers.clear()
         logging.disable(logging.NOTSET)
+        for handler in filter(None, (reference() for reference in logging._handlerList)):  # type: ignore[attr-defined]
+            if type(handler) is logging.StreamHandler:  # bound to a file that may be anything by now
+                handler.setStream(sys.stderr)
         sys.argv = [main.__module__, *arguments]
         main()
         code = 0

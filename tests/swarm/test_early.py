@@ -62,13 +62,20 @@ async def test_one_that_the_donor_may_have_given_up_is_closed_and_replaced(opene
     assert [one.closed for one in opener.opened] == [True, False]
 
 
-async def test_who_asks_hears_why_it_failed(opener):
+async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
     stream = EarlyStream(opener, "donor")
     opener.error = StreamClosedError("donor", "cannot be reached")
     opener.allowed.set()
+    await turn()
     with pytest.raises(StreamClosedError, match="cannot be reached"):
         await stream.open("donor")
-    await stream.close()
+    opener.error = None
+    assert await stream.open("donor") is opener.opened[0]
+
+    opener.error, stream = StreamClosedError("donor", "cannot be reached"), EarlyStream(opener, "donor")
+    await turn()
+    opener.error = None
+    assert await stream.open("donor") is opener.opened[1]
 
 
 @pytest.mark.parametrize("when", ["opening", "open", "failed"])

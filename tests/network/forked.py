@@ -4,6 +4,8 @@ What runs in the child is the production program from its first line on (`peer.s
 trainer, in a session of its own and with nothing but its channel, its memory and its log; only the three seconds of
 imports are saved, of which the tests would need minutes and the campaigns half an hour. Whole peers (`JoinedPeer`)
 start as anybody's do.
+
+No test may use uvloop in its own process: libuv would take files that the child closes for its own, and abort.
 """
 
 from __future__ import annotations

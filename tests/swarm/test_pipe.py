@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import traceback
 
 import pytest
 import uvloop
@@ -118,11 +119,27 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_a_pipe(make_loop, case):
-    loop = make_loop()
+def run_case(loop, case):
     try:
         loop.run_until_complete(asyncio.wait_for(case(), 20.0))
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_pipe(case):
+    run_case(asyncio.new_event_loop(), case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_pipe_on_uvloop(case):
+    """In a child: where libuv has been in use, no agent can be forked any more (`tests.network.forked`)."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run_case(uvloop.new_event_loop(), case)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

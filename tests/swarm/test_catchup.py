@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from blake3 import blake3
 
@@ -45,6 +47,21 @@ async def test_a_peer_without_a_valid_state_takes_a_snapshot(run, donor, joiner)
     joiner.state.anchor.fill_(7.0)
     how = await joiner.catch_up(donor)
     assert (how.replayed, how.snapshot_round) == (0, 3)
+    assert_same(joiner, run)
+
+
+async def test_chain_snapshot_and_the_way_for_the_chunks_are_asked_for_at_once(run, donor, joiner):
+    joiner.valid, streams, all_open = False, [], asyncio.Event()
+
+    async def answer(stream, ask=donor._answer):
+        streams.append(stream)
+        if len(streams) == 3:
+            all_open.set()
+        await asyncio.wait_for(all_open.wait(), 5.0)  # none is answered before all three are there
+        await ask(stream)
+
+    await donor.node.serve(history_name(RUN), "history", answer)
+    await joiner.catch_up(donor)
     assert_same(joiner, run)
 
 

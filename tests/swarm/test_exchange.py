@@ -14,6 +14,7 @@ from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
 from peer.swarm import budget as budget_module
 from peer.swarm.budget import MIN_BUDGET_S, Budget
+from peer.swarm.streams import Stream
 from tests.swarm.runs import contributions, reduce_all
 from tests.swarm.table import Table
 
@@ -46,6 +47,23 @@ async def test_all_members_get_the_same_update_and_it_is_the_reference(network, 
     for state in table.states:
         assert state.round == 0
         assert state.digest() == table.states[0].lineage_id
+
+
+async def test_contributions_go_before_reduced_slices(network, monkeypatch):
+    sent, send = {}, Stream.send
+
+    async def noted(stream, kind, body=b""):
+        sent.setdefault(stream, []).append(kind)
+        await send(stream, kind, body)
+
+    monkeypatch.setattr(Stream, "send", noted)
+    await Table(network, 2, codec="int8", numel=4 * CHUNK).all()
+    orders = [[kind for kind in kinds if kind in (Kind.PART, Kind.REDUCED)] for kinds in sent.values()]
+    orders = [order for order in orders if order]
+    assert len(orders) == 2
+    for order in orders:
+        assert order == [Kind.PART] * (len(order) // 2) + [Kind.REDUCED] * (len(order) // 2)
+        assert len(order) >= 8
 
 
 async def test_an_update_beyond_fp32_is_not_signed(network):

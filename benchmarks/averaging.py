@@ -1,7 +1,8 @@
 """An Atoll peer of `benchmarks.exchange`: the production exchange over real libp2p, and the votes that commit it.
 
-All that the benchmark knows of `peer.swarm` is in this file. What is not measured is how members find each other, and
-what a round costs beyond the exchange: there are no trainer, directory, history and installation of the update.
+All that the benchmark knows of `peer.swarm` is in this file. The group stands from one averaging to the next, as in
+production. What is not measured is how members find each other, and what a round costs beyond the exchange: there are
+no trainer, directory, history and installation of the update.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ class AtollMember:
         setup: the run.
         node: the network.
         exchange: started.
+        rosters: that it has.
         loop: theirs.
     """
 
-    def __init__(self, setup: Setup, node: Node, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
-        self._setup, self._node, self._exchange, self._loop = setup, node, exchange, loop
+    def __init__(
+        self, setup: Setup, node: Node, exchange: Exchange, rosters: Rosters, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._setup, self._node, self._exchange, self._rosters, self._loop = setup, node, exchange, rosters, loop
         anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
         self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
         self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
-        rounds = RoundSpec(max_group=setup.peers)
-        self._rosters = Rosters(node.identity, RUN, rounds, WeightRule(nominal_tokens=TOKENS))
         self._group: Group | None = None
         self._sequence = 0
         self.address = node.maddrs[0]
@@ -62,7 +64,9 @@ class AtollMember:
         return {"peer_id": self._node.peer_id, "sealed": sealed.hex()}
 
     def meet(self, gathered: Sequence[dict[str, str]]) -> None:
-        """Check the joins and form the group."""
+        """Check the joins and form the group, unless it stands from before."""
+        if self._exchange.stands(self._position()):
+            return
         joins = {}
         for one in gathered:
             sealed = bytes.fromhex(one["sealed"])
@@ -70,17 +74,22 @@ class AtollMember:
         _, self._group = self._rosters.write(joins, self._state.lineage_id)
 
     def average(self) -> Timed:
-        """Exchange, preview and hash the state, sign and collect the votes, decode the update."""
+        """Join, exchange, preview and hash the state, sign and collect the votes, decode the update."""
         began = time.monotonic()
         phases = self._wait(self._round())
         return Timed(began=began, ended=time.monotonic(), phases=phases)
 
     async def _round(self) -> dict[str, float]:
-        group, state = self._group, self._state
-        assert group is not None
+        state, position = self._state, self._position()
         self._sequence += 1
+        due = Due(self._sequence, TOKENS, self._vector)
         marks = [time.monotonic()]
-        exchanged = await self._exchange.exchange(group, Due(self._sequence, TOKENS, self._vector), state)
+        if self._exchange.stands(position):
+            self._group = await self._exchange.again(due, state, position, self._setup.timeout_s)
+        group = self._group
+        assert group is not None
+        marks.append(time.monotonic())
+        exchanged = await self._exchange.exchange(group, due, state)
         marks.append(time.monotonic())
         link = await link_of(group, exchanged, state)
         marks.append(time.monotonic())
@@ -88,15 +97,15 @@ class AtollMember:
         marks.append(time.monotonic())
         await asyncio.to_thread(_decode, exchanged.update, self._vector)
         marks.append(time.monotonic())
-        # The next round is of a new group on a new lineage, as in production; only that the state stays as it is.
+        # The next round is on a new lineage, as in production; only that the state stays as it is.
         state.round, state.lineage_id = state.round + 1, certificate.link.id
-        names = ("exchange", "link", "commit", "decode")
+        names = ("join", "exchange", "link", "commit", "decode")
         return dict(zip(names, (b - a for a, b in pairwise(marks)), strict=True))
 
     def check(self) -> float:
-        """End the session of the exchange."""
+        """End the round; the group stays."""
         assert self._group is not None
-        self._wait(self._exchange.release(self._group, None))
+        self._wait(self._exchange.release(self._group, None, self._position()))
         return relative_error(self._vector, self._setup.peers, self._setup.seed)
 
     def close(self) -> None:
@@ -116,9 +125,10 @@ def _decode(update: AnyUpdate, vector: torch.Tensor) -> None:
 
 async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
     """See `run_peer`."""
-    exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel)
+    rosters = Rosters(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
+    exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, rosters)
     await exchange.start()
-    member = AtollMember(setup, node, exchange, asyncio.get_running_loop())
+    member = AtollMember(setup, node, exchange, rosters, asyncio.get_running_loop())
     return lambda: serve(member, answers)
 
 

@@ -126,6 +126,20 @@ VECTORS int quantize_int4(
     return 1;
 }
 
+/* Codes of 4 bits, two to a byte, with 8 added so that none is negative: in pairs, as words of 16 bits, which a compiler
+   turns into vectors. SPAN of them at a time lie on the stack. */
+#define SPAN 256
+
+static inline void unpack_nibbles(const uint8_t *restrict packed, size_t n, uint8_t *restrict codes)
+{
+    for (size_t i = 0; i < n / 2; i++) {
+        uint16_t pair = (uint16_t)(((packed[i] & 0x0F) | (packed[i] & 0xF0) << 4) ^ 0x0808);
+        memcpy(codes + 2 * i, &pair, 2);
+    }
+    if (n % 2)
+        codes[n - 1] = (packed[n / 2] & 0x0F) ^ 8;
+}
+
 VECTORS void dequantize_int4(
     const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block,
     float *restrict out)
@@ -135,13 +149,67 @@ VECTORS void dequantize_int4(
         const uint8_t *restrict row = codes + first / block * ((block + 1) / 2);
         const unsigned char *half = scales + 2 * (first / block);
         float scale = float_of((uint32_t)half[0] << 16 | (uint32_t)half[1] << 24);
-        for (size_t i = 0; i < width / 2; i++) {
-            out[first + 2 * i] = (float)((int8_t)(row[i] << 4) >> 4) * scale;
-            out[first + 2 * i + 1] = (float)((int8_t)row[i] >> 4) * scale;
+        for (size_t at = 0; at < width; at += SPAN) {
+            uint8_t span[SPAN];
+            size_t count = width - at < SPAN ? width - at : SPAN;
+            unpack_nibbles(row + at / 2, count, span);
+            for (size_t i = 0; i < count; i++)
+                out[first + at + i] = (float)((int)span[i] - 8) * scale;
         }
-        if (width % 2)
-            out[first + width - 1] = (float)((int8_t)(row[width / 2] << 4) >> 4) * scale;
     }
+}
+
+/* Whether scales are 0 or, by their bits, within [low, high]: NaN, infinity and negative numbers are above, subnormal
+   ones below. A 0 less 1 is the largest number of all. */
+static inline int within_bits(uint32_t least_less_1, uint32_t most, uint32_t low, uint32_t high)
+{
+    return most <= high && least_less_1 >= low - 1;
+}
+
+VECTORS int check_int8(
+    const unsigned char *restrict scales, const int8_t *restrict codes, size_t n, size_t block, uint32_t low,
+    uint32_t high)
+{
+    uint32_t most = 0, least_less_1 = UINT32_MAX;
+    for (size_t i = 0; i < (n + block - 1) / block; i++) {
+        uint32_t scale = bits_of(float_at(scales + 4 * i));
+        most = scale > most ? scale : most;
+        least_less_1 = scale - 1 < least_less_1 ? scale - 1 : least_less_1;
+    }
+    int8_t least = 0;
+    for (size_t i = 0; i < n; i++)
+        least = codes[i] < least ? codes[i] : least;
+    return within_bits(least_less_1, most, low, high) && least > INT8_MIN;
+}
+
+VECTORS int check_int4(
+    const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block, uint32_t low,
+    uint32_t high)
+{
+    uint32_t most = 0, least_less_1 = UINT32_MAX;
+    for (size_t i = 0; i < (n + block - 1) / block; i++) {
+        uint32_t scale = (uint32_t)scales[2 * i] | (uint32_t)scales[2 * i + 1] << 8;
+        most = scale > most ? scale : most;
+        least_less_1 = scale - 1 < least_less_1 ? scale - 1 : least_less_1;
+    }
+    size_t row = (block + 1) / 2, whole = n / block * row, rest = n % block;
+    uint8_t forbidden = 0;
+    for (size_t i = 0; i < whole + (rest + 1) / 2; i++) {
+        uint8_t byte = codes[i] ^ 0x88; /* a code of -8 is now a half of zeros */
+        forbidden |= (uint8_t)(((byte & 0x0F) - 1) & 0x80) | (uint8_t)((byte < 0x10) << 7);
+    }
+    int padded = 1;
+    if (block % 2)
+        for (size_t i = row - 1; i < whole; i += row)
+            padded &= codes[i] < 0x10;
+    if (rest % 2)
+        padded &= codes[whole + rest / 2] < 0x10;
+    return within_bits(least_less_1, most, low, high) && !forbidden && padded;
+}
+
+VECTORS int all_finite(const float *x, size_t n)
+{
+    return largest_magnitude(x, n) < INFINITE;
 }
 
 VECTORS void add_scaled(float *restrict total, const float *restrict x, size_t n, float factor)

@@ -24,6 +24,8 @@ SOURCE = Path(__file__).with_name("kernels.c")
 _VECTOR, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 _QUANTIZE = [_VECTOR, _COUNT, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
 _DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
+_CHECK = [_VECTOR, _VECTOR, _COUNT, _COUNT, ctypes.c_uint32, ctypes.c_uint32]
+_ANSWERS = ("quantize", "check", "all_finite")
 
 
 class Kernels:
@@ -45,12 +47,13 @@ class Kernels:
         for name, arguments in (
             ("quantize_int8", _QUANTIZE), ("quantize_int4", _QUANTIZE),
             ("dequantize_int8", _DEQUANTIZE), ("dequantize_int4", _DEQUANTIZE),
+            ("check_int8", _CHECK), ("check_int4", _CHECK), ("all_finite", [_VECTOR, _COUNT]),
             ("add_scaled", [_VECTOR, _VECTOR, _COUNT, _NUMBER]),
             ("nesterov", [_VECTOR, _VECTOR, _VECTOR, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]),
         ):  # fmt: skip
             function = getattr(library, name)
             function.argtypes = arguments
-            function.restype = ctypes.c_int if name.startswith("quantize") else None
+            function.restype = ctypes.c_int if name.startswith(_ANSWERS) else None
         self._library = library
 
     @property
@@ -83,6 +86,24 @@ class Kernels:
         _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *out.shape))
         function(_address(scales), _address(codes), out.numel(), out.shape[1], out.data_ptr())
 
+    def fits(
+        self, bits: int, scales: memoryview, codes: memoryview, shape: tuple[int, int], limits: tuple[int, int]
+    ) -> bool:
+        """Whether `quantize` of so many bits could have written this: no code below -levels, no scale that is neither
+        0 nor, by its bits, within the limits, no padding.
+
+        Args:
+            shape: r, w of the rows.
+            limits: the bits of the least and of the largest scale.
+        """
+        function = self._library.check_int8 if bits == 8 else self._library.check_int4
+        _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *shape))
+        return bool(function(_address(scales), _address(codes), shape[0] * shape[1], shape[1], *limits))
+
+    def all_finite(self, x: Tensor) -> bool:
+        """Whether no element of fp32 [n] is NaN or infinite."""
+        return bool(self._library.all_finite(x.data_ptr(), x.numel()))
+
     def add_scaled(self, total: Tensor, x: Tensor, factor: float) -> None:
         """total <- total + factor x, in place; fp32 [n] each."""
         _check_sizes((x.numel(),), (total.numel(),))
@@ -98,9 +119,11 @@ class Kernels:
 
 
 def kernels_for(*vectors: Tensor) -> Kernels | None:
-    """The compiled loops, if there are any and they take these vectors."""
-    fit = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in vectors)
-    return compiled() if fit else None
+    """The compiled loops, if there are any and they take these vectors; what they read of bytes they always take."""
+    for x in vectors:  # a generator would cost more than all it asks
+        if x.dtype != torch.float32 or x.device.type != "cpu" or not x.is_contiguous():
+            return None
+    return compiled()
 
 
 @lru_cache(maxsize=1)
@@ -130,4 +153,5 @@ def _check_sizes(given: Sequence[int], needed: Sequence[int]) -> None:
 
 
 def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
+    place: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]  # `.ctypes` makes objects of its own
+    return place

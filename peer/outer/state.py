@@ -18,7 +18,7 @@ from peer.outer.update import Update
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
-PIECE = 1 << 18  # elements that are worked on at a time: temporaries of 1 MB stay in the cache, and in the heap
+PIECE = 1 << 19  # elements that are worked on at a time: of smaller pieces the calls cost more than the cache saves
 Decode = Callable[[int, int, Tensor], object]
 AnyUpdate = Update | Gathered
 _DIGEST_TAG = b"atoll-state-2"

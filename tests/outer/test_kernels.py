@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peer.outer import kernels as module
 from peer.outer.aggregate import add_scaled
-from peer.outer.compress.base import NonFiniteError
+from peer.outer.compress.base import NonFiniteError, PayloadError, is_finite
 from peer.outer.compress.registry import compressor
 from peer.outer.kernels import compiled, kernels_for
 from peer.outer.optimizer import Nesterov, Vectors
@@ -72,7 +72,54 @@ def test_payloads_and_what_they_decode_to_are_the_same(name: str, x: Tensor) -> 
     assert bits(decoded) == without(lambda: bits(codec.decode(payload, x.numel())))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+# Of a scale: subnormal, negative, infinite, NaN; of a code: the most negative, in either half of a byte.
+HOSTILE = [0x00, 0x01, 0x08, 0x10, 0x7F, 0x80, 0x88, 0x8F, 0xF8, 0xFF]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@given(x=vectors(), places=st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(HOSTILE)), min_size=1, max_size=3))
+def test_the_same_payloads_are_refused_for_the_same_reason(
+    name: str, x: Tensor, places: list[tuple[int, int]]
+) -> None:
+    codec, payload = compressor(name), bytearray(b"\0" + compressor(name).encode(x))
+    for place, byte in places:
+        payload[1 + place % (len(payload) - 1)] = byte
+    view = memoryview(payload)[1:]
+
+    def refusal() -> str | None:
+        try:
+            codec.check(view, x.numel())
+        except PayloadError as error:
+            return str(error)
+        return None
+
+    assert refusal() == without(refusal)
+
+
+@pytest.mark.parametrize(("name", "place", "byte"), [
+    ("int8", 3, 0x80), ("int8", 3, 0x7F), ("int8", 4 * 3, 0x80), ("int4", 1, 0x80), ("int4", 1, 0x7F),
+    ("int4", 2 * 5, 0x88), ("int4", 2 * 5, 0x08), ("int4", 2 * 5, 0x80), ("int4", -1, 0x10),
+])  # fmt: skip
+def test_no_loop_lets_pass_what_no_encoder_writes(name: str, place: int, byte: int) -> None:
+    codec, x = compressor(name), torch.ones(513)  # a row of one element: half of its byte is padding
+    payload = bytearray(codec.encode(x))
+    codec.check(payload, x.numel())
+    payload[place] = byte
+    with pytest.raises(PayloadError, match=name if place >= 0 else "padded with bits that are not zero"):
+        codec.check(payload, x.numel())
+
+
+NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
+
+
+@given(x=vectors(), bad=st.sampled_from(NOT_FINITE), places=st.sets(st.integers(0, 699)))
+def test_what_is_not_finite_is_found_wherever_it_is(x: Tensor, bad: float, places: set[int]) -> None:
+    within = [place for place in places if place < x.numel()]
+    x[within] = bad
+    assert is_finite(x) is without(lambda: is_finite(x)) is (not within)
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("place", [0, 255, 256, 599])
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_what_is_not_finite_is_refused_alike(name: str, place: int, value: float) -> None:
@@ -122,6 +169,8 @@ def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -
         says = rf"sizes \({scales}, {codes}\) do not fit: must be \({wide[0]}, {wide[1]}\)"
         with pytest.raises(ValueError, match=says):
             loops.dequantize(bits, memoryview(bytes(scales)), memoryview(bytes(codes)), rows)
+        with pytest.raises(ValueError, match=says):
+            loops.fits(bits, memoryview(bytes(scales)), memoryview(bytes(codes)), (3, 256), (1, 2))
         buffers = [torch.zeros(size, dtype=torch.uint8) for size in (scales, codes)]
         with pytest.raises(ValueError, match="do not fit"):
             loops.quantize(bits, rows, 1e-30, 1e30, *buffers)

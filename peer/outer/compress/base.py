@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from peer.errors import AtollError, ProtocolError
+from peer.outer.kernels import kernels_for
 
 Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]
@@ -139,6 +140,8 @@ class Plain:
 
 def is_finite(x: Tensor) -> bool:
     """Whether all elements are finite, without a temporary of the size of `x`."""
+    if kernels := kernels_for(x):
+        return kernels.all_finite(x)
     if x.numel() == 0 or math.isfinite(x.sum().item()):  # NaN and infinity stay in a sum, whatever its order
         return True
     low, high = torch.aminmax(x)  # both become NaN if any element is

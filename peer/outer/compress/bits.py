@@ -17,6 +17,7 @@ from peer.outer.compress.base import PayloadError
 
 Bytes = NDArray[np.uint8]
 INDEX_BITS = (8, 12, 16)
+_ALIGNED = 8  # bytes
 
 
 def packed_bytes(width: int, bits: int) -> int:
@@ -43,7 +44,15 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     return eights.bitwise_or_(eights >> 28).to(torch.uint8)
 
 
-def lookup(packed: Tensor, table: Tensor, out: Tensor) -> None:
+def tensor_of(array: Bytes) -> Tensor:
+    """The same bytes for torch: a copy where they are read-only, which it warns of, or may not be viewed as wider
+    numbers.
+    """
+    place: int = array.__array_interface__["data"][0]
+    return torch.from_numpy(array if array.flags.writeable and place % _ALIGNED == 0 else array.copy())
+
+
+def lookup(packed: Bytes, table: Tensor, out: Tensor) -> None:
     """The inverse of `pack`, with a value for every code of a byte at once.
 
     Args:
@@ -53,7 +62,7 @@ def lookup(packed: Tensor, table: Tensor, out: Tensor) -> None:
     """
     per_byte = table.shape[1]
     width = out.shape[1]
-    bytes_ = packed.flatten().to(torch.int32)
+    bytes_ = tensor_of(packed).flatten().to(torch.int32)
     if width % per_byte or out.storage_offset() % per_byte:  # no row, or not this vector, is one of wider elements
         out.copy_(table[bytes_].view(out.shape[0], -1)[:, :width])
         return

@@ -23,7 +23,6 @@ from peer.outer.compress.base import (
     group_elements,
     groups,
     look_at,
-    read_bytes,
     receiver,
 )
 from peer.outer.compress.bits import packed_bytes
@@ -152,8 +151,8 @@ class Blockwise(InBlocks):
 
     def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
         rows, width = out.shape
-        scales = read_bytes(view, self._scale_offset(start), rows, self.values.scale_bytes)
-        codes = read_bytes(view, self._code_offset(n, start), rows, packed_bytes(width, self.values.bits))
+        scales = look_at(view, self._scale_offset(start), rows, self.values.scale_bytes)
+        codes = look_at(view, self._code_offset(n, start), rows, packed_bytes(width, self.values.bits))
         self.values.dequantize(scales, codes, out)
 
     def _scale_offset(self, start: int) -> int:

@@ -39,7 +39,7 @@ class SignValues:
         check_scales(scales, self.name)
         check_padding(codes, width, 1)
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
         """See `Values.dequantize`."""
         lookup(codes, _sign_table(), out)
         out.mul_(unpack_scales(scales))
@@ -84,7 +84,7 @@ class Int2Values:
             raise PayloadError("int2 payload: a low level is above its high level")
         check_padding(codes, width, 2)
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
         """See `Values.dequantize`."""
         levels = unpack_scales(scales)
         high = torch.empty_like(out)

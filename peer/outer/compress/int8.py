@@ -22,7 +22,8 @@ from peer.outer.kernels import kernels_for
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32
 _MAX_SCALE_BITS = 0x7C010203  # the largest fp32 that stays finite when multiplied by 127
-_MIN_SCALE, _MAX_SCALE = (float(np.uint32(bits).view(np.float32)) for bits in (_MIN_SCALE_BITS, _MAX_SCALE_BITS))
+_SCALE_BITS = _MIN_SCALE_BITS, _MAX_SCALE_BITS
+_MIN_SCALE, _MAX_SCALE = (float(np.uint32(bits).view(np.float32)) for bits in _SCALE_BITS)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class BlockInt8(InBlocks):
 
     def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
         scales, values = self._offsets(n, start)
+        if (kernels := kernels_for()) and kernels.fits(
+            8, view[scales : scales + 4 * rows], view[values : values + rows * width], (rows, width), _SCALE_BITS
+        ):
+            return
         _check_scales(np.frombuffer(view, "<u4", rows, scales), start // self.block)
         if np.frombuffer(view, np.int8, rows * width, values).min() < -LEVELS:
             stop = start + rows * width

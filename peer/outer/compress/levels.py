@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError, check_finite, not_finite
-from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack, packed_bytes
+from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack, packed_bytes, tensor_of
 from peer.outer.compress.values import (
     MAX_BF16_BITS,
     MIN_NORMAL,
@@ -21,6 +21,11 @@ from peer.outer.compress.values import (
     unpack_scales,
 )
 from peer.outer.kernels import kernels_for
+
+_MIN_SCALE_BITS = bf16_bits(MIN_NORMAL)
+# by bits: the largest scale that stays finite when multiplied by the largest code
+_MAX_SCALE_BITS = {bits: bf16_bits(torch.finfo(torch.float32).max / (2 ** (bits - 1) - 1)) for bits in (4, 8)}
+_MAX_SCALES = {bits: bf16_value(scale) for bits, scale in _MAX_SCALE_BITS.items()}
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,10 @@ class IntegerValues:
         if self.bits == 4 and (kernels := kernels_for(rows)):
             packed = torch.empty(rows.shape[0], 2, dtype=torch.uint8)
             codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 4), dtype=torch.uint8)
-            if not kernels.quantize(4, rows, MIN_NORMAL, bf16_value(self._high_bits()), packed, codes):
+            if not kernels.quantize(4, rows, MIN_NORMAL, _MAX_SCALES[self.bits], packed, codes):
                 raise not_finite(rows.numel())
             return packed, codes
-        scales = _scales(rows, self.levels, MIN_NORMAL, self._high_bits())
+        scales = _scales(rows, self.levels, MIN_NORMAL, _MAX_SCALE_BITS[self.bits])
         quotients = (rows / _divisors(scales, MIN_NORMAL)).round_()
         if self.bits == 8:  # 127 m / bf16(m) can round to 128; 7 m / bf16(m) stays below 7.5
             quotients.clamp_(-self.levels, self.levels)
@@ -60,22 +65,23 @@ class IntegerValues:
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
         """See `Values.check`."""
-        check_scales(scales, self.name, MIN_NORMAL, self._high_bits())
+        if self.bits == 4 and (kernels := kernels_for()):
+            limits = _MIN_SCALE_BITS, _MAX_SCALE_BITS[self.bits]
+            if kernels.fits(4, scales.data, codes.data, (len(codes), width), limits):
+                return
+        check_scales(scales, self.name, MIN_NORMAL, _MAX_SCALE_BITS[self.bits])
         if self.bits == 4:
             _check_nibbles(codes, width, self.name)
         elif codes.size and codes.view(np.int8).min() == -128:
             raise PayloadError("int8 payload holds -128; the limit is -127")
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
         """See `Values.dequantize`."""
         if self.bits == 4 and (kernels := kernels_for(out)):
-            kernels.dequantize(4, scales.numpy().data, codes.numpy().data, out)
+            kernels.dequantize(4, scales.data, codes.data, out)
             return
         out.copy_(unpack_signed(codes, out.shape[1], self.bits))
         out.mul_(unpack_scales(scales))
-
-    def _high_bits(self) -> int:
-        return bf16_bits(torch.finfo(torch.float32).max / self.levels)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class Fp4Values:
         check_scales(scales, self.name, _MIN_FP4_SCALE)
         _check_nibbles(codes, width, self.name)
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
         """See `Values.dequantize`."""
         lookup(codes, _fp4_table(), out)
         out.mul_(unpack_scales(scales))
@@ -121,11 +127,11 @@ def pack_signed(codes: Tensor, bits: int) -> Tensor:
     return pack(codes.view(torch.uint8), bits)
 
 
-def unpack_signed(packed: Tensor, width: int, bits: int) -> Tensor:
+def unpack_signed(packed: Bytes, width: int, bits: int) -> Tensor:
     """The inverse of `pack_signed`: int8 [r, width]; leaves `packed` as it is."""
     if bits == 8:
-        return packed.view(torch.int8)
-    wide = (packed.numpy() ^ np.uint8(0x88)).astype(np.uint16)  # each code with 8 added
+        return tensor_of(packed).view(torch.int8)
+    wide = (packed ^ np.uint8(0x88)).astype(np.uint16)  # each code with 8 added
     wide |= wide << 4
     wide &= 0x0F0F  # a code in each byte
     codes = wide.view(np.int8)

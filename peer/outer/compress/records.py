@@ -69,7 +69,7 @@ class Records:
         scales, packed, codes = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         kept = torch.empty(records.shape[0], self.kept(width))
         self.values.check(scales.numpy(), codes.numpy(), kept.shape[1])
-        self.values.dequantize(scales, codes, kept)
+        self.values.dequantize(scales.numpy(), codes.numpy(), kept)
         bits = self.index_bits(width)
         if bits == 0:
             return None, kept

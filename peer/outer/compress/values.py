@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError, check_finite
-from peer.outer.compress.bits import Bytes
+from peer.outer.compress.bits import Bytes, tensor_of
 
 MIN_NORMAL = 2.0**-126
 MAX_BF16_BITS = 0x7F7F  # the largest finite bf16
@@ -47,7 +47,7 @@ class Values(Protocol):
             PayloadError: a scale or a code that `quantize` never writes.
         """
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
         """The inverse, of what `check` let pass, into `out` (fp32 [r, w], contiguous, CPU), all finite."""
 
 
@@ -68,9 +68,9 @@ class Fp32Values:
         """See `Values.check`."""
         check_floats(codes, np.uint32, FP32_INFINITY, self.name)
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:  # noqa: ARG002
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:  # noqa: ARG002
         """See `Values.dequantize`."""
-        out.copy_(codes.view(torch.float32))
+        out.copy_(tensor_of(codes).view(torch.float32))
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class HalfValues:
         """See `Values.check`."""
         check_floats(codes, np.uint16, 0x7C00 if self.dtype == torch.float16 else 0x7F80, self.name)
 
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:  # noqa: ARG002
+    def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:  # noqa: ARG002
         """See `Values.dequantize`."""
-        out.copy_(codes.view(self.dtype))
+        out.copy_(tensor_of(codes).view(self.dtype))
 
 
 def no_scales(rows: Tensor) -> Tensor:
@@ -123,9 +123,9 @@ def pack_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
     return kept.view(torch.uint8), kept.float()
 
 
-def unpack_scales(scales: Tensor) -> Tensor:
+def unpack_scales(scales: Bytes) -> Tensor:
     """Uint8 [r, 2 s] -> fp32 [r, s]."""
-    return (scales.view(torch.int16).to(torch.int32) << 16).view(torch.float32)
+    return (tensor_of(scales).view(torch.int16).to(torch.int32) << 16).view(torch.float32)
 
 
 def check_scales(scales: Bytes, codec: str, low: float = MIN_NORMAL, high_bits: int = MAX_BF16_BITS) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
 import signal
 import sys
@@ -160,7 +161,7 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
     manifest, addresses = bootstrap.manifest, bootstrap.addresses
     if as_json:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
-        print(json.dumps({"event": "started", **start}), flush=True)
+        say(json.dumps({"event": "started", **start}))
         return
     from peer.outer.compose import trust_in_words  # imported by now, see _start
 
@@ -172,7 +173,16 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
         *others,
         "Ctrl-C ends this node; members train on.",
     ]
-    print("\n".join(lines), flush=True)
+    say("\n".join(lines))
+
+
+def say(text: str) -> None:
+    """Print. Whoever read this may have gone: the node is not there for them alone, and goes on."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        log.warning("nobody reads standard output any more; this node goes on, and ends on Ctrl-C or SIGTERM")
 
 
 async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> None:
@@ -185,9 +195,9 @@ async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool
         status = f"{len(peers)} peers, round {rounds}"
         if as_json:
             figures = {"peers": len(peers), "round": rounds, "tokens_per_s": speed}
-            print(json.dumps({"event": "status", **figures}), flush=True)
+            say(json.dumps({"event": "status", **figures}))
         elif status != shown:
-            print(f"{status}, {speed:.0f} tokens/s", flush=True)
+            say(f"{status}, {speed:.0f} tokens/s")
             shown = status
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), STATUS_PERIOD_S)

@@ -149,6 +149,9 @@ class TestReport:
         assert figures["4 x 50M: atoll int8 / gloo"].met is True
         assert figures["4 x 50M: atoll int8, more memory / fp32 size"].value == pytest.approx(1.2)
         assert figures["4 x 50M: atoll int8"].limit is None
+        fewer_bits = figures["4 x 50M: hivemind's fastest (fp16) / atoll int4"]
+        assert (fewer_bits.value, fewer_bits.limit) == (pytest.approx(8.8), 4.0)
+        assert figures["4 x 50M: atoll int4 / gloo"].value == pytest.approx(1.0)
         (small, _) = exchange_report.figures([row("atoll", "int8", 0.07, params=1_000_000)])
         assert (small.limit, small.met) == (0.06, False)
         assert exchange_report.figures(rows[2:]) == ()

@@ -159,7 +159,8 @@ VECTORS void dequantize_int4(
     }
 }
 
-/* Whether scales are 0 or, by their bits, within [low, high]: NaN, infinity and negative numbers are above, subnormal
+/* Checks say no where they cannot say: whoever asks looks again, more slowly, for what to tell a person.
+   Whether scales are 0 or, by their bits, within [low, high]: NaN, infinity and negative numbers are above, subnormal
    ones below. A 0 less 1 is the largest number of all. */
 static inline int within_bits(uint32_t least_less_1, uint32_t most, uint32_t low, uint32_t high)
 {
@@ -170,6 +171,8 @@ VECTORS int check_int8(
     const unsigned char *restrict scales, const int8_t *restrict codes, size_t n, size_t block, uint32_t low,
     uint32_t high)
 {
+    if (!block)
+        return 0;
     uint32_t most = 0, least_less_1 = UINT32_MAX;
     for (size_t i = 0; i < (n + block - 1) / block; i++) {
         uint32_t scale = bits_of(float_at(scales + 4 * i));
@@ -186,6 +189,8 @@ VECTORS int check_int4(
     const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block, uint32_t low,
     uint32_t high)
 {
+    if (!block)
+        return 0;
     uint32_t most = 0, least_less_1 = UINT32_MAX;
     for (size_t i = 0; i < (n + block - 1) / block; i++) {
         uint32_t scale = (uint32_t)scales[2 * i] | (uint32_t)scales[2 * i + 1] << 8;

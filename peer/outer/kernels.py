@@ -90,7 +90,7 @@ class Kernels:
         self, bits: int, scales: memoryview, codes: memoryview, shape: tuple[int, int], limits: tuple[int, int]
     ) -> bool:
         """Whether `quantize` of so many bits could have written this: no code below -levels, no scale that is neither
-        0 nor, by its bits, within the limits, no padding.
+        0 nor, by its bits, within the limits, no padding. False as well for rows of no values.
 
         Args:
             shape: r, w of the rows.

@@ -226,14 +226,18 @@ def test_members_go_on_without_the_bootstrap_and_find_it_again(make_swarm: MakeS
     bootstrap.kill()
     at = max(member.round for member in members)
     swarm.drive(lambda: all_at(members, at + 3))
-    crashed = members[1]
+    stayed, crashed = members
     assert crashed.agent.pid is not None
     os.kill(crashed.agent.pid, signal.SIGKILL)  # its next agent finds the swarm through the other member
+    before = len(crashed.log_text())
     at = max(member.round for member in members)
     swarm.drive(lambda: crashed.agent.starts == 2 and all_at(members, at + 3), 90.0)
+    # they look every five seconds: one that is away for less is missed by nobody
+    lost = f"lost {address}"
+    swarm.drive(lambda: lost in stayed.log_text() and lost in crashed.log_text()[before:])
     again = swarm.bootstrap(port=port)
     assert again.address == address
-    swarm.drive(lambda: all("reached" in member.log_text() for member in members), 60.0)
+    swarm.drive(lambda: all(f"reached {address} again" in member.log_text() for member in members), 60.0)
     (late,) = swarm.add("late")
     assert late.round >= 4
 

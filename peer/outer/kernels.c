@@ -159,13 +159,13 @@ VECTORS void dequantize_int4(
     }
 }
 
-/* Checks say no where they cannot say: whoever asks looks again, more slowly, for what to tell a person.
-   Whether scales are 0 or, by their bits, within [low, high]: NaN, infinity and negative numbers are above, subnormal
-   ones below. A 0 less 1 is the largest number of all. */
-static inline int within_bits(uint32_t least_less_1, uint32_t most, uint32_t low, uint32_t high)
+/* By its bits a scale is 0 or within [low, high]: NaN, infinity and negative numbers are above, subnormal ones below. */
+static inline int outside(uint32_t scale, uint32_t low, uint32_t high)
 {
-    return most <= high && least_less_1 >= low - 1;
+    return (scale != 0) & ((scale < low) | (scale > high));
 }
+
+/* The checks say no where they cannot say: whoever asks looks again, more slowly, for what to tell a person. */
 
 VECTORS int check_int8(
     const unsigned char *restrict scales, const int8_t *restrict codes, size_t n, size_t block, uint32_t low,
@@ -173,16 +173,13 @@ VECTORS int check_int8(
 {
     if (!block)
         return 0;
-    uint32_t most = 0, least_less_1 = UINT32_MAX;
-    for (size_t i = 0; i < (n + block - 1) / block; i++) {
-        uint32_t scale = bits_of(float_at(scales + 4 * i));
-        most = scale > most ? scale : most;
-        least_less_1 = scale - 1 < least_less_1 ? scale - 1 : least_less_1;
-    }
+    int wrong = 0;
+    for (size_t i = 0; i < (n + block - 1) / block; i++)
+        wrong |= outside(bits_of(float_at(scales + 4 * i)), low, high);
     int8_t least = 0;
     for (size_t i = 0; i < n; i++)
         least = codes[i] < least ? codes[i] : least;
-    return within_bits(least_less_1, most, low, high) && least > INT8_MIN;
+    return !wrong && least > INT8_MIN;
 }
 
 VECTORS int check_int4(
@@ -191,25 +188,21 @@ VECTORS int check_int4(
 {
     if (!block)
         return 0;
-    uint32_t most = 0, least_less_1 = UINT32_MAX;
-    for (size_t i = 0; i < (n + block - 1) / block; i++) {
-        uint32_t scale = (uint32_t)scales[2 * i] | (uint32_t)scales[2 * i + 1] << 8;
-        most = scale > most ? scale : most;
-        least_less_1 = scale - 1 < least_less_1 ? scale - 1 : least_less_1;
-    }
+    int wrong = 0;
+    for (size_t i = 0; i < (n + block - 1) / block; i++)
+        wrong |= outside((uint32_t)scales[2 * i] | (uint32_t)scales[2 * i + 1] << 8, low, high);
     size_t row = (block + 1) / 2, whole = n / block * row, rest = n % block;
     uint8_t forbidden = 0;
     for (size_t i = 0; i < whole + (rest + 1) / 2; i++) {
         uint8_t byte = codes[i] ^ 0x88; /* a code of -8 is now a half of zeros */
         forbidden |= (uint8_t)(((byte & 0x0F) - 1) & 0x80) | (uint8_t)((byte < 0x10) << 7);
     }
-    int padded = 1;
     if (block % 2)
         for (size_t i = row - 1; i < whole; i += row)
-            padded &= codes[i] < 0x10;
+            wrong |= codes[i] > 0x0F; /* padding */
     if (rest % 2)
-        padded &= codes[whole + rest / 2] < 0x10;
-    return within_bits(least_less_1, most, low, high) && !forbidden && padded;
+        wrong |= codes[whole + rest / 2] > 0x0F;
+    return !wrong && !forbidden;
 }
 
 VECTORS int all_finite(const float *x, size_t n)

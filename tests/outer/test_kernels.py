@@ -174,6 +174,7 @@ def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -
         buffers = [torch.zeros(size, dtype=torch.uint8) for size in (scales, codes)]
         with pytest.raises(ValueError, match="do not fit"):
             loops.quantize(bits, rows, 1e-30, 1e30, *buffers)
+    assert loops.fits(bits, memoryview(bytes(wide[0])), memoryview(b""), (3, 0), (1, 2)) is False
     with pytest.raises(ValueError, match="do not fit"):
         loops.add_scaled(torch.zeros(3), torch.zeros(2), 1.0)
     two, three = (torch.zeros(2), torch.zeros(2)), (torch.zeros(3), torch.zeros(3))

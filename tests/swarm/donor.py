@@ -17,7 +17,32 @@ from peer.swarm.donors import Standing
 from peer.swarm.history import History
 from peer.swarm.serving import history_name
 from peer.swarm.snapshots import load_snapshot
-from tests.swarm.runs import NUMEL, RUN, make_state
+from tests.swarm.runs import NUMEL, RUN, Run, make_state
+
+SERVED_NUMEL = 8 * 1024
+CHUNKS = 16  # of a state of so many parameters, where chunks are small
+
+
+def committed_run(folder):
+    """A donor's run of SERVED_NUMEL parameters and two rounds."""
+    return Run(folder / "donor", numel=SERVED_NUMEL).commit(2)
+
+
+def newcomer(network, folder):
+    """Who has nothing of that run yet."""
+    joiner = Joiner(network, folder / "joiner", numel=SERVED_NUMEL)
+    joiner.valid = False
+    return joiner
+
+
+async def scripted_donors(network, run, count):
+    """So many that serve it."""
+    return [await ScriptedDonor(network.node(), run).start() for _ in range(count)]
+
+
+def flip(piece):
+    """The same bytes but for one bit."""
+    return bytes([piece[0] ^ 1]) + piece[1:]
 
 
 class ScriptedDonor:

@@ -14,35 +14,25 @@ from peer.swarm import chunks
 from peer.swarm.chunks import Lane, much_slower
 from peer.swarm.partial import PartialFile
 from peer.swarm.streams import StreamClosedError
-from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
+from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 from tests.swarm.gathering import until
-from tests.swarm.runs import Run
-
-NUMEL = 8 * 1024
-CHUNKS = 16
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(tmp_path / "donor", numel=NUMEL).commit(2)
+    return committed_run(tmp_path)
 
 
 @pytest.fixture
 async def donors(network, run):
-    return [await ScriptedDonor(network.node(), run).start() for _ in range(3)]
+    return await scripted_donors(network, run, 3)
 
 
 @pytest.fixture
 def joiner(network, tmp_path):
-    return new_joiner(network, tmp_path)
-
-
-def new_joiner(network, tmp_path):
-    joiner = Joiner(network, tmp_path / "joiner", numel=NUMEL)
-    joiner.valid = False
-    return joiner
+    return newcomer(network, tmp_path)
 
 
 def asked(donors):
@@ -52,10 +42,6 @@ def asked(donors):
 def written(folder):
     """The chunks of a fetch that has begun."""
     return {int(line) for line in (folder / "incoming.index").read_bytes().split(b"\n")[1:-1]}
-
-
-def flip(piece):
-    return bytes([piece[0] ^ 1]) + piece[1:]
 
 
 async def break_off(donor):
@@ -210,7 +196,7 @@ async def test_an_interrupted_fetch_goes_on_with_what_it_has(network, run, donor
 
     donor.pieces, donor.chunks_asked = pieces, []
     damage(joiner.folder / "incoming.bin", 3 * 4096 + 17)
-    again = new_joiner(network, tmp_path)
+    again = newcomer(network, tmp_path)
     how = await again.catch_up(donor, donors[1])
     assert_same(again, run)
     assert asked(donors[:2]) == [3, *range(10, CHUNKS)]

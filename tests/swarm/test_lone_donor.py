@@ -9,28 +9,24 @@ import pytest
 from peer.protocol.wire import Kind
 from peer.swarm import chunks
 from peer.swarm.streams import Stream
-from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
-from tests.swarm.runs import Run
-from tests.swarm.test_chunks import CHUNKS, NUMEL, flip
+from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(tmp_path / "donor", numel=NUMEL).commit(2)
+    return committed_run(tmp_path)
 
 
 @pytest.fixture
 async def donors(network, run):
-    return [await ScriptedDonor(network.node(), run).start() for _ in range(2)]
+    return await scripted_donors(network, run, 2)
 
 
 @pytest.fixture
 def joiner(network, tmp_path):
-    joiner = Joiner(network, tmp_path / "joiner", numel=NUMEL)
-    joiner.valid = False
-    return joiner
+    return newcomer(network, tmp_path)
 
 
 async def test_a_donor_that_is_left_alone_is_asked_over_two_streams(run, donors, joiner):

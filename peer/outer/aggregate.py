@@ -7,7 +7,7 @@ depend on threads or vector width. So every CPU computes the same bits, and an a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, Protocol
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from peer.errors import UserError
 from peer.outer.kernels import kernels_for
+from peer.outer.sums import chunks, norm
 
-CHUNK: Final = 1 << 16  # elements at a time; part of the order of sums over elements, hence of the result's last bits
 BOUND: Final = {"bound": True}  # metadata of a field that the round fills in, not the manifest
 
 
@@ -204,24 +204,3 @@ def add_scaled(total: Tensor, x: Tensor, factor: float) -> None:
         kernels.add_scaled(total, x, factor)
     else:
         total.add_(x * factor)
-
-
-def norm(x: Tensor) -> float:
-    """The Euclidean norm of fp32 [n], in float64, where the square of no fp32 value rounds or overflows."""
-    return math.sqrt(sum(float(fold(x[chunk].double().square_())) for chunk in chunks(x.numel())))
-
-
-def chunks(numel: int) -> Iterator[slice]:
-    """Consecutive slices of CHUNK elements; the last may be shorter."""
-    return (slice(start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK))
-
-
-def fold(x: Tensor) -> Tensor:
-    """The sum over the last dimension, at least one long, by adding its halves: the same bits on every CPU."""
-    while (length := x.shape[-1]) > 1:
-        half = length // 2
-        halves = x[..., :half] + x[..., half : 2 * half]
-        if length % 2:
-            halves[..., 0] += x[..., -1]
-        x = halves
-    return x[..., 0]

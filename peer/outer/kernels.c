@@ -126,6 +126,78 @@ VECTORS int quantize_int4(
     return 1;
 }
 
+/* The sum of the elements by adding the second half to the first until one is left; `fold` of aggregate.py. */
+static inline float folded(float *x, size_t n)
+{
+    while (n > 1) {
+        size_t half = n / 2;
+        const float *upper = x + half;
+#pragma GCC ivdep
+        for (size_t i = 0; i < half; i++)
+            x[i] += upper[i];
+        if (n % 2)
+            x[0] += x[n - 1];
+        n = half;
+    }
+    return x[0];
+}
+
+#define WIDEST 1024 /* elements of a row of int2, which lies on the stack in two copies */
+
+static inline uint32_t bf16(float x, float least, float most)
+{
+    if (x < least)
+        return 0;
+    uint32_t bits = bits_of(x > most ? most : x);
+    return (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16; /* ties to even */
+}
+
+/* Two of Lloyd's steps for the magnitudes of a row: two levels, and the cut between them. */
+VECTORS int quantize_int2(
+    const float *restrict x, size_t n, size_t block, float least, float most,
+    unsigned char *restrict scales, uint8_t *restrict codes)
+{
+    if (block > WIDEST)
+        return 0;
+    float mean_part = (float)(0.8 / (double)block), largest_part = (float)(1.0 - 0.8);
+    for (size_t first = 0; first < n; first += block) {
+        const float *restrict row = x + first;
+        float magnitudes[WIDEST], scratch[WIDEST];
+        uint8_t span[WIDEST + 3];
+        float largest = 0.0f;
+        for (size_t i = 0; i < block; i++) {
+            magnitudes[i] = scratch[i] = float_of(bits_of(row[i]) & 0x7FFFFFFFu);
+            largest = magnitudes[i] > largest ? magnitudes[i] : largest;
+        }
+        float sum = folded(scratch, block);
+        if (!(bits_of(sum) < INFINITE))
+            return 0;
+        float cut = sum * mean_part + largest * largest_part, low = 0.0f, high = 0.0f;
+        for (int step = 0; step < 2; step++) {
+            int32_t above = 0;
+            for (size_t i = 0; i < block; i++) {
+                above += magnitudes[i] > cut;
+                scratch[i] = magnitudes[i] > cut ? magnitudes[i] : 0.0f;
+            }
+            float high_sum = folded(scratch, block), low_sum = sum - high_sum;
+            int32_t below = (int32_t)block - above;
+            low = (low_sum > 0.0f ? low_sum : 0.0f) / (float)(below > 0 ? below : 1);
+            high = high_sum / (float)(above > 0 ? above : 1);
+            high = low > high ? low : high;
+            cut = (float)(((double)low + (double)high) / 2.0);
+        }
+        for (size_t i = 0; i < block; i++)
+            span[i] = (uint8_t)((magnitudes[i] > cut) << 1 | bits_of(row[i]) >> 31);
+        span[block] = span[block + 1] = span[block + 2] = 0;
+        uint32_t levels = bf16(low, least, most) | bf16(high, least, most) << 16;
+        for (int byte = 0; byte < 4; byte++)
+            *scales++ = (unsigned char)(levels >> 8 * byte);
+        for (size_t i = 0; i < block; i += 4)
+            *codes++ = (uint8_t)(span[i] | span[i + 1] << 2 | span[i + 2] << 4 | span[i + 3] << 6);
+    }
+    return 1;
+}
+
 /* Codes of 4 bits, two to a byte, with 8 added so that none is negative: in pairs, as words of 16 bits, which a compiler
    turns into vectors. SPAN of them at a time lie on the stack. */
 #define SPAN 256
@@ -155,6 +227,31 @@ VECTORS void dequantize_int4(
             unpack_nibbles(row + at / 2, count, span);
             for (size_t i = 0; i < count; i++)
                 out[first + at + i] = (float)((int)span[i] - 8) * scale;
+        }
+    }
+}
+
+VECTORS void dequantize_int2(
+    const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block,
+    float *restrict out)
+{
+    for (size_t first = 0; first < n; first += block) {
+        size_t width = n - first < block ? n - first : block;
+        const uint8_t *restrict row = codes + first / block * ((block + 3) / 4);
+        const unsigned char *levels = scales + 4 * (first / block);
+        uint32_t low = (uint32_t)levels[0] << 16 | (uint32_t)levels[1] << 24;
+        uint32_t either = low ^ ((uint32_t)levels[2] << 16 | (uint32_t)levels[3] << 24);
+        for (size_t at = 0; at < width; at += SPAN) {
+            uint8_t span[SPAN];
+            size_t count = width - at < SPAN ? width - at : SPAN;
+            for (size_t i = 0; i < (count + 3) / 4; i++) {
+                uint32_t byte = row[at / 4 + i], four = (byte | byte << 6 | byte << 12 | byte << 18) & 0x03030303u;
+                memcpy(span + 4 * i, &four, 4);
+            }
+            for (size_t i = 0; i < count; i++) {
+                uint32_t code = span[i], level = low ^ (either & (0u - (code >> 1)));
+                out[first + at + i] = float_of(level | code << 31);
+            }
         }
     }
 }

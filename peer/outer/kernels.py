@@ -45,8 +45,8 @@ class Kernels:
         library = ctypes.CDLL(str(path))
         library.made_of.restype = ctypes.c_ulong
         for name, arguments in (
-            ("quantize_int8", _QUANTIZE), ("quantize_int4", _QUANTIZE),
-            ("dequantize_int8", _DEQUANTIZE), ("dequantize_int4", _DEQUANTIZE),
+            *((f"quantize_int{bits}", _QUANTIZE) for bits in (2, 4, 8)),
+            *((f"dequantize_int{bits}", _DEQUANTIZE) for bits in (2, 4, 8)),
             ("check_int8", _CHECK), ("check_int4", _CHECK), ("all_finite", [_VECTOR, _COUNT]),
             ("add_scaled", [_VECTOR, _VECTOR, _COUNT, _NUMBER]),
             ("nesterov", [_VECTOR, _VECTOR, _VECTOR, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]),
@@ -64,25 +64,27 @@ class Kernels:
     def quantize(
         self, bits: int, rows: Tensor, least: float, most: float, scales: Tensor, codes: Tensor
     ) -> bool:
-        """Rows -> scales, max |x| / levels within [least, most] or 0, and codes, round(x / scale).
+        """Rows -> scales within [least, most] or 0, and codes.
 
         Args:
-            bits: 8: `int8` of `int8.py`, with fp32 scales; 4: `int4` of `levels.py`, with bf16 scales.
+            bits: 8: `int8` of `int8.py`, with fp32 scales; 4: `int4` of `levels.py`, with bf16 scales; 2: `int2` of
+                `coarse.py`, with two bf16 scales a row.
             rows: fp32 [r, w].
-            scales: r of them, 4 or 2 bytes each; written.
-            codes: r w of 8 bits, or r ceil(w / 2) bytes; written.
+            scales: of r rows, 4 or, of 4 bits, 2 bytes each; written.
+            codes: r rows of ceil(w bits / 8) bytes; written.
 
         Returns:
-            False where a value is NaN or infinite; what was written then means nothing.
+            False where a value is NaN or infinite, and of 2 bits also where a row's sum is, or is wider than 1024: what
+            was written then means nothing.
         """
-        function = self._library.quantize_int8 if bits == 8 else self._library.quantize_int4
+        function = getattr(self._library, f"quantize_int{bits}")
         _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *rows.shape))
         places = scales.data_ptr(), codes.data_ptr()
         return bool(function(rows.data_ptr(), rows.numel(), rows.shape[1], least, most, *places))
 
     def dequantize(self, bits: int, scales: memoryview, codes: memoryview, out: Tensor) -> None:
-        """The inverse of `quantize` of so many bits: out = scale * code, fp32 [r, w]."""
-        function = self._library.dequantize_int8 if bits == 8 else self._library.dequantize_int4
+        """The inverse of `quantize` of so many bits, into fp32 [r, w]."""
+        function = getattr(self._library, f"dequantize_int{bits}")
         _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *out.shape))
         function(_address(scales), _address(codes), out.numel(), out.shape[1], out.data_ptr())
 
@@ -144,7 +146,7 @@ def compiled() -> Kernels | None:
 
 def _sizes(bits: int, rows: int, width: int) -> tuple[int, int]:
     """Bytes of scales and codes."""
-    return (4 * rows, rows * width) if bits == 8 else (2 * rows, rows * -(-width // 2))
+    return rows * (2 if bits == 4 else 4), rows * -(-width * bits // 8)
 
 
 def _check_sizes(given: Sequence[int], needed: Sequence[int]) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate import check_contributions, chunks, fold, norm, scaled_sum
+from peer.outer.aggregate import check_contributions, scaled_sum
+from peer.outer.sums import chunks, fold, norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from peer.outer import kernels as module
 from peer.outer.aggregate import add_scaled
 from peer.outer.compress.base import NonFiniteError, PayloadError, is_finite
-from peer.outer.compress.registry import compressor
+from peer.outer.compress.registry import VALUES, compressor
 from peer.outer.kernels import compiled, kernels_for
 from peer.outer.optimizer import Nesterov, Vectors
 
@@ -38,7 +39,7 @@ def vectors(draw: st.DrawFn) -> Tensor:
     return torch.from_numpy(values)
 
 
-def without(work: Callable[[], object]) -> object:
+def without(work: Callable[[], Any]) -> Any:
     """What it yields by tensor operations alone."""
     with mock.patch.object(module, "compiled", return_value=None):
         return work()
@@ -61,7 +62,7 @@ def test_other_memory_than_contiguous_fp32_on_the_cpu_is_not_theirs(other: Tenso
     assert kernels_for(torch.zeros(2), other) is None
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2"])
 @given(x=vectors())
 def test_payloads_and_what_they_decode_to_are_the_same(name: str, x: Tensor) -> None:
     codec = compressor(name)
@@ -76,7 +77,7 @@ def test_payloads_and_what_they_decode_to_are_the_same(name: str, x: Tensor) -> 
 HOSTILE = [0x00, 0x01, 0x08, 0x10, 0x7F, 0x80, 0x88, 0x8F, 0xF8, 0xFF]
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2"])
 @given(x=vectors(), places=st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(HOSTILE)), min_size=1, max_size=3))
 def test_the_same_payloads_are_refused_for_the_same_reason(
     name: str, x: Tensor, places: list[tuple[int, int]]
@@ -121,7 +122,7 @@ def test_what_is_not_finite_is_found_wherever_it_is(x: Tensor, bad: float, place
 
 @pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("place", [0, 255, 256, 599])
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2"])
 def test_what_is_not_finite_is_refused_alike(name: str, place: int, value: float) -> None:
     x = torch.ones(600)
     x[place] = value
@@ -133,6 +134,15 @@ def test_what_is_not_finite_is_refused_alike(name: str, place: int, value: float
 
     assert encode().startswith("cannot encode ")
     assert without(encode).startswith("cannot encode ")
+
+
+@pytest.mark.parametrize("width", [1, 5, 1023, 1024, 1025, 2000])
+def test_rows_of_any_width_become_the_same_levels(width: int) -> None:
+    """A sparse codec's rows are as wide as what it keeps of them; beyond 1024 the tensor operations do the work."""
+    rows = torch.randn(7, width, generator=torch.Generator().manual_seed(width)) ** 3
+    scales, codes = VALUES["int2"].quantize(rows)
+    expected = without(lambda: VALUES["int2"].quantize(rows))
+    assert (scales.tolist(), codes.tolist()) == tuple(part.tolist() for part in expected)
 
 
 @given(x=vectors(), factor=st.floats(1e-3, 1.0, width=64), seed=st.integers(0, 1000))
@@ -159,22 +169,23 @@ def test_the_nesterov_step_is_the_same_in_place_and_beside(x: Tensor, beta: floa
     assert step() == without(step)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -> None:
     loops, rows = compiled(), torch.zeros(3, 256)
     assert loops is not None
-    wide = {8: (12, 768), 4: (6, 384)}[bits]
+    wide = {8: (12, 768), 4: (6, 384), 2: (12, 192)}[bits]
     loops.dequantize(bits, memoryview(bytes(wide[0])), memoryview(bytes(wide[1])), rows)
     for scales, codes in ((wide[0] - 1, wide[1]), (wide[0], wide[1] - 1)):
         says = rf"sizes \({scales}, {codes}\) do not fit: must be \({wide[0]}, {wide[1]}\)"
         with pytest.raises(ValueError, match=says):
             loops.dequantize(bits, memoryview(bytes(scales)), memoryview(bytes(codes)), rows)
-        with pytest.raises(ValueError, match=says):
-            loops.fits(bits, memoryview(bytes(scales)), memoryview(bytes(codes)), (3, 256), (1, 2))
+        if bits > 2:
+            with pytest.raises(ValueError, match=says):
+                loops.fits(bits, memoryview(bytes(scales)), memoryview(bytes(codes)), (3, 256), (1, 2))
         buffers = [torch.zeros(size, dtype=torch.uint8) for size in (scales, codes)]
         with pytest.raises(ValueError, match="do not fit"):
             loops.quantize(bits, rows, 1e-30, 1e30, *buffers)
-    assert loops.fits(bits, memoryview(bytes(wide[0])), memoryview(b""), (3, 0), (1, 2)) is False
+    assert bits == 2 or loops.fits(bits, memoryview(bytes(wide[0])), memoryview(b""), (3, 0), (1, 2)) is False
     with pytest.raises(ValueError, match="do not fit"):
         loops.add_scaled(torch.zeros(3), torch.zeros(2), 1.0)
     two, three = (torch.zeros(2), torch.zeros(2)), (torch.zeros(3), torch.zeros(3))

@@ -9,9 +9,19 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import PayloadError, check_finite
-from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack
-from peer.outer.compress.values import check_scales, pack_scales, unpack_scales
+from peer.outer.compress.bits import Bytes, byte_table, check_padding, lookup, pack, packed_bytes
+from peer.outer.compress.values import (
+    MAX_BF16_BITS,
+    MIN_NORMAL,
+    bf16_value,
+    check_scales,
+    pack_scales,
+    unpack_scales,
+)
+from peer.outer.kernels import kernels_for
+from peer.outer.sums import fold
 
+_MOST = bf16_value(MAX_BF16_BITS)
 _LLOYD_STEPS = 2
 _MEAN_PART = 0.8  # the first cut is 80% mean, 20% maximum: good for light and heavy tails after two steps (measured)
 
@@ -61,13 +71,19 @@ class Int2Values:
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """See `Values.quantize`."""
+        if kernels := kernels_for(rows):
+            scales = torch.empty(rows.shape[0], 4, dtype=torch.uint8)
+            codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 2), dtype=torch.uint8)
+            if kernels.quantize(2, rows, MIN_NORMAL, _MOST, scales, codes):
+                return scales, codes
         magnitudes = rows.abs()
         sums, width = _sums(magnitudes), rows.shape[1]
-        cut = (sums * (_MEAN_PART / width)).float().add_(magnitudes.amax(dim=1), alpha=1.0 - _MEAN_PART).unsqueeze(1)
+        largest = magnitudes.amax(dim=1).mul_(1.0 - _MEAN_PART)
+        cut = (sums * (_MEAN_PART / width)).float().add_(largest).unsqueeze(1)
         for _ in range(_LLOYD_STEPS):
             above = _above(magnitudes, cut)
             count = above.sum(dim=1)
-            high_sum = above.mul_(magnitudes).sum(dim=1, dtype=sums.dtype)
+            high_sum = fold(above.mul_(magnitudes).to(sums.dtype))
             low = (sums - high_sum).clamp_(min=0) / (width - count).clamp_(min=1)
             high = torch.maximum(high_sum / count.clamp_(min=1), low)  # none above, or rounding
             levels = torch.stack((low, high), dim=1).float()
@@ -86,6 +102,9 @@ class Int2Values:
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
         """See `Values.dequantize`."""
+        if kernels := kernels_for(out):
+            kernels.dequantize(2, scales.data, codes.data, out)
+            return
         levels = unpack_scales(scales)
         high = torch.empty_like(out)
         lookup(codes, _level_table(0), out)
@@ -100,7 +119,7 @@ def _sign_table() -> Tensor:
 
 @lru_cache(maxsize=2)
 def _level_table(level: int) -> Tensor:
-    return byte_table([1.0 - level, level - 1.0, float(level), -float(level)])
+    return byte_table([1.0 - level, -(1.0 - level), float(level), -float(level)])
 
 
 def _above(magnitudes: Tensor, cut: Tensor) -> Tensor:
@@ -109,14 +128,14 @@ def _above(magnitudes: Tensor, cut: Tensor) -> Tensor:
 
 
 def _sums(magnitudes: Tensor) -> Tensor:
-    """Sum of each row [r, w] -> [r], fp32, or fp64 where that overflows.
+    """Sum of each row [r, w] -> [r], fp32, or fp64 where that overflows in one of them; the same bits on every CPU.
 
     Raises:
         NonFiniteError: NaN or infinity.
     """
-    sums = magnitudes.sum(dim=1)
+    sums = fold(magnitudes)
     if not bool(torch.isfinite(sums).all()):
-        sums = magnitudes.sum(dim=1, dtype=torch.float64)
+        sums = fold(magnitudes.double())
         check_finite(sums, magnitudes.numel())
     return sums
 

@@ -29,7 +29,7 @@ from peer.outer.aggregate import Aggregator, Mean
 from peer.outer.compose import resolve
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import SLICE
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.gated import Gated
 from peer.outer.products import inner_products, largest_magnitude
 from peer.protocol.manifest import RecipeSpec, RunManifest
@@ -85,7 +85,7 @@ class ByParts:
         # what is not finite never came so far; all that is missing was bad
         who = [i for i in range(self.members) if len(contributions) == self.members or i not in self.bad]
         pieces = []
-        for first, last in partition(contributions[0].numel(), self.members, self.block):
+        for first, last in parts_of(contributions[0].numel(), self.members, self.block):
             for start in range(first, last, SLICE):
                 part = [contribution[start : min(start + SLICE, last)] for contribution in contributions]
                 pieces.append(self._one(part, weights, who))

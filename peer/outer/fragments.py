@@ -16,6 +16,8 @@ from torch import Tensor
 from peer.errors import UserError
 
 Ranges = tuple[tuple[int, int], ...]
+MAX_CELLS = 1 << 12  # 64 members still have parts of 64 cells: equal to a few per cent
+MAX_CELL_ELEMENTS = 1 << 19  # those of a slice, which must hold whole cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,21 @@ class FlatLayout:
             assert name == expected, f"parameter {name!r} where the layout has {expected!r}"
             assert parameter.shape == shape, f"{name} has shape {tuple(parameter.shape)}, the layout has {shape}"
             yield parameter.detach(), flat[offset : offset + parameter.numel()].view(shape)
+
+
+def parts_of(numel: int, count: int, block: int) -> tuple[tuple[int, int], ...]:
+    """[start, stop) of each of the parts that so many members reduce; whole cells, as `partition` cuts them."""
+    return partition(numel, count, cell_of(numel, block))
+
+
+def cell_of(numel: int, block: int) -> int:
+    """Elements of a cell, what parts are made of whatever their number: a codec's block times a power of two, the least
+    of which a vector of `numel` has at most MAX_CELLS.
+    """
+    cell = block
+    while cell * MAX_CELLS < numel and 2 * cell <= MAX_CELL_ELEMENTS:
+        cell *= 2
+    return cell
 
 
 def partition(numel: int, parts: int, block: int) -> tuple[tuple[int, int], ...]:

@@ -84,12 +84,14 @@ class Exchanged:
         cosine: the mean between the contributions that this peer reduced.
         dropped: whose contributions this peer's aggregator left out of what it reduced.
         state_digest: of the state after the update, where it was computed while that arrived.
+        residuals: what each reducer has signed of its residual, in roster order; none without error feedback.
     """
 
     update: AnyUpdate
     cosine: float | None
     dropped: tuple[Drop, ...] = ()
     state_digest: str | None = None
+    residuals: tuple[str, ...] = ()
 
 
 class SwarmPort(Protocol):
@@ -151,6 +153,7 @@ async def link_of(group: Group, exchanged: Exchanged, state: OuterState) -> Link
         roster=group.members,
         update_digest=update_digest,
         state_digest=digest,
+        residuals=exchanged.residuals,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
 from peer.outer.compress.feedback import Encoder, Residual
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
 from peer.outer.optimizer import OuterOptimizer, Vectors
 from peer.outer.update import Update
@@ -96,7 +96,7 @@ class OuterState:
 
         Args:
             local: the peer's parameters at the snapshot.
-            bounds: `partition(P, number of reducers, compressor.block)`.
+            bounds: `parts_of(P, number of reducers, compressor.block)`.
             residual: what earlier contributions lost, with error feedback; the caller commits or reverts it.
 
         Raises:
@@ -147,7 +147,7 @@ class OuterState:
         """The most that an update of so many members has."""
         if isinstance(self.compressor, Gathering):
             return self.compressor.wire_bytes(self.numel) * members
-        return sum(self.compressor.wire_bytes(b - a) for a, b in partition(self.numel, members, self.compressor.block))
+        return sum(self.compressor.wire_bytes(b - a) for a, b in parts_of(self.numel, members, self.compressor.block))
 
     def _encode_part(self, local: Tensor, start: int, stop: int, residual: Residual | None) -> bytes:
         assert not isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are gathered, not reduced"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Payload, PayloadError
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.protocol import hashing
 
 
@@ -67,7 +67,7 @@ class Update(InParts):
         """
         if num_parts < 1:
             raise PayloadError(f"an update of {num_parts} parts; it must have at least 1")
-        lengths = [compressor.wire_bytes(b - a) for a, b in partition(numel, num_parts, compressor.block)]
+        lengths = [compressor.wire_bytes(b - a) for a, b in parts_of(numel, num_parts, compressor.block)]
         if len(payload) != sum(lengths):
             raise PayloadError(f"update of {numel} values is {len(payload)} bytes; it must be {sum(lengths)}")
         parts, position = [], 0
@@ -79,7 +79,7 @@ class Update(InParts):
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of each part, in elements."""
-        return partition(self.numel, len(self.parts), self.compressor.block)
+        return parts_of(self.numel, len(self.parts), self.compressor.block)
 
     def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.

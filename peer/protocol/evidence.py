@@ -8,7 +8,7 @@ from pydantic import Field
 
 from peer.protocol.lineage import PeerIdText, SignatureHex
 from peer.protocol.manifest import Digest, Spec
-from peer.protocol.records import MAX_RECORD_BYTES
+from peer.protocol.records import MAX_RECORD_BYTES, Count
 from peer.protocol.statements import Sitting
 
 MAX_EVIDENCE_BYTES = 128 * 1024
@@ -26,10 +26,11 @@ class TwoJoins(Spec):
 
 
 class SignedRoots(Spec):
-    """What a reducer signed: the digest of its inputs, the root over its outputs."""
+    """What a reducer signed: the digest of its inputs, the root over its outputs, the digest of its residual."""
 
     inputs: Digest
     outputs: Digest
+    residual: Digest
     signature: SignatureHex
 
 
@@ -54,10 +55,27 @@ class Unit(Spec):
     signature: SignatureHex | None
 
 
+class Residue(Spec):
+    """What a reducer signed of its residual, about one unit of its part.
+
+    Attributes:
+        since, root: what `peer.protocol.statements.residual_of` digests.
+        path: from the unit's cells, after the round, to that root.
+        carried: for each earlier round that had left it with some of the unit's cells, in the order of these: the path
+            from them to what it signed then.
+    """
+
+    since: Count
+    root: Digest
+    path: Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)]
+    carried: Annotated[tuple[Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)], ...], Field(max_length=64)]
+
+
 class Reduction(Spec):
     """What a reducer signed about one unit of its part: what it was sent, in roster order, and what it made of that.
 
-    With the payloads of the inputs at hand, anybody can compute whether that is so.
+    With the payloads of the inputs at hand, anybody can compute whether that is so; with error feedback, whoever has
+    the chain of certificates and the residual of before it, too.
     """
 
     kind: Literal["reduction"] = "reduction"
@@ -66,6 +84,7 @@ class Reduction(Spec):
     unit: Annotated[int, Field(ge=0, lt=MAX_UNITS)]
     inputs: Annotated[tuple[Unit, ...], Field(min_length=2, max_length=64)]
     output: Unit
+    residue: Residue | None = None
 
 
 class Evidence(Spec):

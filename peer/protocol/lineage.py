@@ -38,7 +38,12 @@ class Member(Spec):
 
 
 class Link(Spec):
-    """One committed round; `state_digest` is the outer state after the update."""
+    """One committed round.
+
+    Attributes:
+        state_digest: of the outer state after the update.
+        residuals: with error feedback, what each reducer signed of its residual, in roster order.
+    """
 
     run_id: Digest
     fragment: Annotated[int, Field(ge=0, lt=65536)] = 0
@@ -47,21 +52,28 @@ class Link(Spec):
     roster: Annotated[tuple[Member, ...], Field(min_length=1, max_length=64)]
     update_digest: Digest
     state_digest: Digest
+    residuals: Annotated[tuple[Digest, ...], Field(max_length=64)] = ()
 
     @model_validator(mode="after")
-    def _distinct_members(self) -> Link:
+    def _one_for_each_member(self) -> Link:
         if len({member.peer_id for member in self.roster}) != len(self.roster):
             raise ValueError("a roster names a peer twice")
+        if len(self.residuals) not in (0, len(self.roster)):
+            raise ValueError(f"{len(self.residuals)} residuals of {len(self.roster)} members")
         return self
 
     @property
     def id(self) -> str:
         """The lineage id that this link leads to."""
-        return hashlib.sha256(b"atoll-link-1" + dump_json(self)).hexdigest()
+        return hashlib.sha256(b"atoll-link-2" + dump_json(self)).hexdigest()
 
     @property
     def weight(self) -> int:
         return sum(member.tokens for member in self.roster)
+
+    def place(self, peer_id: str) -> int | None:
+        """Where this peer stands in the roster; None if it was not there."""
+        return next((place for place, member in enumerate(self.roster) if member.peer_id == peer_id), None)
 
 
 class Certificate(Spec):

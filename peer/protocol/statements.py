@@ -7,7 +7,7 @@ of each, so that one unit can be shown and checked without the others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
@@ -23,6 +23,7 @@ from peer.protocol.records import Count, dump_json
 SENT_DOMAIN, REDUCED_DOMAIN = "sent", "reduced"
 DIGEST_BYTES = 32
 SEAL_BYTES = DIGEST_BYTES + SIGNATURE_BYTES
+REDUCED_SEAL_BYTES = DIGEST_BYTES + SEAL_BYTES
 _LEAF, _NODE, _EMPTY = b"\0", b"\1", b"\2"
 
 
@@ -78,28 +79,41 @@ def root_of(leaves: Sequence[bytes]) -> bytes:
     return level[0] if level else hashlib.sha256(_EMPTY).digest()
 
 
-def path_of(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """What must be known besides unit `index` to arrive at the root, from the bottom up."""
+def path_of(leaves: Sequence[bytes], first: int, stop: int) -> list[bytes]:
+    """What must be known besides the units [first, stop), at least one, to arrive at the root, from the bottom up."""
     level, path = list(leaves), []
     while len(level) > 1:
-        if index ^ 1 < len(level):
-            path.append(level[index ^ 1])
-        level, index = _above(level), index // 2
+        if first % 2:
+            path.append(level[first - 1])
+        if stop % 2 and stop < len(level):
+            path.append(level[stop])
+        level, first, stop = _above(level), first // 2, (stop + 1) // 2
     return path
 
 
-def climb(leaf: bytes, index: int, count: int, path: Iterable[bytes]) -> bytes:
-    """The root over `count` units, `leaf` being that of `index`; raises ProtocolError for a path of another length."""
-    steps, node = iter(path), leaf
+def climb(leaves: Sequence[bytes], first: int, count: int, path: Iterable[bytes]) -> bytes:
+    """The root over `count` units, `leaves` being those of the units from `first` on, at least one.
+
+    Raises:
+        ProtocolError: a path of another length than `path_of` yields.
+    """
+    steps, level = iter(path), list(leaves)
     while count > 1:
-        if index ^ 1 < count:
-            sibling = next(steps, None)
-            if sibling is None:
-                raise ProtocolError("a path that ends below the root")
-            node = _node(sibling, node) if index % 2 else _node(node, sibling)
-        count, index = (count + 1) // 2, index // 2
+        stop = first + len(level)
+        if first % 2:
+            level.insert(0, _step(steps))
+        if stop % 2 and stop < count:
+            level.append(_step(steps))
+        level, first, count = _above(level), first // 2, (count + 1) // 2
     if next(steps, None) is not None:
         raise ProtocolError("a path that leads beyond the root")
+    return level[0]
+
+
+def _step(steps: Iterator[bytes]) -> bytes:
+    node = next(steps, None)
+    if node is None:
+        raise ProtocolError("a path that ends below the root")
     return node
 
 
@@ -113,10 +127,7 @@ def _node(left: bytes, right: bytes) -> bytes:
 
 
 class Seal(NamedTuple):
-    """A frame of SEAL_BYTES: a digest and a signature.
-
-    After a contribution the digest is the sitting's id, after a reduced part it is that of the inputs.
-    """
+    """A frame of SEAL_BYTES, after a contribution: the sitting's id and a signature."""
 
     digest: bytes
     signature: bytes
@@ -130,6 +141,31 @@ class Seal(NamedTuple):
     def body(self) -> bytes:
         """What `parse` reads."""
         return self.digest + self.signature
+
+
+class ReducedSeal(NamedTuple):
+    """A frame of REDUCED_SEAL_BYTES, after a reduced part.
+
+    Attributes:
+        inputs: the digest of what it was made of.
+        residual: `residual_of` what the reducer's encoding has lost; `NO_RESIDUAL` without error feedback.
+        signature: over these and the root of the part.
+    """
+
+    inputs: bytes
+    residual: bytes
+    signature: bytes
+
+    @classmethod
+    def parse(cls, body: bytes | bytearray | memoryview) -> ReducedSeal:
+        """`body` has REDUCED_SEAL_BYTES."""
+        first, second = DIGEST_BYTES, 2 * DIGEST_BYTES
+        return cls(bytes(body[:first]), bytes(body[first:second]), bytes(body[second:]))
+
+    @property
+    def body(self) -> bytes:
+        """What `parse` reads."""
+        return self.inputs + self.residual + self.signature
 
 
 def seal_sent(identity: Identity, sitting: Sitting, reducer: str, root: bytes) -> Seal:
@@ -150,14 +186,29 @@ def inputs_of(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
     return hasher.digest()
 
 
-def seal_reduced(identity: Identity, sitting: Sitting, inputs: bytes, outputs: bytes) -> Seal:
-    """Sign that of these inputs this reducer made outputs with this root."""
-    return Seal(inputs, identity.sign(REDUCED_DOMAIN, sitting.id + inputs + outputs))
+def residual_of(since: int, root: bytes) -> bytes:
+    """The digest of a reducer's residual of its part after a round.
+
+    Args:
+        since: the round before which it was zero: where the reducer had none, or could not keep it.
+        root: over its cells.
+    """
+    return hashlib.sha256(b"atoll-residual-1" + since.to_bytes(8, "big") + root).digest()
 
 
-def has_reduced(sitting: Sitting, reducer: str, inputs: bytes, outputs: bytes, signature: bytes) -> bool:
-    """True if `reducer` signed that of these inputs it made outputs with this root."""
-    return verify(reducer, REDUCED_DOMAIN, sitting.id + inputs + outputs, signature)
+NO_RESIDUAL = residual_of(0, root_of(()))
+
+
+def seal_reduced(
+    identity: Identity, sitting: Sitting, inputs: bytes, outputs: bytes, residual: bytes = NO_RESIDUAL
+) -> ReducedSeal:
+    """Sign that of these inputs this reducer made outputs with this root, and is left with this residual."""
+    return ReducedSeal(inputs, residual, identity.sign(REDUCED_DOMAIN, sitting.id + inputs + outputs + residual))
+
+
+def has_reduced(sitting: Sitting, reducer: str, outputs: bytes, seal: ReducedSeal) -> bool:
+    """True if `reducer` signed that it made outputs with this root of the inputs, and with the residual, of `seal`."""
+    return verify(reducer, REDUCED_DOMAIN, sitting.id + seal.inputs + outputs + seal.residual, seal.signature)
 
 
 def _sent(sitting: Sitting, reducer: str, root: bytes) -> bytes:

@@ -12,17 +12,18 @@ from typing import Literal
 
 from peer.errors import ProtocolError, in_words
 from peer.outer.compress.base import Payload
-from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions
+from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction, TwoJoins, TwoReductions
 from peer.protocol.records import MAX_RECORD_BYTES, open_sealed, parse_json
-from peer.protocol.statements import DIGEST_BYTES, SEAL_BYTES, Seal, has_reduced, leaf_of, root_of
+from peer.protocol.statements import DIGEST_BYTES, REDUCED_SEAL_BYTES, ReducedSeal, has_reduced, root_of
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
 from peer.swarm.asking import asking
-from peer.swarm.judge import Judge, NoEvidenceError, Verdict
+from peer.swarm.judge import Judge, signed_roots
 from peer.swarm.node import Node
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.seals import Heard
 from peer.swarm.showing import audit_name
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.verdict import ElsewhereError, NoEvidenceError, RightError, Verdict
 
 log = logging.getLogger(__name__)
 LEAST_PROBABILITY = 0.05
@@ -46,12 +47,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Audit:
-    """How one audit ended: the unit is right, was not shown, or is false."""
+    """How one audit ended: the unit is right, was not shown, or is false; or this peer is on another lineage by now."""
 
     round: int
     reducer: str
     unit: int
-    outcome: Literal["right", "not shown", "false"]
+    outcome: Literal["right", "not shown", "false", "not judged"]
     detail: str = ""
     found: Found | None = None
 
@@ -75,7 +76,7 @@ class Auditor:
         units = [
             (member.peer_id, unit)
             for place, member in enumerate(members)
-            if member.peer_id in heard.reduced and self._judge.can_audit(len(members), place)
+            if member.peer_id in heard.reduced and self._judge.reckoner.can_audit(len(members), place)
             for unit in range(len(heard.reduced[member.peer_id][1]))
         ]
         return self._rng.choice(units) if units else None
@@ -86,6 +87,8 @@ class Auditor:
         try:
             work = self._fetch_and_judge(heard, reducer, unit)
             found = await asyncio.wait_for(work, AUDIT_TIMEOUT_S)
+        except ElsewhereError as error:
+            return Audit(round, reducer, unit, "not judged", str(error))
         except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
             return Audit(round, reducer, unit, "not shown", in_words(error))
         if found is None:
@@ -96,23 +99,29 @@ class Auditor:
         reduction, payloads = await self._unit(heard, reducer, unit)
         roots = self._judge.roots(reduction)
         seal, leaves = heard.reduced[reducer]
-        mine = _roots(seal, root_of(leaves))
-        if (roots.inputs, roots.outputs) != (mine.inputs, mine.outputs):
+        mine = signed_roots(seal, root_of(leaves))
+        if roots.model_copy(update={"signature": mine.signature}) != mine:
             two = TwoReductions(sitting=heard.sitting, reducer=reducer, first=mine, second=roots)
             return await self._convict(Evidence(finding=two))
-        return await self._convict(Evidence(finding=reduction), payloads)
-
-    async def _convict(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Found | None:
         try:
-            verdict = await asyncio.to_thread(self._judge.judge, evidence, payloads)
+            return await self._convict(Evidence(finding=reduction), payloads)
+        except RightError:
+            return None
+
+    async def _convict(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Found:
+        """Raises NoEvidenceError."""
+        return Found(await asyncio.to_thread(self._judge.judge, evidence, payloads), evidence, payloads)
+
+    async def _suspect(self, evidence: Evidence) -> Found | None:
+        try:
+            return await self._convict(evidence)
         except NoEvidenceError:
             return None
-        return Found(verdict, evidence, payloads)
 
     async def _unit(self, heard: Heard, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
         """What a reducer shows of a unit: about this sitting, payloads and digests in agreement."""
         sitting, members = heard.sitting, len(heard.sitting.members)
-        size = self._judge.cut.unit_bytes(members, sitting.place(reducer))[unit]
+        sizes = self._judge.reckoner.sizes(members, sitting.place(reducer), unit)
         async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
             body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
@@ -121,17 +130,15 @@ class Auditor:
             if len(reduction.inputs) != members:
                 raise ProtocolError(f"{reducer} shows {len(reduction.inputs)} inputs of {members}")
             payloads: list[Payload] = []
-            for proof in reduction.inputs:
+            for size in sizes:
                 _, payload = await asyncio.wait_for(stream.receive({Kind.DATA: size}, exact=True), AUDIT_TIMEOUT_S)
-                if leaf_of(payload).hex() != proof.leaf:
-                    raise ProtocolError(f"{reducer} shows a payload of another digest")
                 payloads.append(payload)
         return reduction, payloads
 
     async def compare(self, heard: Heard, remote: str) -> Found | None:
         """Whether a reducer told `remote` another result than this peer, where their links differ."""
         sitting = heard.sitting
-        width = DIGEST_BYTES + SEAL_BYTES
+        width = DIGEST_BYTES + REDUCED_SEAL_BYTES
         try:
             async with self._asking(remote, AuditRequest(what="signed", of=sitting.id.hex())) as stream:
                 body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
@@ -140,15 +147,13 @@ class Auditor:
             return None
         for place, member in enumerate(sitting.members[: len(body) // width]):
             entry = body[place * width : (place + 1) * width]
-            inputs, outputs, signature = entry[:32], entry[32:64], entry[64:]
-            if member.peer_id not in heard.reduced:
-                continue
-            if not has_reduced(sitting, member.peer_id, inputs, outputs, signature):
+            outputs, told = entry[:DIGEST_BYTES], ReducedSeal.parse(entry[DIGEST_BYTES:])
+            if member.peer_id not in heard.reduced or not has_reduced(sitting, member.peer_id, outputs, told):
                 continue
             seal, leaves = heard.reduced[member.peer_id]
-            first, second = _roots(seal, root_of(leaves)), _roots(Seal(inputs, signature), outputs)
+            first, second = signed_roots(seal, root_of(leaves)), signed_roots(told, outputs)
             two = TwoReductions(sitting=sitting, reducer=member.peer_id, first=first, second=second)
-            found = await self._convict(Evidence(finding=two))
+            found = await self._suspect(Evidence(finding=two))
             if found is not None:
                 return found
         return None
@@ -172,7 +177,7 @@ class Auditor:
             except (ValueError, ProtocolError):
                 continue
             if signer in joins and joins[signer] != sealed:
-                found = await self._convict(Evidence(finding=TwoJoins(first=joins[signer].hex(), second=sealed.hex())))
+                found = await self._suspect(Evidence(finding=TwoJoins(first=joins[signer].hex(), second=sealed.hex())))
                 if found is not None:
                     return found
         raise NoEvidenceError(f"{remote} shows no joins that may not both stand")
@@ -187,7 +192,3 @@ async def _answer(stream: Stream, wanted: Kind, limit: int) -> bytes:
     if kind is not wanted:
         raise StreamClosedError(stream.remote, "is busy" if kind is Kind.BUSY else "does not have it any more")
     return body
-
-
-def _roots(seal: Seal, outputs: bytes) -> SignedRoots:
-    return SignedRoots(inputs=seal.digest.hex(), outputs=outputs.hex(), signature=seal.signature.hex())

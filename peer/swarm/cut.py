@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import partition
+from peer.outer.fragments import cell_of, parts_of
 from peer.outer.gather import Gathering
 from peer.outer.state import OuterState
 
@@ -37,7 +37,12 @@ class ReducedCut:
 
     def bounds(self, members: int) -> tuple[tuple[int, int], ...]:
         """[start, stop) of each member's part."""
-        return partition(self.numel, members, self.codec.block)
+        return parts_of(self.numel, members, self.codec.block)
+
+    @property
+    def cell(self) -> int:
+        """Elements of what parts are made of whatever the number of members, and what residuals are signed by."""
+        return cell_of(self.numel, self.codec.block)
 
     def slices(self, members: int, place: int) -> Ranges:
         """See `Cut.slices`."""

@@ -29,6 +29,7 @@ from peer.swarm.hellos import Hellos
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
+from peer.swarm.residual import Chain
 from peer.swarm.roster import Rosters, roster_key
 from peer.swarm.seals import GroupsDifferError, MalformedError
 from peer.swarm.senders import bounded, start_senders
@@ -55,6 +56,8 @@ class Exchange:
         rosters: checks the joins of a standing group; None where no group stays.
         on_join: called when another member of a standing group is ready for the next round.
         guard: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
+        chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
+            carries on from what it says.
         clock: monotonic seconds.
 
     Attributes:
@@ -71,10 +74,11 @@ class Exchange:
         rosters: Rosters | None = None,
         on_join: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
+        chain: Chain = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._work: Work = (
-            SliceWork(recipe, numel, node.identity)
+            SliceWork(recipe, numel, node.identity, chain)
             if recipe.exchange == "reduce" else GatherWork(recipe, numel, node.identity)
         )  # fmt: skip
         self._node, self._clock = node, clock
@@ -159,7 +163,7 @@ class Exchange:
             digest = await previewing
         finally:
             await cancel_and_wait([producing, previewing])
-        return replace(exchanged, state_digest=digest)
+        return replace(exchanged, state_digest=digest, residuals=self._work.residuals(session))
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""

@@ -16,12 +16,14 @@ from peer.swarm.conduct import Conduct
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.cut import cut_of
 from peer.swarm.directory import Directory
-from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.judge import Judge
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node
+from peer.swarm.reckoner import Reckoner
 from peer.swarm.seals import Heard, Kept
 from peer.swarm.showing import Showing
 from peer.swarm.spreading import Spreading
+from peer.swarm.verdict import NoEvidenceError
 
 log = logging.getLogger(__name__)
 KEPT_S = 120.0  # payloads of a round that no other follows
@@ -32,7 +34,7 @@ def guard_of(
     node: Node, directory: Directory, run_id: str, recipe: Recipe, keeper: Keeper, on_ban: Callable[[str, str], None]
 ) -> Guard:
     """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
-    judge = Judge(run_id, cut_of(keeper.state), recipe)
+    judge = Judge(run_id, Reckoner(cut_of(keeper.state), recipe, lambda: keeper.history.chain))
     folder, courtesy = keeper.history.folder / "bans", keeper.shelf.courtesy
     guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
     node.refuses = directory.banned = guard.banned
@@ -101,7 +103,7 @@ class Guard:
 
     def keeps(self, members: int, place: int) -> bool:
         """Whether payloads are kept: only where somebody may ask for them."""
-        return self._judge.can_audit(members, place)
+        return self._judge.reckoner.can_audit(members, place)
 
     def joined(self, group: str, round: int, joins: Mapping[str, bytes]) -> None:
         """All have joined a round of a standing group."""
@@ -168,15 +170,15 @@ class Guard:
     async def take(self, audit: Audit) -> None:
         """Draw the consequences of an audit."""
         what = f"unit {audit.unit} of {audit.reducer}'s part in round {audit.round}"
-        words = {"right": "computed again, and right", "not shown": "not shown", "false": "false"}[audit.outcome]
+        words = "computed again, and right" if audit.outcome == "right" else audit.outcome
         self._notes = [*self._notes, f"{what}: {words}{f' ({audit.detail})' if audit.detail else ''}"][-MAX_NOTES:]
         log.info("audit of %s: %s %s", what, words, audit.detail)
         if audit.outcome == "right":
             self.conduct.answered(audit.reducer)
-        elif audit.found is None:
-            self.conduct.unanswered(audit.reducer)
-        else:
+        elif audit.found is not None:
             await self._ban(audit.found, "this peer audited it")
+        elif audit.outcome == "not shown":
+            self.conduct.unanswered(audit.reducer)
 
     # -- bans --------------------------------------------------------------------------------------------------------
 

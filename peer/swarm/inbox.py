@@ -10,7 +10,7 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
-from peer.protocol.statements import SEAL_BYTES, Leaves, Seal, Sitting
+from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
 from peer.swarm.cut import Cut, Ranges
 from peer.swarm.pipe import blank
@@ -47,7 +47,7 @@ class Inbox:
         self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
         self.sent: asyncio.Future[Seal] = loop.create_future()
         self.reduced: asyncio.Future[Payload] = loop.create_future()
-        self.signed: asyncio.Future[Seal] = loop.create_future()
+        self.signed: asyncio.Future[ReducedSeal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.arriving: Arriving = (memoryview(b""), 0)
         self._part_sizes, self._reduced_sizes, self._on_slice = tuple(part_sizes), tuple(reduced_sizes), on_slice
@@ -81,18 +81,19 @@ class Inbox:
             _deliver(self.sent, Seal.parse(piece))
         else:
             _deliver(self.reduced, body)
-            _deliver(self.signed, Seal.parse(piece))
+            _deliver(self.signed, ReducedSeal.parse(piece))
 
     async def _next(self, stream: Stream, counts: Mapping[Kind, int]) -> tuple[Kind, int]:
         """The next frame's kind and length, which is exactly what it must be."""
         expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
-        for kind, seal, sizes in (
-            (Kind.PART, Kind.SEAL_SENT, self._part_sizes), (Kind.REDUCED, Kind.SEAL_REDUCED, self._reduced_sizes),
-        ):  # fmt: skip
+        for kind, seal, size, sizes in (
+            (Kind.PART, Kind.SEAL_SENT, SEAL_BYTES, self._part_sizes),
+            (Kind.REDUCED, Kind.SEAL_REDUCED, REDUCED_SEAL_BYTES, self._reduced_sizes),
+        ):
             if counts[kind] < len(sizes):
                 expected[kind] = sizes[counts[kind]]
             elif not counts[seal]:
-                expected[seal] = SEAL_BYTES
+                expected[seal] = size
         kind, length = await stream.receive_header(expected)
         if kind is Kind.ABORT:
             raise await _aborted_by(stream, length)
@@ -160,7 +161,7 @@ class Session:
         self.outbound: dict[str, Stream] = {}
         self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
         self.own_leaves: asyncio.Future[Leaves] = loop.create_future()
-        self.own_seal: asyncio.Future[Seal] = loop.create_future()
+        self.own_seal: asyncio.Future[ReducedSeal] = loop.create_future()
         self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.sitting: asyncio.Future[Sitting] = loop.create_future()
         self.joins: dict[str, bytes] = {}

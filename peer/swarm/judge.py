@@ -5,34 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Payload, PayloadError
-from peer.outer.recipes import Recipe
-from peer.outer.reduce import bound, reduce_range
+from peer.outer.compress.base import Payload
 from peer.protocol.evidence import Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions, Unit
 from peer.protocol.records import open_sealed, parse_json
-from peer.protocol.statements import Sitting, climb, has_reduced, has_sent, inputs_of, leaf_of, path_of
+from peer.protocol.statements import (
+    NO_RESIDUAL,
+    ReducedSeal,
+    Sitting,
+    climb,
+    has_reduced,
+    has_sent,
+    inputs_of,
+    leaf_of,
+    path_of,
+    residual_of,
+)
 from peer.protocol.wire import JoinMessage
-from peer.swarm.cut import GatheredCut, ReducedCut
+from peer.swarm.reckoner import Reckoner
 from peer.swarm.roster import JOIN_DOMAIN
 from peer.swarm.seals import Kept
-
-MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memory
-EXACT_CODECS = frozenset({"fp32", "fp16", "bf16", "int8", "int4", "fp4"})
+from peer.swarm.verdict import NoEvidenceError, RightError, Verdict
 
 
-class NoEvidenceError(ProtocolError):
-    """It shows nobody's guilt."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whom evidence convicts, and of what, for a person."""
-
-    culprit: str
-    deed: str
+class _PayloadsMissingError(NoEvidenceError):
+    """It may show something with the payloads."""
 
 
 @dataclass(frozen=True)
@@ -41,38 +38,21 @@ class Judge:
 
     Attributes:
         run_id: evidence of other runs shows nothing here.
-        cut: what is exchanged, and how it is cut.
-        recipe: how it is reduced.
+        reckoner: of its recipe.
     """
 
     run_id: str
-    cut: ReducedCut | GatheredCut
-    recipe: Recipe
-
-    @property
-    def exact(self) -> bool:
-        """Whether everybody can recompute a reduction to the bit.
-
-        Not with error feedback, whose residual only the reducer knows; not with codecs that add up a block in an order
-        which depends on the processor. Where payloads are gathered, nobody reduces: there is nothing to audit.
-        """
-        if isinstance(self.cut, GatheredCut):
-            return False
-        return self.recipe.feedback is None and self.cut.codec.name in EXACT_CODECS
-
-    def can_audit(self, members: int, place: int) -> bool:
-        """Whether units of that part can be shown and recomputed within what is allowed for an audit."""
-        units = self.cut.unit_bytes(members, place)
-        return self.exact and bool(units) and members * units[0] <= MAX_AUDIT_BYTES
+    reckoner: Reckoner
 
     def judge(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Verdict:
         """Whom it convicts.
 
         Args:
-            payloads: of the unit of a `Reduction`, one for each member.
+            payloads: of the unit of a `Reduction`, of these `sizes`.
 
         Raises:
             NoEvidenceError: it shows nothing; or not without the payloads.
+            ElsewhereError: not to this peer.
         """
         finding = evidence.finding
         try:
@@ -93,25 +73,29 @@ class Judge:
         except _PayloadsMissingError:
             finding = evidence.finding
             assert isinstance(finding, Reduction)
-            members = len(finding.sitting.members)
-            size = self.cut.unit_bytes(members, finding.sitting.place(finding.reducer))[finding.unit]
-            return [size] * members
+            sitting = finding.sitting
+            return self.reckoner.sizes(len(sitting.members), sitting.place(finding.reducer), finding.unit)
         return []
 
     def roots(self, reduction: Reduction) -> SignedRoots:
         """What the reducer signed, if all of it hangs together; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
-        count = len(self.cut.unit_bytes(len(sitting.members), place))
+        count = len(self.reckoner.cut.unit_bytes(len(sitting.members), place))
         self._check_run(sitting)
         if reduction.unit >= count or len(reduction.inputs) != len(sitting.members):
             raise NoEvidenceError(f"unit {reduction.unit} of {count}, {len(reduction.inputs)} inputs")
         if reduction.output.signature is None:
             raise NoEvidenceError("the reducer has signed nothing")
+        residue = reduction.residue
+        if (residue is None) != (self.reckoner.recipe.feedback is None):
+            raise NoEvidenceError("of a residual where there is none, or none where there is one")
         entries = [(_climb(unit, reduction.unit, count), _signature(unit)) for unit in reduction.inputs]
-        inputs, outputs = inputs_of(entries), _climb(reduction.output, reduction.unit, count)
-        if not has_reduced(sitting, reduction.reducer, inputs, outputs, _signature(reduction.output)):
+        outputs = _climb(reduction.output, reduction.unit, count)
+        left = NO_RESIDUAL if residue is None else residual_of(residue.since, bytes.fromhex(residue.root))
+        seal = ReducedSeal(inputs_of(entries), left, _signature(reduction.output))
+        if not has_reduced(sitting, reduction.reducer, outputs, seal):
             raise NoEvidenceError("the reducer has not signed this")
-        return SignedRoots(inputs=inputs.hex(), outputs=outputs.hex(), signature=reduction.output.signature)
+        return signed_roots(seal, outputs)
 
     def _check_run(self, sitting: Sitting) -> None:
         if sitting.run_id != self.run_id:
@@ -134,11 +118,11 @@ class Judge:
         self._check_run(finding.sitting)
         finding.sitting.place(finding.reducer)
         one, other = finding.first, finding.second
-        if (one.inputs, one.outputs) == (other.inputs, other.outputs):
+        if one.model_copy(update={"signature": other.signature}) == other:
             raise NoEvidenceError("twice the same reduction")
         for roots in (one, other):
-            digests = (bytes.fromhex(roots.inputs), bytes.fromhex(roots.outputs))
-            if not has_reduced(finding.sitting, finding.reducer, *digests, bytes.fromhex(roots.signature)):
+            seal = ReducedSeal(*map(bytes.fromhex, (roots.inputs, roots.residual, roots.signature)))
+            if not has_reduced(finding.sitting, finding.reducer, bytes.fromhex(roots.outputs), seal):
                 raise NoEvidenceError("the reducer has not signed this")
         return Verdict(finding.reducer, f"told two results in round {finding.sitting.round + 1}")
 
@@ -146,46 +130,32 @@ class Judge:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
         what = f"in round {sitting.round + 1}, unit {finding.unit} of its part"
-        count = len(self.cut.unit_bytes(len(sitting.members), place))
+        count = len(self.reckoner.cut.unit_bytes(len(sitting.members), place))
         for member, unit in zip(sitting.members, finding.inputs, strict=True):
             root = _climb(unit, finding.unit, count)
             if member.peer_id == finding.reducer:
                 continue
             if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(unit)):
                 return Verdict(finding.reducer, f"reduced what {member.peer_id} never signed, {what}")
-        if not self.can_audit(len(sitting.members), place):
+        if not self.reckoner.can_audit(len(sitting.members), place):
             raise NoEvidenceError("reductions of this recipe cannot be recomputed to the bit")
         if payloads is None:
             raise _PayloadsMissingError("nothing without the payloads")
-        leaves = [leaf_of(payload).hex() for payload in payloads]
-        if leaves != [unit.leaf for unit in finding.inputs]:
+        if [len(payload) for payload in payloads] != self.reckoner.sizes(len(sitting.members), place, finding.unit):
+            raise NoEvidenceError("payloads of other sizes")
+        inputs = payloads[: len(sitting.members)]
+        if [leaf_of(payload).hex() for payload in inputs] != [unit.leaf for unit in finding.inputs]:
             raise NoEvidenceError("payloads that nobody signed")
-        weights = [member.tokens for member in sitting.members]
-        start, stop = self.cut.slices(len(sitting.members), place)[finding.unit]
-        expected = self.recompute(payloads, weights, start, stop)
-        if expected is not None and leaf_of(expected).hex() == finding.output.leaf:
-            raise NoEvidenceError("the reduction is right")
-        return Verdict(finding.reducer, f"reduced falsely, {what}")
-
-    def recompute(self, payloads: Sequence[Payload], weights: Sequence[int], start: int, stop: int) -> bytes | None:
-        """What an honest reducer makes of these; None when it makes nothing of them but an abort."""
-        assert isinstance(self.cut, ReducedCut), "of gathered payloads nothing is reduced"
-        gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
-        aggregator = bound(self.recipe.aggregator, len(payloads))
-        try:
-            return reduce_range(payloads, weights, stop - start, self.cut.codec.base, aggregator, gram)
-        except (PayloadError, ValueError):
-            return None
-
-
-class _PayloadsMissingError(NoEvidenceError):
-    """It may show something with the payloads."""
+        deed = self.reckoner.deed(finding, payloads)
+        if deed is not None:
+            return Verdict(finding.reducer, f"{deed}, {what}")
+        raise RightError("the reduction is right")
 
 
 def reduction_of(kept: Kept, unit: int) -> Reduction:
     """What this peer signed about one unit of its part."""
     def proof(leaves: Sequence[bytes], signature: bytes) -> Unit:
-        path = tuple(digest.hex() for digest in path_of(leaves, unit))
+        path = tuple(digest.hex() for digest in path_of(leaves, unit, unit + 1))
         return Unit(leaf=leaves[unit].hex(), path=path, signature=signature.hex() or None)
 
     return Reduction(
@@ -194,11 +164,19 @@ def reduction_of(kept: Kept, unit: int) -> Reduction:
         unit=unit,
         inputs=tuple(proof(leaves, seal) for leaves, seal in zip(kept.leaves, kept.signatures, strict=True)),
         output=proof(kept.outputs, kept.seal.signature),
+        residue=kept.residual.residue(unit) if kept.residual is not None else None,
+    )
+
+
+def signed_roots(seal: ReducedSeal, outputs: bytes) -> SignedRoots:
+    """What a seal says of a part with this root, as evidence."""
+    return SignedRoots(
+        inputs=seal.inputs.hex(), outputs=outputs.hex(), residual=seal.residual.hex(), signature=seal.signature.hex()
     )
 
 
 def _climb(unit: Unit, index: int, count: int) -> bytes:
-    return climb(bytes.fromhex(unit.leaf), index, count, map(bytes.fromhex, unit.path))
+    return climb([bytes.fromhex(unit.leaf)], index, count, map(bytes.fromhex, unit.path))
 
 
 def _signature(unit: Unit) -> bytes:

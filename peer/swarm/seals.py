@@ -9,7 +9,9 @@ from peer.outer.compress.base import Payload
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.statements import (
+    NO_RESIDUAL,
     Leaves,
+    ReducedSeal,
     Seal,
     Sitting,
     has_reduced,
@@ -18,6 +20,7 @@ from peer.protocol.statements import (
     root_of,
     seal_reduced,
 )
+from peer.swarm.residual import Attempt
 
 
 class MalformedError(RoundAborted):
@@ -44,6 +47,7 @@ class Kept:
         signatures: over them, of each member; empty for the reducer itself.
         outputs: digests of the reduced units.
         payloads: for each member, its slices in order; empty where nobody may ask for them.
+        residual: what became of the reducer's residual, with error feedback.
     """
 
     sitting: Sitting
@@ -51,17 +55,20 @@ class Kept:
     leaves: Sequence[Sequence[bytes]]
     signatures: Sequence[bytes]
     outputs: Sequence[bytes]
-    seal: Seal
+    seal: ReducedSeal
     payloads: Sequence[Sequence[Payload]]
+    residual: Attempt | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payloads."""
-        return sum(len(piece) for pieces in self.payloads for piece in pieces)
+        """Bytes of the payloads, and of the residual of before the round."""
+        payloads = sum(len(piece) for pieces in self.payloads for piece in pieces)
+        return payloads + (self.residual.nbytes if self.residual is not None else 0)
 
     def unit(self, index: int) -> list[Payload]:
-        """One unit, by member."""
-        return [units[index] for units in self.payloads]
+        """One unit, by member; with error feedback, then what tells of the residual."""
+        residual = self.residual.payloads(index) if self.residual is not None else []
+        return [*(units[index] for units in self.payloads), *residual]
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Heard:
     """What the others' reduced parts were, and their signatures: seal and unit digests by peer id."""
 
     sitting: Sitting
-    reduced: Mapping[str, tuple[Seal, Sequence[bytes]]]
+    reduced: Mapping[str, tuple[ReducedSeal, Sequence[bytes]]]
 
 
 def sitting_of(group: Group) -> Sitting:
@@ -80,7 +87,7 @@ def sitting_of(group: Group) -> Sitting:
 
 def close_reduction(
     identity: Identity, sitting: Sitting, leaves: Mapping[str, Leaves], seals: Mapping[str, Seal], outputs: Leaves,
-    payloads: Sequence[Sequence[Payload]],
+    payloads: Sequence[Sequence[Payload]], residual: Attempt | None,
 ) -> Kept:
     """Check what the others say they have sent, then sign what was made of it.
 
@@ -101,9 +108,10 @@ def close_reduction(
         if member.peer_id != me and not has_sent(sitting, member.peer_id, me, root, signature):
             raise MalformedError("its signature is not that of the contribution", member.peer_id)
         entries.append((root, signature))
-    seal = seal_reduced(identity, sitting, inputs_of(entries), root_of(outputs.digests))
+    left = residual.digest if residual is not None else NO_RESIDUAL
+    own = seal_reduced(identity, sitting, inputs_of(entries), root_of(outputs.digests), left)
     signatures = [signature for _, signature in entries]
-    return Kept(sitting, me, digests, signatures, outputs.digests, seal, payloads)
+    return Kept(sitting, me, digests, signatures, outputs.digests, own, payloads, residual)
 
 
 def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Seal], outputs: Leaves) -> Kept:
@@ -122,13 +130,13 @@ def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Se
     me, nothing = identity.peer_id, root_of(())
     signatures = [seals[member.peer_id].signature if member.peer_id != me else b"" for member in sitting.members]
     inputs = inputs_of([(nothing, signature) for signature in signatures])
-    seal = seal_reduced(identity, sitting, inputs, root_of(outputs.digests))
-    return Kept(sitting, me, [[] for _ in signatures], signatures, outputs.digests, seal, ())
+    own = seal_reduced(identity, sitting, inputs, root_of(outputs.digests))
+    return Kept(sitting, me, [[] for _ in signatures], signatures, outputs.digests, own, ())
 
 
-def hear(sitting: Sitting, seals: Mapping[str, Seal], leaves: Mapping[str, Leaves]) -> Heard:
+def hear(sitting: Sitting, seals: Mapping[str, ReducedSeal], leaves: Mapping[str, Leaves]) -> Heard:
     """Check the reducers' signatures over the parts that have come; raises MalformedError."""
     for peer_id, seal in seals.items():
-        if not has_reduced(sitting, peer_id, seal.digest, root_of(leaves[peer_id].digests), seal.signature):
+        if not has_reduced(sitting, peer_id, root_of(leaves[peer_id].digests), seal):
             raise MalformedError("its signature is not that of the reduced part", peer_id)
     return Heard(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

@@ -114,17 +114,18 @@ class Showing:
         kept.sitting.place(stream.remote)
         if request.unit >= len(kept.outputs):
             raise ProtocolError(f"{stream.remote} asks for unit {request.unit} of {len(kept.outputs)}")
-        await _send(stream, Kind.EVIDENCE, dump_json(reduction_of(kept, request.unit)))
+        reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
+        await _send(stream, Kind.EVIDENCE, dump_json(reduction))
         for payload in kept.unit(request.unit):
             await self._courtesy.turn()
             await _send(stream, Kind.DATA, payload)
 
 
 def signed_by_all(heard: Heard, kept: Kept) -> bytes:
-    """inputs, outputs' root and signature of every reducer, in roster order."""
+    """The root of its part and the seal of every reducer, in roster order."""
     told = {**heard.reduced, kept.reducer: (kept.seal, kept.outputs)}
     entries = (told[member.peer_id] for member in heard.sitting.members)
-    return b"".join(seal.digest + root_of(leaves) + seal.signature for seal, leaves in entries)
+    return b"".join(root_of(leaves) + seal.body for seal, leaves in entries)
 
 
 async def _send(stream: Stream, kind: Kind, body: bytes | bytearray | memoryview = b"") -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from peer.outer.aggregate import Aggregator
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read
 from peer.outer.compress.feedback import Residual
+from peer.outer.compress.registry import compressor
 from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, Drop
@@ -24,8 +25,9 @@ from peer.protocol.statements import Leaves
 from peer.swarm.cut import ReducedCut
 from peer.swarm.inbox import Session
 from peer.swarm.pipe import blank
+from peer.swarm.residual import Chain, ReducerResidual
 from peer.swarm.seals import Kept, MalformedError
-from peer.swarm.work import Contribute, Produced, Work, named
+from peer.swarm.work import Contribute, Feedback, Produced, Work, named
 
 Encode = Callable[[int, Read], bytes]
 
@@ -37,15 +39,20 @@ class SliceWork(Work):
         recipe: aggregator and error feedback.
         numel: elements of the outer state.
         identity: signs what this peer sends and what it reduces.
+        chain: -> what has been committed, to the state that the next round starts from.
     """
 
-    def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
+    def __init__(self, recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> None:
         super().__init__(identity, recipe)
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
-        self._lost = None if recipe.feedback is None else Residual(recipe.feedback, numel)
-        self._lost_in_reducing = None if recipe.feedback is None else Residual(recipe.feedback.on_return, numel)
+        self._lost: Residual | None = None
+        self._lost_in_reducing: ReducerResidual | None = None
+        if recipe.feedback is not None:
+            block = compressor(recipe.compressor).block
+            self._lost = Residual(recipe.feedback, numel)
+            self._lost_in_reducing = ReducerResidual(recipe.feedback.on_return, numel, block, identity.peer_id, chain)
 
-    def feedbacks(self) -> Sequence[Residual]:
+    def feedbacks(self) -> Sequence[Feedback]:
         """See `Work.feedbacks`."""
         return [residual for residual in (self._lost, self._lost_in_reducing) if residual is not None]
 
@@ -69,7 +76,10 @@ class SliceWork(Work):
         codec = _cut_of(session).codec
         members = len(group.members)
         self.say_what_is_borne(members)
-        job = _Reduction(session, group, bound(self._aggregator, members), self._lost_in_reducing)
+        lost, residual = self._lost_in_reducing, None
+        if lost is not None:
+            residual = await self.in_thread(lost.begin, *_cut_of(session).bounds(members)[session.me], keep)
+        job = _Reduction(session, group, bound(self._aggregator, members), lost)
         kept: list[list[Payload]] = [[] for _ in session.order]
         whole, written = blank(sum(session.unit_bytes(session.me))), 0
         for index, (start, stop) in enumerate(session.slices(session.me)):
@@ -87,10 +97,17 @@ class SliceWork(Work):
             session.own_reduced[index].set_result(piece)
             session.own_arriving = whole, index + 1
             session.moved.set()
-        shown = await self.sign(session, job.leaves, job.outputs, kept if keep else ())
+        shown = await self.sign(session, job.leaves, job.outputs, kept if keep else (), residual)
         on_signed(shown)
         session.own_seal.set_result(shown.seal)
         return Produced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
+
+    def residuals(self, session: Session) -> tuple[str, ...]:
+        """See `Work.residuals`."""
+        if self._lost_in_reducing is None:
+            return ()
+        seals = {peer_id: inbox.signed for peer_id, inbox in session.inboxes.items()}
+        return tuple(seals.get(peer_id, session.own_seal).result().residual.hex() for peer_id in session.order)
 
     async def preview(self, session: Session, state: OuterState) -> str | None:
         """See `Work.preview`: most of it while the reduced parts arrive.
@@ -128,7 +145,9 @@ class SliceWork(Work):
 class _Reduction:
     """One part of one round."""
 
-    def __init__(self, session: Session, group: Group, aggregator: Aggregator, lost: Residual | None) -> None:
+    def __init__(
+        self, session: Session, group: Group, aggregator: Aggregator, lost: ReducerResidual | None
+    ) -> None:
         self.aggregator = aggregator
         self.gram: Tensor = torch.zeros(len(group.members), len(group.members), dtype=torch.float64)
         self.leaves = {peer_id: Leaves() for peer_id in session.order}

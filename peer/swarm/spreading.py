@@ -15,9 +15,10 @@ from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import Kind
 from peer.swarm.audits import Found
 from peer.swarm.bans import Bans
-from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.judge import Judge
 from peer.swarm.node import Node
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.verdict import ElsewhereError, NoEvidenceError
 
 log = logging.getLogger(__name__)
 OFFER_TIMEOUT_S = 60.0
@@ -115,6 +116,8 @@ class Spreading:
         try:
             _, body = await asyncio.wait_for(stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}), ANSWER_TIMEOUT_S)
             await asyncio.wait_for(self._hear(stream, parse_json(Evidence, body)), OFFER_TIMEOUT_S)
+        except ElsewhereError as error:
+            log.info("%s offers evidence that this peer cannot judge: %s", remote, error)
         except NoEvidenceError as error:
             self._on_false(remote, f"offered evidence that shows nothing: {error}")
         finally:

@@ -18,6 +18,7 @@ from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.inbox import Session
+from peer.swarm.residual import Attempt
 from peer.swarm.seals import Heard, Kept, close_reduction, hear
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,10 @@ class Work(ABC):
         malformed.
         """
 
+    def residuals(self, session: Session) -> tuple[str, ...]:  # noqa: ARG002
+        """What each reducer has signed of its residual, in roster order; none without error feedback of reducers."""
+        return ()
+
     def say_what_is_borne(self, members: int) -> None:
         """Warn, once for each size of the group, where a robust aggregator can bear no lie."""
         if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
@@ -158,11 +163,12 @@ class Work(ABC):
         return await self.in_thread(work)
 
     async def sign(
-        self, session: Session, leaves: Mapping[str, Leaves], outputs: Leaves, payloads: Sequence[Sequence[Payload]]
+        self, session: Session, leaves: Mapping[str, Leaves], outputs: Leaves, payloads: Sequence[Sequence[Payload]],
+        residual: Attempt | None,
     ) -> Kept:
         """Check the others' signatures over what they sent to this peer, and make its own."""
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
-        statement = (session.sitting.result(), leaves, seals, outputs, payloads)
+        statement = (session.sitting.result(), leaves, seals, outputs, payloads, residual)
         return await self.in_thread(close_reduction, self._identity, *statement)
 
 

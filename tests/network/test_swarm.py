@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from peer.outer.compress.int8 import BlockInt8
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.optimizer import Nesterov
 from peer.outer.reduce import reduce_part
 from peer.outer.state import OuterState
@@ -79,7 +79,7 @@ def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm)
     record = members[0].committed[0]
     codec = BlockInt8()
     state = OuterState(genesis[:numel].clone(), [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), codec)
-    bounds = partition(numel, 2, codec.block)
+    bounds = parts_of(numel, 2, codec.block)
     payloads = [state.encode_contribution(snapshots[peer_id], bounds) for peer_id in record.members]
     parts = [
         reduce_part([own[index] for own in payloads], record.weights, stop - start, codec)[0]

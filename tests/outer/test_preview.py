@@ -9,7 +9,7 @@ from peer.outer.compress.base import NonFiniteError
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.optimizer import Nesterov, OuterOptimizer, Sgd
 from peer.outer.preview import Preview
 from peer.outer.state import CHUNK
@@ -23,7 +23,7 @@ class Arrival:
     """An update whose parts come slice by slice, those of each part in order."""
 
     def __init__(self, codec: Sliced, update_parts: tuple[bytes, ...], numel: int) -> None:
-        self.bounds = partition(numel, len(update_parts), codec.block)
+        self.bounds = parts_of(numel, len(update_parts), codec.block)
         self.parts = [bytearray(b"\xff" * len(part)) for part in update_parts]  # not a value of it until it has come
         self._codec, self._sent = codec, update_parts
         self._slices = [codec.slices(*bounds) for bounds in self.bounds]

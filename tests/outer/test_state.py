@@ -16,7 +16,7 @@ from peer.outer.compress.base import Compressor, NonFiniteError, Payload
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.optimizer import Nesterov, OuterOptimizer
 from peer.outer.state import CHUNK, PIECE, OuterState, state_digest
 from peer.outer.update import Update
@@ -34,7 +34,7 @@ def make_state(numel: int, codec: Compressor, optimizer: OuterOptimizer = NESTER
 
 def make_update(numel: int, num_parts: int, codec: Compressor, seed: int = 0) -> Update:
     x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-    parts = tuple(codec.encode(x[start:stop]) for start, stop in partition(numel, num_parts, codec.block))
+    parts = tuple(codec.encode(x[start:stop]) for start, stop in parts_of(numel, num_parts, codec.block))
     return Update(parts, numel, codec)
 
 
@@ -92,8 +92,8 @@ def test_a_list_of_chunk_digests_that_does_not_fit_is_refused(digests: list[byte
 def test_contribution_is_the_pseudo_gradient_in_parts() -> None:
     state = make_state(1000, Fp32())
     local = state.anchor + 0.25
-    payloads = state.encode_contribution(local, partition(1000, 3, 1))
-    received = torch.cat([Fp32().decode(p, b - a) for p, (a, b) in zip(payloads, partition(1000, 3, 1), strict=True)])
+    payloads = state.encode_contribution(local, parts_of(1000, 3, 1))
+    received = torch.cat([Fp32().decode(p, b - a) for p, (a, b) in zip(payloads, parts_of(1000, 3, 1), strict=True)])
     assert torch.equal(received, state.anchor - local)
     assert torch.equal(state.pseudo_gradient(local, 10, 20), received[10:20])
 

@@ -9,12 +9,12 @@ from blake3 import blake3
 from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.update import Update
 
 
 def make_update(x: torch.Tensor, num_parts: int, codec: Compressor) -> Update:
-    bounds = partition(x.numel(), num_parts, codec.block)
+    bounds = parts_of(x.numel(), num_parts, codec.block)
     return Update(tuple(codec.encode(x[start:stop]) for start, stop in bounds), x.numel(), codec)
 
 

@@ -108,6 +108,8 @@ def test_the_link_id_changes_with_every_field():
         link(roster, parent="a" * 64),
         link(roster, update_digest="a" * 64),
         link(roster, state_digest="a" * 64),
+        link(roster, residuals=("a" * 64,) * 3),
+        link(roster, residuals=("a" * 64, "a" * 64, "b" * 64)),
     ]
     assert len({one.id for one in variants}) == len(variants)
     first = variants[0]

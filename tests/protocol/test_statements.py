@@ -10,8 +10,10 @@ from peer.errors import ProtocolError
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Member
 from peer.protocol.statements import (
+    REDUCED_SEAL_BYTES,
     SEAL_BYTES,
     Leaves,
+    ReducedSeal,
     Seal,
     Sitting,
     climb,
@@ -19,6 +21,7 @@ from peer.protocol.statements import (
     has_sent,
     leaf_of,
     path_of,
+    residual_of,
     root_of,
     seal_reduced,
     seal_sent,
@@ -39,18 +42,20 @@ def sitting(**changes: object) -> Sitting:
 
 
 @given(count=st.integers(1, 70), data=st.data())
-def test_every_unit_leads_to_the_root_by_its_own_path_alone(count: int, data: st.DataObject) -> None:
+def test_neighbouring_units_lead_to_the_root_by_their_own_path_alone(count: int, data: st.DataObject) -> None:
     leaves = leaves_of(count)
-    index = data.draw(st.integers(0, count - 1))
-    path = path_of(leaves, index)
-    assert climb(leaves[index], index, count, path) == root_of(leaves)
-    assert len(path) <= 7
-    assert climb(leaf_of(b"another"), index, count, path) != root_of(leaves)
+    first = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(first + 1, count))
+    own, path = leaves[first:stop], path_of(leaves, first, stop)
+    assert climb(own, first, count, path) == root_of(leaves)
+    assert len(path) <= (7 if stop == first + 1 else 12)
+    altered = data.draw(st.integers(0, len(own) - 1))
+    assert climb([*own[:altered], leaf_of(b"another"), *own[altered + 1 :]], first, count, path) != root_of(leaves)
     with pytest.raises(ProtocolError, match="beyond"):
-        climb(leaves[index], index, count, [*path, leaves[0]])
+        climb(own, first, count, [*path, leaves[0]])
     if path:
         with pytest.raises(ProtocolError, match="below"):
-            climb(leaves[index], index, count, path[:-1])
+            climb(own, first, count, path[:-1])
 
 
 def test_a_node_is_no_unit_and_a_unit_no_node() -> None:
@@ -75,9 +80,9 @@ def test_a_signature_holds_for_one_sitting_only(change: str) -> None:
     root = root_of(leaves_of(3))
     sent, reduced = seal_sent(ONE, here, OTHER.peer_id, root), seal_reduced(ONE, here, root, root)
     assert has_sent(here, ONE.peer_id, OTHER.peer_id, root, sent.signature)
-    assert has_reduced(here, ONE.peer_id, root, root, reduced.signature)
+    assert has_reduced(here, ONE.peer_id, root, reduced)
     assert not has_sent(there, ONE.peer_id, OTHER.peer_id, root, sent.signature)
-    assert not has_reduced(there, ONE.peer_id, root, root, reduced.signature)
+    assert not has_reduced(there, ONE.peer_id, root, reduced)
 
 
 def test_a_signature_holds_for_one_reducer_one_signer_and_one_kind() -> None:
@@ -86,7 +91,8 @@ def test_a_signature_holds_for_one_reducer_one_signer_and_one_kind() -> None:
     assert not has_sent(here, ONE.peer_id, ONE.peer_id, root, sent.signature)
     assert not has_sent(here, OTHER.peer_id, OTHER.peer_id, root, sent.signature)
     assert not has_sent(here, ONE.peer_id, OTHER.peer_id, root, reduced.signature)
-    assert not has_reduced(here, OTHER.peer_id, root, root, reduced.signature)
+    assert not has_reduced(here, OTHER.peer_id, root, reduced)
+    assert not has_reduced(here, ONE.peer_id, root, reduced._replace(residual=residual_of(1, root)))
     with pytest.raises(ProtocolError, match="no seat"):
         has_sent(here, ONE.peer_id, "somebody", root, sent.signature)
 
@@ -95,3 +101,11 @@ def test_seals_have_one_length() -> None:
     seal = seal_sent(ONE, sitting(), OTHER.peer_id, root_of([]))
     assert len(seal.body) == SEAL_BYTES
     assert Seal.parse(seal.body) == seal
+    reduced = seal_reduced(ONE, sitting(), root_of([]), root_of([]), residual_of(7, root_of(leaves_of(2))))
+    assert len(reduced.body) == REDUCED_SEAL_BYTES
+    assert ReducedSeal.parse(reduced.body) == reduced
+
+
+def test_a_residual_that_began_anew_is_another_one() -> None:
+    root = root_of(leaves_of(2))
+    assert len({residual_of(since, root) for since in (0, 1, 256)} | {residual_of(0, root_of([]))}) == 4

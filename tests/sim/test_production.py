@@ -11,7 +11,7 @@ from torch import Tensor
 from peer.outer.compose import wire_format
 from peer.outer.compress.feedback import Encoder, Residual
 from peer.outer.compress.registry import compressor
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
 from peer.outer.rates import shared_rate
@@ -103,7 +103,7 @@ def real_swarm(recipe: Recipe, rounds: int) -> tuple[Tensor, Tensor]:
 def reduced_round(peers: list[RealPeer], recipe: Recipe) -> None:
     """Of what all have trained."""
     numel, codec = peers[0].local.numel(), peers[0].state.compressor
-    bounds = partition(numel, PEERS, codec.block)
+    bounds = parts_of(numel, PEERS, codec.block)
     sent = [peer.state.encode_contribution(peer.local, bounds, peer.lost) for peer in peers]
     parts = tuple(
         peers[owner].reduce([payloads[owner] for payloads in sent], start, stop, recipe)

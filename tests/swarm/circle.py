@@ -9,9 +9,8 @@ from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
-from peer.outer.round import Due
+from peer.outer.round import Due, link_of
 from peer.outer.state import OuterState
-from peer.protocol.lineage import Link
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.cut import cut_of
@@ -19,6 +18,7 @@ from peer.swarm.exchange import Exchange
 from peer.swarm.guard import Guard
 from peer.swarm.judge import Judge
 from peer.swarm.keeper import Position
+from peer.swarm.reckoner import Reckoner
 from peer.swarm.roster import Rosters
 from tests.swarm.runs import RUN, contributions, make_state
 
@@ -45,10 +45,14 @@ class Seat:
         self.state.lineage_id = plain.lineage_id
         self.rosters = Rosters(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
-        judge = Judge(RUN, cut_of(self.state), recipe)
+        self.chain = []
+        self.reckoner = Reckoner(cut_of(self.state), recipe, lambda: self.chain)
+        judge = Judge(RUN, self.reckoner)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
-        self.exchange = Exchange(node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard)
+        self.exchange = Exchange(
+            node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard, lambda: self.chain
+        )
         self.weight = 0
         self.streams = 0
         opening = node.open
@@ -117,11 +121,8 @@ class Circle:
             group = await seat.exchange.again(due, seat.state, seat.position, PATIENCE_S)
         exchanged = await seat.exchange.exchange(group, due, seat.state)
         update = exchanged.update
-        link = Link(
-            run_id=RUN, fragment=0, round=seat.state.round, parent=seat.state.lineage_id, roster=group.members,
-            update_digest=update.digest(), state_digest=seat.state.preview(update),
-        )  # fmt: skip
-        certificate = await seat.exchange.commit(group, link)
+        certificate = await seat.exchange.commit(group, await link_of(group, exchanged, seat.state))
+        seat.chain.append(certificate)
         seat.state.apply(update, seat.state.round + 1, certificate.link.id)
         await seat.exchange.release(group, None, seat.position)
         return group, update

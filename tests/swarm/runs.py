@@ -6,7 +6,7 @@ import torch
 
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.optimizer import Nesterov
 from peer.outer.reduce import reduce_part
 from peer.outer.state import OuterState
@@ -36,7 +36,7 @@ def contributions(state, count, seed):
 
 def reduce_all(state, locals_, weights):
     """The update that an exchange among these members must arrive at."""
-    bounds = partition(state.numel, len(locals_), state.compressor.block)
+    bounds = parts_of(state.numel, len(locals_), state.compressor.block)
     sent = [state.encode_contribution(local, bounds) for local in locals_]
     parts = [
         reduce_part([payloads[part] for payloads in sent], weights, stop - start, state.compressor)[0]

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 
 from peer.outer.compose import swarm_recipe
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.round import Due, Group
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec
@@ -38,7 +38,7 @@ class Table:
     def part_bytes(self, index):
         """Bytes of the part that member `index` reduces."""
         codec, numel = self.states[0].compressor, self.states[0].numel
-        start, stop = partition(numel, len(self.nodes), codec.block)[index]
+        start, stop = parts_of(numel, len(self.nodes), codec.block)[index]
         return codec.wire_bytes(stop - start)
 
     async def exchange(self, index, local=None):

@@ -12,37 +12,22 @@ from collections import Counter
 import pytest
 
 from peer.outer.compose import swarm_recipe
+from peer.outer.compress.registry import COMPRESSORS
 from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.cut import cut_of
-from peer.swarm.judge import Judge, NoEvidenceError
+from peer.swarm.judge import Judge
+from peer.swarm.reckoner import Reckoner
 from peer.swarm.showing import ASKS_OF_ONE, audit_name
 from peer.swarm.streams import StreamClosedError
+from peer.swarm.verdict import NoEvidenceError
+from tests.swarm.auditing import audit, heard, lies, units_of
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 from tests.swarm.liars import TAMPERINGS, Tampering
 from tests.swarm.runs import RUN
-
-
-def lies(circle, index, tampering):
-    """Let one seat reduce with another aggregator than it says."""
-    circle.seats[index].exchange._work._aggregator = tampering
-
-
-def heard(circle, index):
-    """What a member was told in the round that has just ended."""
-    return circle.seats[index].guard._showing._heard
-
-
-def units_of(circle, index, reducer):
-    return len(heard(circle, index).reduced[circle.seats[reducer].peer_id][1])
-
-
-async def audit(circle, auditor, reducer, unit):
-    seat = circle.seats[auditor]
-    return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, unit)
 
 
 @pytest.mark.timeout(600)
@@ -66,7 +51,7 @@ async def test_one_tampered_unit_in_each_of_200_rounds_is_found_by_whoever_audit
 
 
 SETTINGS = [
-    *((codec, {"compressor": codec}) for codec in ("fp32", "fp16", "bf16", "int8", "int4", "fp4")),
+    *((codec, {"compressor": codec}) for codec in COMPRESSORS),
     ("clipped", {"aggregator": "clipped"}),
     ("trimmed", {"aggregator": "trimmed"}),
     ("median", {"aggregator": "median"}),
@@ -93,12 +78,13 @@ async def test_no_honest_reducer_is_accused_with_any_codec_or_aggregator(network
     assert audited >= 24
 
 
-async def test_recipes_whose_reduction_nobody_else_can_compute_are_not_audited_and_cost_no_memory(network, tmp_path):
-    recipe = swarm_recipe(RecipeSpec(name="lagoon"))
-    circle = await Circle(network, 3, numel=3000, codec="int2", recipe=recipe, elements=512, folder=tmp_path).start()
+async def test_slices_that_are_too_large_for_an_audit_are_not_audited_and_cost_no_memory(
+    network, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("peer.swarm.reckoner.MAX_AUDIT_BYTES", 3 * 512 - 1)  # of 512 values and their scales
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     guard = circle.seats[0].guard
-    assert not guard._judge.exact
     assert [kept.payloads for kept in guard._showing._kept.values()] == [()]
     await circle.round()
     assert len(guard._showing._kept) == 1
@@ -121,7 +107,7 @@ async def test_evidence_convinces_somebody_who_was_not_there(network, tmp_path):
     found = result.found
     copied = parse_json(Evidence, dump_json(found.evidence))
     state = circle.seats[0].state
-    stranger = Judge(RUN, cut_of(state), RECIPE)
+    stranger = Judge(RUN, Reckoner(cut_of(state), RECIPE, list))
     assert stranger.judge(copied, found.payloads).culprit == circle.seats[0].peer_id
     assert stranger.needs(copied) == [len(payload) for payload in found.payloads]
     assert len(dump_json(found.evidence)) < 4096

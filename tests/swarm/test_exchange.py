@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from peer.outer.compose import swarm_recipe
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.round import RoundAborted, link_of
 from peer.outer.state import CHUNK
 from peer.protocol.manifest import RecipeSpec
@@ -25,7 +25,7 @@ NAN_SCALE = b"\x00\x00\xc0\x7f"
 def part_of(table, liar, to):
     """What an honest `liar` would send to `to` as its part."""
     state = table.states[liar]
-    bounds = partition(state.numel, len(table.nodes), state.compressor.block)
+    bounds = parts_of(state.numel, len(table.nodes), state.compressor.block)
     return state.encode_contribution(table.locals[liar], bounds)[to]
 
 
@@ -222,7 +222,7 @@ async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reaso
     table = Table(network, 4, recipe=GATED, timeout_s=5.0)
     liar = table.nodes[3].peer_id
     codec, numel = table.states[0].compressor, table.states[0].numel
-    bounds = partition(numel, 4, codec.block)
+    bounds = parts_of(numel, 4, codec.block)
     own = table.states[3].encode_contribution(table.locals[3], bounds)
 
     async def malformed(start, stop, leaves):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from peer.outer.round import RoundAborted
-from peer.protocol.statements import SEAL_BYTES
+from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES
 from peer.protocol.wire import Kind, VoteMessage
 from peer.swarm.inbox import Inbox
 from tests.swarm.gathering import until
@@ -14,7 +14,7 @@ from tests.swarm.network import stream_pair
 SIZES, REDUCED = (5, 3), (4, 2)
 FRAMES = [
     *((Kind.PART, bytes(size)) for size in SIZES), (Kind.SEAL_SENT, bytes(SEAL_BYTES)),
-    *((Kind.REDUCED, bytes([size]) * size) for size in REDUCED), (Kind.SEAL_REDUCED, bytes(SEAL_BYTES)),
+    *((Kind.REDUCED, bytes([size]) * size) for size in REDUCED), (Kind.SEAL_REDUCED, bytes(REDUCED_SEAL_BYTES)),
 ]  # fmt: skip
 VOTE = VoteMessage(link_id="a" * 64, signature="0" * 128)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peer.outer.compose import swarm_recipe
-from peer.outer.fragments import partition
+from peer.outer.fragments import parts_of
 from peer.outer.reduce import bound, reduce_part
 from peer.outer.round import RoundAborted
 from peer.outer.update import Update
@@ -30,7 +30,7 @@ def reference(circle, group, locals_, recipe):
     """The update that this group must arrive at, computed part by part from whole payloads."""
     state = circle.seats[0].state
     by_id = {seat.peer_id: local for seat, local in zip(circle.seats, locals_, strict=True)}
-    bounds = partition(state.numel, len(group.members), state.compressor.block)
+    bounds = parts_of(state.numel, len(group.members), state.compressor.block)
     sent = [state.encode_contribution(by_id[member.peer_id], bounds) for member in group.members]
     weights = [member.tokens for member in group.members]
     aggregator = bound(recipe.aggregator, len(weights))

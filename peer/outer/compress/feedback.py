@@ -189,17 +189,30 @@ class Residual:
     Args:
         feedback: decay and gain.
         numel: elements P of the whole vector.
+        vector: what has been lost so far, fp32 [P], updated in place; nothing by default.
 
     Attributes:
         vector: e, fp32 [P].
     """
 
-    def __init__(self, feedback: ErrorFeedback, numel: int) -> None:
+    def __init__(self, feedback: ErrorFeedback, numel: int, vector: Tensor | None = None) -> None:
         self.feedback = feedback
-        self.vector = torch.zeros(numel)
+        self.vector = torch.zeros(numel) if vector is None else vector
         self._saved: list[tuple[int, Tensor]] = []
         self._taken_back: list[tuple[int, Tensor]] = []
         self._lock = threading.RLock()  # a round may be abandoned while a thread still encodes for it
+
+    @property
+    def opened(self) -> list[tuple[int, Tensor]]:
+        """Where each range of the open round begins, and what it was before: vectors that stay as they are."""
+        return self._saved
+
+    def clear(self) -> None:
+        """Begin anew: nothing has been lost."""
+        with self._lock:
+            self.vector = torch.zeros(self.vector.numel())  # pages that nobody has touched cost nothing
+            self._saved.clear()
+            self._taken_back.clear()
 
     def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         """The payload of [start, stop): e <- decay e + gain x, then e <- e - decoded.

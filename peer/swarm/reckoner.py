@@ -1,0 +1,141 @@
+"""Computes reductions again: what an honest reducer makes of the same contributions and of what it was left with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peer.outer.compress.base import NonFiniteError, Payload, PayloadError
+from peer.outer.compress.feedback import Residual
+from peer.outer.recipes import Recipe
+from peer.outer.reduce import bound, reduce_range
+from peer.protocol.evidence import Reduction, Residue
+from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
+from peer.swarm.cut import GatheredCut, ReducedCut
+from peer.swarm.residual import Chain, leaves_of, origins, split
+from peer.swarm.verdict import ElsewhereError, NoEvidenceError
+
+MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memory
+
+
+@dataclass(frozen=True)
+class Reckoner:
+    """Knows the arithmetic of one run.
+
+    Attributes:
+        cut: what is exchanged, and how it is cut.
+        recipe: how it is reduced.
+        chain: -> this peer's lineage: with error feedback it holds what reducers carry on from.
+    """
+
+    cut: ReducedCut | GatheredCut
+    recipe: Recipe
+    chain: Chain
+
+    def can_audit(self, members: int, place: int) -> bool:
+        """Whether units of that part can be shown and recomputed within what is allowed for an audit.
+
+        Where payloads are gathered, nobody reduces: there is nothing to audit.
+        """
+        if isinstance(self.cut, GatheredCut):
+            return False
+        units = self.cut.unit_bytes(members, place)
+        return bool(units) and members * units[0] <= MAX_AUDIT_BYTES
+
+    def sizes(self, members: int, place: int, unit: int) -> list[int]:
+        """Bytes of what an audit of a unit must show: each member's payload; with error feedback then the residual of
+        before the round, fp32, and the digests of its cells after it.
+        """
+        inputs = [self.cut.unit_bytes(members, place)[unit]] * members
+        if self.recipe.feedback is None:
+            return inputs
+        start, stop = self.cut.slices(members, place)[unit]
+        return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // self._reduced.cell)]
+
+    @property
+    def _reduced(self) -> ReducedCut:
+        assert isinstance(self.cut, ReducedCut), "of gathered payloads nothing is reduced"
+        return self.cut
+
+    def deed(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
+        """What the reducer did, in words; None if it reduced as it had to.
+
+        Args:
+            payloads: of these `sizes`, the members' being what they signed.
+
+        Raises:
+            NoEvidenceError, ProtocolError: what is shown of the residual is not what the reducer signed.
+            ElsewhereError: this peer cannot know what it was left with.
+        """
+        sitting, residue = finding.sitting, finding.residue
+        members, place = len(sitting.members), sitting.place(finding.reducer)
+        start, stop = self.cut.slices(members, place)[finding.unit]
+        before = after = None
+        if residue is not None:
+            before = self._before(finding, residue, start, stop, payloads[-2])
+            after = self._after(finding, residue, start, payloads[-1])
+        weights = [member.tokens for member in sitting.members]
+        reduced = self.recompute(payloads[:members], weights, start, stop, before)
+        if reduced is None or leaf_of(reduced).hex() != finding.output.leaf:
+            return "reduced falsely"
+        if before is not None and leaves_of(before, self._reduced.cell) != after:
+            return "kept another residual than it was left with"
+        return None
+
+    def _before(self, finding: Reduction, residue: Residue, start: int, stop: int, payload: Payload) -> Tensor:
+        """The residual of [start, stop) that the reducer had to carry on from: what it shows, if that is it."""
+        sitting, chain = finding.sitting, self.chain()[: finding.sitting.round]
+        if len(chain) < sitting.round or (chain and chain[-1].link.id != sitting.parent):
+            raise ElsewhereError(f"round {sitting.round + 1} of {sitting.parent[:12]} is not in this lineage")
+        values = torch.from_numpy(np.frombuffer(payload, "<f4").astype(np.float32))
+        paths = iter(residue.carried)
+        for origin in origins(chain, finding.reducer, residue.since, start, stop, self._reduced.bounds):
+            own = values[origin.start - start : origin.stop - start]
+            if origin.link is None:
+                if own.view(torch.int32).any():
+                    raise NoEvidenceError("a residual that the reducer was not left with")
+                continue
+            place = origin.link.place(finding.reducer)
+            assert place is not None, "it has no seat where it was left with something"
+            first, last = self._reduced.bounds(len(origin.link.roster))[place]
+            path = map(bytes.fromhex, next(paths, ()))
+            cells = leaves_of(own, self._reduced.cell), (origin.start - first) // self._reduced.cell
+            root = climb(*cells, -(-(last - first) // self._reduced.cell), path)
+            if residual_of(residue.since, root).hex() not in origin.link.residuals[place : place + 1]:
+                raise NoEvidenceError("a residual that the reducer was not left with")
+        if next(paths, None) is not None:
+            raise NoEvidenceError("more paths than the residual has origins")
+        return values
+
+    def _after(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> list[bytes]:
+        """The cells from `start` on that the reducer signed; raises NoEvidenceError for others."""
+        sitting, cell, leaves = finding.sitting, self._reduced.cell, list(split(payload))
+        first, last = self._reduced.bounds(len(sitting.members))[sitting.place(finding.reducer)]
+        path = map(bytes.fromhex, residue.path)
+        root = climb(leaves, (start - first) // cell, -(-(last - first) // cell), path)
+        if root.hex() != residue.root:
+            raise NoEvidenceError("a residual that nobody signed")
+        return leaves
+
+    def recompute(
+        self, payloads: Sequence[Payload], weights: Sequence[int], start: int, stop: int, residual: Tensor | None = None
+    ) -> bytes | None:
+        """What an honest reducer makes of these; None when it makes nothing of them but an abort.
+
+        Args:
+            residual: fp32 [stop - start], with error feedback; becomes what the reducer is left with.
+        """
+        gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
+        aggregator, codec, feedback = bound(self.recipe.aggregator, len(payloads)), self._reduced.codec.base, None
+        if residual is not None:
+            assert self.recipe.feedback is not None, "a residual without error feedback"
+            feedback = Residual(self.recipe.feedback.on_return, stop - start, residual)
+        encode = None if feedback is None else lambda n, read: feedback.encode(codec, 0, n, read)
+        try:
+            return reduce_range(payloads, weights, stop - start, codec, aggregator, gram, encode)
+        except (PayloadError, NonFiniteError, ValueError):
+            return None

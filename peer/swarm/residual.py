@@ -1,0 +1,248 @@
+"""The residual of what a peer reduces, tied to the chain: all know the digest of what each reducer was left with.
+
+With error feedback a reducer adds what its last encodings have lost. Nobody else has that vector; but after each round
+the reducer signs the cells of it that belong to its part, and the certificate holds what it signed. So it must carry on
+from what it was left with when it last had a cell, and an auditor who is shown that can compute the reduction again. A
+reducer that has nothing to carry on from begins anew with zeros, and signs since when: it came, or lost its memory, or
+is on another lineage, or cannot know which of its attempts at a round the others have committed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from torch import Tensor
+
+from peer.outer.compress.base import Compressor, Read
+from peer.outer.compress.feedback import ErrorFeedback, Residual
+from peer.outer.fragments import cell_of
+from peer.protocol.evidence import Residue
+from peer.protocol.lineage import Certificate, Link
+from peer.protocol.statements import DIGEST_BYTES, leaf_of, path_of, residual_of, root_of
+
+log = logging.getLogger(__name__)
+Chain = Callable[[], Sequence[Certificate]]
+Bounds = Callable[[int], Sequence[tuple[int, int]]]
+
+
+class Origin(NamedTuple):
+    """Elements [start, stop) that a reducer was left with together, in this round; None: in none, they are zero."""
+
+    start: int
+    stop: int
+    link: Link | None
+
+
+def origins(
+    chain: Sequence[Certificate], reducer: str, since: int, start: int, stop: int, bounds: Bounds
+) -> list[Origin]:
+    """Where a reducer has its residual of [start, stop) from, in order.
+
+    Args:
+        chain: what was committed before the round in question.
+        since: the round before which it was zero.
+        bounds: [start, stop) of each part, for so many members; whole cells, as start and stop are.
+    """
+    found: list[Origin] = []
+    missing = [(start, stop)] if start < stop else []
+    for certificate in itertools.islice(reversed(chain), max(0, len(chain) - since)):
+        if not missing:
+            break
+        link = certificate.link
+        place = link.place(reducer)
+        if place is None:
+            continue
+        first, last = bounds(len(link.roster))[place]
+        left = []
+        for a, b in missing:
+            low, high = max(a, first), min(b, last)
+            if low < high:
+                found.append(Origin(low, high, link))
+                left += [piece for piece in ((a, low), (high, b)) if piece[0] < piece[1]]
+            else:
+                left.append((a, b))
+        missing = left
+    return sorted([*found, *(Origin(a, b, None) for a, b in missing)], key=lambda origin: origin.start)
+
+
+def leaves_of(values: Tensor, cell: int) -> list[bytes]:
+    """The digest of each cell of fp32 [n], the last of which may be shorter."""
+    numbers = values.numpy().astype("<f4", copy=False)
+    return [leaf_of(numbers[first : first + cell].data) for first in range(0, len(numbers), cell)]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a reducer was left with in one round: the first element of its part, the digests of its cells."""
+
+    start: int
+    leaves: Sequence[bytes]
+
+
+@dataclass
+class Attempt:
+    """One reduction of one part.
+
+    Attributes:
+        round, since: where it happened, and since when the residual has been kept.
+        start: the first element of the part.
+        cell: elements of a cell.
+        earlier: for each cell of the part, the round that had left it; None: it was zero.
+        leaves: of each cell, afterwards.
+        before: the residual of each unit before it, fp32; none where nobody may ask.
+        applied: it was committed.
+    """
+
+    round: int
+    since: int
+    start: int
+    cell: int
+    earlier: Sequence[Left | None]
+    leaves: list[bytes] = field(default_factory=list)
+    before: list[Tensor] = field(default_factory=list)
+    applied: bool = False
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What the reducer signs, once all units are reduced."""
+        return residual_of(self.since, root_of(self.leaves))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `before`."""
+        return sum(values.nbytes for values in self.before)
+
+    def residue(self, unit: int) -> Residue:
+        """What shows of one unit that the reducer carried on from what it had signed; with `payloads`."""
+        first, stop = self._cells(unit)
+        carried, at = [], first
+        for _, cells in itertools.groupby(self.earlier[first:stop], key=id):
+            left, *more = cells
+            if left is not None:
+                offset = at + (self.start - left.start) // self.cell
+                carried.append(_hex(path_of(left.leaves, offset, offset + 1 + len(more))))
+            at += 1 + len(more)
+        root, path = root_of(self.leaves).hex(), _hex(path_of(self.leaves, first, stop))
+        return Residue(since=self.since, root=root, path=path, carried=tuple(carried))
+
+    def payloads(self, unit: int) -> list[memoryview]:
+        """The residual of a unit before the round, and the digests of its cells after it."""
+        first, stop = self._cells(unit)
+        return [self.before[unit].numpy().view("u1").data, memoryview(b"".join(self.leaves[first:stop]))]
+
+    def _cells(self, unit: int) -> tuple[int, int]:
+        """[first, stop) of a unit's cells among those of the part."""
+        start = sum(values.numel() for values in self.before[:unit])
+        return start // self.cell, -(-(start + self.before[unit].numel()) // self.cell)
+
+
+class ReducerResidual:
+    """The residual of one peer's reductions. One thread at a time.
+
+    Args:
+        feedback: of the reducer's leg.
+        numel: elements of the whole vector.
+        block: of the codec.
+        own_id: this peer.
+        chain: -> what has been committed, to the state that the next round starts from.
+    """
+
+    def __init__(self, feedback: ErrorFeedback, numel: int, block: int, own_id: str, chain: Chain) -> None:
+        self._residual, self._own_id, self._chain = Residual(feedback, numel), own_id, chain
+        self._cell = cell_of(numel, block)
+        self._left: list[Left | None] = [None] * -(-numel // self._cell)
+        self._since = -1
+        self._known = 0, ""  # the round and lineage id up to which the chain is known to agree with the residual
+        self._attempt: Attempt | None = None
+        self._keep = False
+
+    def begin(self, start: int, stop: int, keep: bool) -> Attempt:
+        """The reduction of [start, stop) in the round that follows the chain.
+
+        Args:
+            keep: hold what it was before, for audits.
+        """
+        chain = self._chain()
+        if self._since < 0 or not self._agrees(chain):
+            self._begin_anew(len(chain))
+        self._known = len(chain), chain[-1].link.id if chain else ""
+        earlier = tuple(self._left[self._cells(start, stop)])
+        self._attempt = Attempt(len(chain), self._since, start, self._cell, earlier)
+        self._keep = keep
+        return self._attempt
+
+    def encode(self, codec: Compressor, start: int, stop: int, read: Read) -> bytes:
+        """One unit, in order; see `Residual.encode`."""
+        attempt = self._attempt
+        assert attempt is not None, "no reduction has begun"
+        payload = self._residual.encode(codec, start, stop, read)
+        attempt.leaves += leaves_of(self._residual.vector[start:stop], self._cell)
+        if self._keep:
+            attempt.before.append(self._residual.opened[-1][1])
+        return payload
+
+    def commit(self) -> None:
+        """The round was applied."""
+        self._residual.commit()
+        self._apply()
+
+    def revert(self) -> None:
+        """The round was abandoned: the residual is as it was before."""
+        self._residual.revert()
+
+    def restore(self) -> None:
+        """Others have committed what this peer abandoned: the chain tells whether it is this, when it begins again."""
+
+    def _apply(self) -> None:
+        attempt = self._attempt
+        if attempt is not None and not attempt.applied:
+            attempt.applied = True
+            first = attempt.start // self._cell
+            left = Left(attempt.start, attempt.leaves)
+            self._left[first : first + len(attempt.leaves)] = [left] * len(attempt.leaves)
+
+    def _agrees(self, chain: Sequence[Certificate]) -> bool:
+        """Whether the residual is what this chain says; an attempt that was abandoned is taken up if it was committed
+        all the same.
+        """
+        round, lineage_id = self._known
+        if len(chain) < round or (round and chain[round - 1].link.id != lineage_id):
+            return False
+        attempt, seen = self._attempt, False
+        for certificate in itertools.islice(chain, round, None):
+            link = certificate.link
+            place = link.place(self._own_id)
+            if place is None:
+                continue
+            mine = attempt is not None and attempt.round == link.round
+            if attempt is None or not mine or attempt.digest.hex() not in link.residuals[place : place + 1]:
+                return False
+            if not attempt.applied:
+                self._residual.restore()
+                self._apply()
+            seen = True
+        return seen or attempt is None or not attempt.applied
+
+    def _begin_anew(self, round: int) -> None:
+        if any(left is not None for left in self._left):
+            log.info("round %d: what this peer's reductions had lost is not in this lineage: it begins anew", round + 1)
+            self._residual.clear()
+            self._left = [None] * len(self._left)
+        self._since = round
+
+    def _cells(self, start: int, stop: int) -> slice:
+        return slice(start // self._cell, -(-stop // self._cell))
+
+
+def _hex(digests: Sequence[bytes]) -> tuple[str, ...]:
+    return tuple(digest.hex() for digest in digests)
+
+
+def split(leaves: bytes | bytearray | memoryview) -> Iterator[bytes]:
+    """The digests that lie in a row."""
+    return (bytes(leaves[start : start + DIGEST_BYTES]) for start in range(0, len(leaves), DIGEST_BYTES))

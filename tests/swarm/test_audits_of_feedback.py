@@ -1,0 +1,105 @@
+"""Audits of reducers with error feedback, in real exchanges: they show what they carried on from."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from peer.outer.compose import swarm_recipe
+from peer.protocol.manifest import RecipeSpec
+from tests.swarm.auditing import audit, heard, lies, units_of
+from tests.swarm.circle import Circle
+from tests.swarm.gathering import until
+from tests.swarm.liars import TAMPERINGS, Tampering
+
+LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
+
+
+async def lagoon(network, tmp_path, count=3):
+    """A circle whose reducers feed back what their encodings lose."""
+    return await Circle(
+        network, count, numel=3000, codec="int2", recipe=LAGOON, elements=512, folder=tmp_path
+    ).start()  # fmt: skip
+
+
+async def test_reducers_with_error_feedback_are_audited_too_and_the_honest_never_accused(network, tmp_path):
+    circle, carried = await lagoon(network, tmp_path, 4), 0
+    for _ in range(8):
+        await circle.round()
+        for auditor in range(4):
+            reducer = (auditor + 1) % 4
+            for unit in range(units_of(circle, auditor, reducer)):
+                assert (await audit(circle, auditor, reducer, unit)).outcome == "right"
+                reduction, payloads = await circle.seats[auditor].guard._auditor._unit(
+                    heard(circle, auditor), circle.seats[reducer].peer_id, unit
+                )
+                carried += bool(reduction.residue.carried) and any(payloads[-2])
+    assert carried >= 8
+    assert len({one.chain[-1].link.residuals for one in circle.seats}) == 1
+    assert all(one.exchange._work._lost_in_reducing._since == 0 for one in circle.seats)
+
+
+@pytest.mark.timeout(600)
+async def test_one_tampered_unit_in_each_of_100_rounds_with_error_feedback_is_found(network, tmp_path):
+    circle = await lagoon(network, tmp_path)
+    liar = Tampering(LAGOON.aggregator)
+    lies(circle, 0, liar)
+    rng, caught, accused = random.Random(6), 0, 0
+    for trial in range(100):
+        unit = rng.randrange(2)
+        liar.lies[len(liar.calls) + unit] = rng.choice(list(TAMPERINGS))
+        await circle.round()
+        result = await audit(circle, 1 + trial % 2, 0, unit)
+        caught += result.outcome == "false"
+        others = [(2 - trial % 2, 0, 1 - unit), (1, 2, unit), (2, 1, unit)]
+        accused += sum([(await audit(circle, *one)).outcome != "right" for one in others])
+    assert caught >= 99
+    assert accused == 0
+
+
+async def test_a_reducer_that_cannot_show_what_it_carried_on_from_is_refused_and_never_banned(network, tmp_path):
+    circle = await lagoon(network, tmp_path, 2)
+    for _ in range(4):
+        await circle.round()
+    residual, one = circle.seats[0].exchange._work._lost_in_reducing._residual, circle.seats[1]
+    for _ in range(3):
+        assert not one.guard.refuses(circle.seats[0].peer_id)
+        residual.vector += 0.5
+        await circle.round()
+        result = await audit(circle, 1, 0, 0)
+        assert (result.outcome, result.detail) == ("not shown", "a residual that the reducer was not left with")
+        await one.guard.take(result)
+    assert one.guard.refuses(circle.seats[0].peer_id)
+    assert not one.guard.banned(circle.seats[0].peer_id)
+
+
+async def test_who_is_on_another_lineage_by_now_judges_nobody(network, tmp_path):
+    circle = await lagoon(network, tmp_path, 2)
+    for _ in range(2):
+        await circle.round()
+    one = circle.seats[1]
+    del one.chain[:]
+    result = await audit(circle, 1, 0, 0)
+    assert result.outcome == "not judged"
+    await one.guard.take(result)
+    assert one.guard.conduct._pasts.get(circle.seats[0].peer_id) is None
+    assert "not judged (round 2 of" in one.guard.notes()[0]
+
+
+async def test_evidence_against_a_reducer_with_error_feedback_spreads(network, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    circle = await lagoon(network, tmp_path, 4)
+    for _ in range(3):
+        await circle.round()
+    liar = Tampering(LAGOON.aggregator, {0: "flipped", 1: "flipped"})
+    lies(circle, 0, liar)
+    await circle.round()
+    culprit = circle.seats[0].peer_id
+    del circle.seats[3].chain[1:]  # it cannot judge, and blames nobody for it
+    await circle.seats[1].guard.take(await audit(circle, 1, 0, 0))
+    await until(lambda: circle.seats[2].guard.banned(culprit), 30.0)
+    await until(lambda: "offers evidence that this peer cannot judge" in caplog.text, 30.0)
+    assert not circle.seats[3].guard.banned(culprit)
+    assert not any(circle.seats[3].guard.refuses(seat.peer_id) for seat in circle.seats)

@@ -1,0 +1,115 @@
+"""One reducer's rounds without a network: real payloads, signatures and certificates of groups that come and go."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+
+from peer.outer.compose import swarm_recipe
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
+from peer.outer.reduce import bound, reduce_range
+from peer.protocol.evidence import Evidence
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import Certificate, Link, Member
+from peer.protocol.manifest import RecipeSpec
+from peer.protocol.statements import Leaves, Sitting, root_of, seal_sent
+from peer.swarm.cut import ReducedCut
+from peer.swarm.judge import Judge, reduction_of
+from peer.swarm.reckoner import Reckoner
+from peer.swarm.residual import ReducerResidual
+from peer.swarm.seals import close_reduction
+from tests.swarm.runs import RUN
+
+LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
+
+
+class Workshop:
+    """A reducer, `me`, and up to seven others.
+
+    Attributes:
+        chain: what is committed on the lineage that all are on.
+        residual: the reducer's.
+    """
+
+    def __init__(self, seed=0, numel=6000, elements=1024, recipe=LAGOON):
+        self.rng = random.Random(seed)
+        self.recipe, self.chain = recipe, []
+        self.people = [Identity.generate() for _ in range(8)]
+        self.me = self.people[0]
+        self.cut = ReducedCut(numel, Sliced(compressor(recipe.compressor), elements))
+        self.restart()
+        self.judge = Judge(RUN, Reckoner(self.cut, recipe, lambda: self.chain))
+
+    def restart(self):
+        """The reducer loses its memory."""
+        block, feedback = self.cut.codec.block, self.recipe.feedback.on_return
+        self.residual = ReducerResidual(feedback, self.cut.numel, block, self.me.peer_id, lambda: self.chain)
+
+    @property
+    def tip(self):
+        return self.chain[-1].link.id if self.chain else "0" * 64
+
+    def gather(self, with_me=True, others=None):
+        """The people of a round, in the order of a roster."""
+        others = self.rng.randint(1, 7) if others is None else others
+        roster = [*([self.me] if with_me else []), *self.rng.sample(self.people[1:], others)]
+        self.rng.shuffle(roster)
+        return roster
+
+    def reduce(self, roster, lie=None):
+        """What the reducer makes of its part, signed; `lie` changes the mean of its first unit.
+
+        Nothing is settled: see `commit` and `abandon`.
+        """
+        members = tuple(Member(peer_id=one.peer_id, tokens=self.rng.randint(1, 99)) for one in roster)
+        group = hashlib.sha256(self.rng.randbytes(8)).hexdigest()
+        sitting = Sitting(run_id=RUN, round=len(self.chain), parent=self.tip, group=group, members=members)
+        place, weights = roster.index(self.me), [member.tokens for member in members]
+        codec, aggregator = self.cut.codec.base, bound(self.recipe.aggregator, len(members))
+        leaves, outputs = {one.peer_id: Leaves() for one in roster}, Leaves()
+        pieces, gram = [[] for _ in roster], torch.zeros(len(roster), len(roster), dtype=torch.float64)
+        attempt = self.residual.begin(*self.cut.bounds(len(roster))[place], keep=True)
+        for unit, (start, stop) in enumerate(self.cut.slices(len(roster), place)):
+            rng = np.random.default_rng(self.rng.randrange(2**32))
+            payloads = [codec.encode(torch.from_numpy(rng.standard_normal(stop - start, np.float32))) for _ in roster]
+            for one, payload, own in zip(roster, payloads, pieces, strict=True):
+                leaves[one.peer_id].add(payload)
+                own.append(payload)
+
+            def encode(n, read, start=start, unit=unit):
+                told = (lambda a, b: lie(read(a, b))) if lie is not None and unit == 0 else read
+                return self.residual.encode(codec, start, start + n, told)
+
+            outputs.add(reduce_range(payloads, weights, stop - start, codec, aggregator, gram, encode))
+        seals = {
+            one.peer_id: seal_sent(one, sitting, self.me.peer_id, root_of(leaves[one.peer_id].digests))
+            for one in roster if one is not self.me
+        }
+        return close_reduction(self.me, sitting, leaves, seals, outputs, pieces, attempt)
+
+    def link(self, roster, kept=None):
+        """A committed round; `kept` is what the reducer signed in it."""
+        own = {self.me.peer_id: kept.seal.residual.hex()} if kept is not None else {}
+        members = kept.sitting.members if kept else tuple(Member(peer_id=one.peer_id, tokens=5) for one in roster)
+        residuals = tuple(own.get(member.peer_id, self.rng.randbytes(32).hex()) for member in members)
+        link = Link(
+            run_id=RUN, round=len(self.chain), parent=self.tip, roster=members, update_digest="1" * 64,
+            state_digest="2" * 64, residuals=residuals,
+        )  # fmt: skip
+        self.chain.append(Certificate(link=link, signatures={}))
+
+    def commit(self, roster, kept):
+        """All commit the round, the reducer too."""
+        self.residual.commit()
+        self.link(roster, kept)
+
+    def evidence(self, kept, unit):
+        """What an auditor has of one unit: the document and the payloads."""
+        return Evidence(finding=reduction_of(kept, unit)), kept.unit(unit)
+
+    def units(self, kept):
+        return range(len(kept.outputs))

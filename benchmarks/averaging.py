@@ -18,18 +18,21 @@ import torch
 from benchmarks.contributions import fill, relative_error
 from benchmarks.member import Setup, Timed, serve
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
+from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.round import Due, Group, link_of
 from peer.outer.state import AnyUpdate, OuterState, pieces
-from peer.protocol.manifest import RoundSpec
+from peer.protocol.lineage import Certificate
+from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 
+FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")
 
 
@@ -41,13 +44,16 @@ class AtollMember:
         node: the network.
         exchange: started.
         rosters: that it has.
+        chain: what it takes for committed; filled here.
         loop: theirs.
     """
 
     def __init__(
-        self, setup: Setup, node: Node, exchange: Exchange, rosters: Rosters, loop: asyncio.AbstractEventLoop
-    ) -> None:
+        self, setup: Setup, node: Node, exchange: Exchange, rosters: Rosters, chain: list[Certificate],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:  # fmt: skip
         self._setup, self._node, self._exchange, self._rosters, self._loop = setup, node, exchange, rosters, loop
+        self._chain = chain
         anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
         self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
         self._state.lineage_id = self._state.digest()
@@ -97,6 +103,7 @@ class AtollMember:
         marks.append(time.monotonic())
         await asyncio.to_thread(_decode, exchanged.update, self._vector)
         marks.append(time.monotonic())
+        self._chain.append(certificate)
         # The next round is on a new lineage, as in production; only that the state stays as it is.
         state.round, state.lineage_id = state.round + 1, certificate.link.id
         names = ("join", "exchange", "link", "commit", "decode")
@@ -126,9 +133,10 @@ def _decode(update: AnyUpdate, vector: torch.Tensor) -> None:
 async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
     """See `run_peer`."""
     rosters = Rosters(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
-    exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, rosters)
+    recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
+    exchange = Exchange(node, RUN, setup.timeout_s, recipe, setup.numel, rosters, chain=lambda: chain)
     await exchange.start()
-    member = AtollMember(setup, node, exchange, rosters, asyncio.get_running_loop())
+    member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop())
     return lambda: serve(member, answers)
 
 

@@ -49,7 +49,7 @@ class System:
 SYSTEMS = {
     "atoll": System(
         module="benchmarks.averaging", peer_bytes=3.0e8, parameter_bytes=18.0,
-        codecs={"int8": 0.03, "int4": 0.2, "fp16": 1e-3, "fp32": 1e-5},
+        codecs={"int8": 0.03, "int4": 0.2, "int2": 0.7, "fp16": 1e-3, "fp32": 1e-5},
     ),
     "hivemind": System(
         module="benchmarks.hivemind_peer", peer_bytes=3.5e8, parameter_bytes=20.0, from_last=True,

@@ -19,18 +19,19 @@ NOTES = """\
 Seconds are medians, each from the moment that all are ready until the slowest peer holds the mean; MB/s is the size of
 the fp32 vector over them. Atoll: real nodes and libp2p daemons, signed joins; from the first peer that begins; the
 exchange, the state's preview and digest, signed votes, the update decoded to fp32: preview, digest and votes are what
-only Atoll does. The group stands from one averaging to the next, as in production: joining it again counts, matching
-and opening streams do not. hivemind 1.1.12: its DecentralizedAverager with its default part size, in an environment
-of its own with numpy 2.2.5 (with 2.4 and later its 8-bit codecs raise inside, average nothing and report success) and
-bitsandbytes for the block-wise codec; the all-reduce alone inside the averager's process, from the last peer that
-begins: matchmaking and everything around do not count.
+only Atoll does. `int2` is the default recipe's codec, with its error feedback on both legs. The group stands from one
+averaging to the next, as in production: joining it again counts, matching and opening streams do not. hivemind 1.1.12:
+its DecentralizedAverager with its default part size, in an environment of its own with numpy 2.2.5 (with 2.4 and later
+its 8-bit codecs raise inside, average nothing and report success) and bitsandbytes for the block-wise codec; the
+all-reduce alone inside the averager's process, from the last peer that begins: matchmaking and everything around do not
+count.
 gloo: fp32, from the first process behind a barrier, the sum alone; nothing is encrypted, signed or checked.
 CPU seconds are user and system of all peers' processes for one averaging; `p2pd s` are the libp2p daemons' share. MB is
 memory: the rise of the proportional set size (PSS) of a peer with all its processes over what it had before its first
 averaging, of the peer where it is largest, sampled in two averagings of their own that are not timed. The error is the
 distance from the true mean over the norm of one contribution. Every averaging is checked; one that is not the average
 within its codec's error, although its system reports success, counts as wrong and has no time."""
-GOAL_CODECS = ("int8", "int4")
+GOAL_CODECS = ("int8", "int4", "int2")
 FASTER_THAN_HIVEMIND = {(4, 50_000_000): 4.0, (2, 125_000_000): 4.0}
 SLOWER_THAN_GLOO = {(4, 50_000_000): 2.5}
 SECONDS = {(4, 1_000_000): 0.06}

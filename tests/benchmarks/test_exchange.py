@@ -190,7 +190,7 @@ class TestPlan:
             (2, "gloo", "fp32"),
         ]  # fmt: skip
         assert {run.peers for run in runs[5:]} == {4}
-        assert len(self.runs()) == 3 * 4 * 11
+        assert len(self.runs()) == 3 * 4 * 12
         few = self.runs("--most", "500000000", "--systems", "gloo")
         assert (8, 125_000_000) not in {(run.peers, run.params) for run in few}
         assert len(few) == 3 * 4 - 1

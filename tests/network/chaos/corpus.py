@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from hivemind.utils import MSGPackSerializer
 
 from peer.errors import ProtocolError, UserError
 from peer.explain.journal import ROUNDS_FILE, JournalReader
+from peer.outer.compress.base import Payload
 from peer.outer.compress.registry import compressor
 from peer.outer.record import RoundRecord
 from peer.outer.update import Update
 from peer.protocol.address import parse_host_address, parse_peer_address
+from peer.protocol.evidence import Evidence
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain
 from peer.protocol.manifest import RoundSpec, RunManifest, Spec, parse_manifest
@@ -63,7 +66,9 @@ from peer.swarm.partial import PartialFile
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage, Rosters
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.validator import SealedRecordValidator
+from peer.swarm.verdict import RightError
 from tests.swarm.runs import RUN, Run, contributions, make_state, reduce_all
+from tests.swarm.workshop import Workshop
 
 NOW = 1.8e9
 CODECS = ("int8", "fp32", "fp16", "bf16", "int4", "fp4", "int2", "sign")
@@ -105,7 +110,7 @@ def parsers(seed: int, folder: Path) -> list[Parser]:
     torch.manual_seed(seed)
     run = Run(folder).commit(3)
     signed = [*_signed(), *_certified(run), *_manifests()]
-    return [*_messages(run), *signed, *_payloads(), *_files(run, folder), *_addresses()]
+    return [*_messages(run), *signed, *_payloads(), *_evidence(seed), *_files(run, folder), *_addresses()]
 
 
 def _messages(run: Run) -> list[Parser]:
@@ -272,6 +277,35 @@ def _payloads() -> list[Parser]:
 
     whole = reduce_all(state, contributions(state, 2, 1), [1, 1]).payload
     return [*found, Parser("update", update, (whole,), share=0.5)]
+
+
+def _evidence(seed: int) -> list[Parser]:
+    """What is said and shown of an honest reducer with error feedback: it must convict nobody."""
+    shop = Workshop(seed, numel=1500, elements=512)
+    for _ in range(4):
+        roster = shop.gather(others=2)
+        shop.commit(roster, shop.reduce(roster))
+    evidence, payloads = shop.evidence(shop.reduce(shop.gather(others=2)), 0)
+    sizes = [len(payload) for payload in payloads]
+
+    def judged(document: Evidence, shown: Sequence[Payload]) -> Any:
+        try:
+            verdict = shop.judge.judge(document, shown)
+        except RightError:
+            return True
+        raise AssertionError(f"an honest reducer is convicted: it {verdict.deed}")
+
+    def said(data: bytes) -> Any:
+        return judged(parse_json(Evidence, data), payloads)
+
+    def shown(data: bytes) -> Any:
+        ends = list(itertools.accumulate(sizes))
+        return judged(evidence, [data[end - size : end] for end, size in zip(ends, sizes, strict=True)])
+
+    return [
+        Parser("evidence", said, (dump_json(evidence),), share=0.2),
+        Parser("what an audit shows", shown, (b"".join(payloads),), share=0.1),
+    ]
 
 
 def _files(run: Run, folder: Path) -> list[Parser]:

@@ -126,18 +126,27 @@ VECTORS int quantize_int4(
     return 1;
 }
 
-/* The sum of the elements by adding the second half to the first until one is left; `fold` of aggregate.py. */
-static inline float folded(float *x, size_t n)
+#define INLINE __attribute__((always_inline)) static inline /* so that it has the vectors of its caller */
+
+/* x[0..half) += x[half..2 half) */
+INLINE void halve(float *x, size_t half)
 {
-    while (n > 1) {
-        size_t half = n / 2;
-        const float *upper = x + half;
 #pragma GCC ivdep
-        for (size_t i = 0; i < half; i++)
-            x[i] += upper[i];
+    for (size_t i = 0; i < half; i++)
+        x[i] += x[half + i];
+}
+
+/* The sum of the elements by adding the second half to the first until one is left: `fold` of sums.py. */
+INLINE float folded(float *x, size_t n)
+{
+    if (n == 256) { /* with numbers that the compiler knows, each step is a few vectors */
+        halve(x, 128), halve(x, 64), halve(x, 32), halve(x, 16), halve(x, 8), halve(x, 4), halve(x, 2), halve(x, 1);
+        return x[0];
+    }
+    for (; n > 1; n /= 2) {
+        halve(x, n / 2);
         if (n % 2)
             x[0] += x[n - 1];
-        n = half;
     }
     return x[0];
 }
@@ -152,48 +161,61 @@ static inline uint32_t bf16(float x, float least, float most)
     return (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16; /* ties to even */
 }
 
-/* Two of Lloyd's steps for the magnitudes of a row: two levels, and the cut between them. */
+/* Two of Lloyd's steps for the magnitudes of a row: two levels, as bf16 in one word, and the codes. 0: a sum that is not
+   finite. */
+INLINE int quantize_row_int2(
+    const float *restrict row, size_t n, float least, float most, uint32_t *levels, uint8_t *restrict codes)
+{
+    float magnitudes[WIDEST], scratch[WIDEST];
+    uint8_t span[WIDEST + 4];
+    for (size_t i = 0; i < n; i++)
+        magnitudes[i] = scratch[i] = float_of(bits_of(row[i]) & 0x7FFFFFFFu);
+    float sum = folded(scratch, n), largest = float_of(largest_magnitude(row, n));
+    if (!(bits_of(sum) < INFINITE))
+        return 0;
+    float cut = sum * (float)(0.8 / (double)n) + largest * (float)(1.0 - 0.8), low = 0.0f, high = 0.0f;
+    for (int step = 0; step < 2; step++) {
+        int32_t above = 0;
+        for (size_t i = 0; i < n; i++) {
+            uint32_t mask = 0u - (uint32_t)(magnitudes[i] > cut);
+            above -= (int32_t)mask;
+            scratch[i] = float_of(bits_of(magnitudes[i]) & mask);
+        }
+        float high_sum = folded(scratch, n), low_sum = sum - high_sum;
+        int32_t below = (int32_t)n - above;
+        low = (low_sum > 0.0f ? low_sum : 0.0f) / (float)(below > 0 ? below : 1);
+        high = high_sum / (float)(above > 0 ? above : 1);
+        high = low > high ? low : high;
+        cut = (float)(((double)low + (double)high) / 2.0);
+    }
+    *levels = bf16(low, least, most) | bf16(high, least, most) << 16;
+    for (size_t i = 0; i < n; i++)
+        span[i] = (uint8_t)((uint32_t)(magnitudes[i] > cut) << 1 | bits_of(row[i]) >> 31);
+    memset(span + n, 0, 4);
+    for (size_t i = 0; i < (n + 3) / 4; i++) {
+        uint32_t four;
+        memcpy(&four, span + 4 * i, 4);
+        four |= four >> 6;
+        codes[i] = (uint8_t)(four | four >> 12);
+    }
+    return 1;
+}
+
 VECTORS int quantize_int2(
     const float *restrict x, size_t n, size_t block, float least, float most,
     unsigned char *restrict scales, uint8_t *restrict codes)
 {
     if (block > WIDEST)
         return 0;
-    float mean_part = (float)(0.8 / (double)block), largest_part = (float)(1.0 - 0.8);
     for (size_t first = 0; first < n; first += block) {
-        const float *restrict row = x + first;
-        float magnitudes[WIDEST], scratch[WIDEST];
-        uint8_t span[WIDEST + 3];
-        float largest = 0.0f;
-        for (size_t i = 0; i < block; i++) {
-            magnitudes[i] = scratch[i] = float_of(bits_of(row[i]) & 0x7FFFFFFFu);
-            largest = magnitudes[i] > largest ? magnitudes[i] : largest;
-        }
-        float sum = folded(scratch, block);
-        if (!(bits_of(sum) < INFINITE))
+        uint32_t levels;
+        int finite = block == 256 ? quantize_row_int2(x + first, 256, least, most, &levels, codes)
+                                  : quantize_row_int2(x + first, block, least, most, &levels, codes);
+        if (!finite)
             return 0;
-        float cut = sum * mean_part + largest * largest_part, low = 0.0f, high = 0.0f;
-        for (int step = 0; step < 2; step++) {
-            int32_t above = 0;
-            for (size_t i = 0; i < block; i++) {
-                above += magnitudes[i] > cut;
-                scratch[i] = magnitudes[i] > cut ? magnitudes[i] : 0.0f;
-            }
-            float high_sum = folded(scratch, block), low_sum = sum - high_sum;
-            int32_t below = (int32_t)block - above;
-            low = (low_sum > 0.0f ? low_sum : 0.0f) / (float)(below > 0 ? below : 1);
-            high = high_sum / (float)(above > 0 ? above : 1);
-            high = low > high ? low : high;
-            cut = (float)(((double)low + (double)high) / 2.0);
-        }
-        for (size_t i = 0; i < block; i++)
-            span[i] = (uint8_t)((magnitudes[i] > cut) << 1 | bits_of(row[i]) >> 31);
-        span[block] = span[block + 1] = span[block + 2] = 0;
-        uint32_t levels = bf16(low, least, most) | bf16(high, least, most) << 16;
         for (int byte = 0; byte < 4; byte++)
             *scales++ = (unsigned char)(levels >> 8 * byte);
-        for (size_t i = 0; i < block; i += 4)
-            *codes++ = (uint8_t)(span[i] | span[i + 1] << 2 | span[i + 2] << 4 | span[i + 3] << 6);
+        codes += (block + 3) / 4;
     }
     return 1;
 }

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
-from peer.outer.compress.feedback import Encoder, Residual
+from peer.outer.compress.feedback import Encoder
+from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
 from peer.outer.optimizer import OuterOptimizer, Vectors
@@ -90,7 +91,7 @@ class OuterState:
         return self.anchor[start:stop] - local[start:stop] if self.rate is None else local[start:stop].clone()
 
     def encode_contribution(
-        self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: Residual | None = None
+        self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: DeferredResidual | None = None
     ) -> list[bytes]:
         """One payload per part: the encoded pseudo-gradient of `local` (fp32 [P], CPU).
 
@@ -149,7 +150,7 @@ class OuterState:
             return self.compressor.wire_bytes(self.numel) * members
         return sum(self.compressor.wire_bytes(b - a) for a, b in parts_of(self.numel, members, self.compressor.block))
 
-    def _encode_part(self, local: Tensor, start: int, stop: int, residual: Residual | None) -> bytes:
+    def _encode_part(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> bytes:
         assert not isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are gathered, not reduced"
 
         def read(first: int, last: int) -> Tensor:

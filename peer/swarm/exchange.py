@@ -181,6 +181,7 @@ class Exchange:
                 self._budget.allow_longer(session.wire_bytes)
             raise
         await self._all_sent(session)
+        await self._work.commit()  # while what was encoded is still as it was
         self._watch.committed(session)
         return Certificate(link=link, signatures=signatures)
 
@@ -210,7 +211,7 @@ class Exchange:
             return
         if abort is not None:
             await cancel_and_wait(session.senders.values())
-        await (self._work.commit() if abort is None else self._work.revert())
+            await self._work.revert()
         self._session = None
         if abort is None and position is not None and self._rosters is not None and standing.broken is None:
             self._advance(standing, session, position)

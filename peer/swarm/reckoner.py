@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError
-from peer.outer.compress.feedback import Residual
+from peer.outer.compress.residual import Residual
 from peer.outer.recipes import Recipe
 from peer.outer.reduce import bound, reduce_range
 from peer.protocol.evidence import Reduction, Residue

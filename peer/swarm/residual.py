@@ -19,7 +19,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Read
-from peer.outer.compress.feedback import ErrorFeedback, Residual
+from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.compress.residual import Residual
 from peer.outer.fragments import cell_of
 from peer.protocol.evidence import Residue
 from peer.protocol.lineage import Certificate, Link

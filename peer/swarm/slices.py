@@ -11,8 +11,8 @@ from torch import Tensor
 
 from peer.outer.aggregate import Aggregator
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read
-from peer.outer.compress.feedback import Residual
 from peer.outer.compress.registry import compressor
+from peer.outer.compress.residual import DeferredResidual
 from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, Drop
@@ -45,11 +45,11 @@ class SliceWork(Work):
     def __init__(self, recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> None:
         super().__init__(identity, recipe)
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
-        self._lost: Residual | None = None
+        self._lost: DeferredResidual | None = None
         self._lost_in_reducing: ReducerResidual | None = None
         if recipe.feedback is not None:
             block = compressor(recipe.compressor).block
-            self._lost = Residual(recipe.feedback, numel)
+            self._lost = DeferredResidual(recipe.feedback, numel)
             self._lost_in_reducing = ReducerResidual(recipe.feedback.on_return, numel, block, identity.peer_id, chain)
 
     def feedbacks(self) -> Sequence[Feedback]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from peer.outer.compose import wire_format
-from peer.outer.compress.feedback import Encoder, Residual
+from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import compressor
+from peer.outer.compress.residual import DeferredResidual, Residual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
@@ -41,7 +42,7 @@ class RealPeer:
         self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, written)
         feedback, numel = recipe.feedback, self.local.numel()
         self.encoder = Encoder(written.codec, feedback, numel) if isinstance(written, Gathering) else None
-        self.lost = None if feedback is None else Residual(feedback, numel)
+        self.lost = None if feedback is None else DeferredResidual(feedback, numel)
         self.lost_in_reducing = None if feedback is None else Residual(feedback.on_return, numel)
 
     def train(self, steps: int = STEPS) -> float:
@@ -62,12 +63,12 @@ class RealPeer:
 
     def commit(self, update: AnyUpdate) -> str:
         foretold = self.state.preview(update)
-        self.state.apply(update, self.state.round + 1, update.digest())
-        assert self.state.digest() == foretold
-        merge_(self.local, self.local.clone(), self.state.anchor)
         for residual in (self.lost, self.lost_in_reducing, self.encoder):
             if residual is not None:
                 residual.commit()
+        self.state.apply(update, self.state.round + 1, update.digest())
+        assert self.state.digest() == foretold
+        merge_(self.local, self.local.clone(), self.state.anchor)
         return foretold
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.compress.base import GROUP_ELEMENTS, Codec, Compressor, NonFiniteError, Read, check_vector
+from peer.outer.compress.base import GROUP_ELEMENTS, Codec, NonFiniteError, check_vector
 from peer.outer.compress.threshold import Threshold
 
 
@@ -177,105 +175,3 @@ class Encoder:
         tuned = codec.tuned(vector, None if due else self.threshold)
         self.threshold = tuned.at
         return tuned
-
-
-class Residual:
-    """Error feedback for payloads that are written by ranges: the sender of a dense codec, or the reducer of a part.
-
-    `encode` may be called for several ranges of one round; `commit` and `revert` close them all, as in `Encoder`. What
-    is never touched costs no memory. With feedback on both legs the mean's own loss is fed back as well (Tang et al.
-    2019, arXiv 1905.05957).
-
-    Args:
-        feedback: decay and gain.
-        numel: elements P of the whole vector.
-        vector: what has been lost so far, fp32 [P], updated in place; nothing by default.
-
-    Attributes:
-        vector: e, fp32 [P].
-    """
-
-    def __init__(self, feedback: ErrorFeedback, numel: int, vector: Tensor | None = None) -> None:
-        self.feedback = feedback
-        self.vector = torch.zeros(numel) if vector is None else vector
-        self._saved: list[tuple[int, Tensor]] = []
-        self._taken_back: list[tuple[int, Tensor]] = []
-        self._lock = threading.RLock()  # a round may be abandoned while a thread still encodes for it
-
-    @property
-    def opened(self) -> list[tuple[int, Tensor]]:
-        """Where each range of the open round begins, and what it was before: vectors that stay as they are."""
-        return self._saved
-
-    def clear(self) -> None:
-        """Begin anew: nothing has been lost."""
-        with self._lock:
-            self.vector = torch.zeros(self.vector.numel())  # pages that nobody has touched cost nothing
-            self._saved.clear()
-            self._taken_back.clear()
-
-    def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
-        """The payload of [start, stop): e <- decay e + gain x, then e <- e - decoded.
-
-        Args:
-            compressor: what writes the payload.
-            start, stop: the range within the whole vector.
-            read: as in `Compressor.encode_ranges`, of the n = stop - start elements.
-
-        Raises:
-            NonFiniteError: x holds NaN or infinity; every range of the round is as it was before.
-        """
-        with self._lock:
-            return self._encode(compressor, start, stop, read)
-
-    def _encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
-        own, n = self.vector[start:stop], stop - start
-        self._taken_back.clear()
-        self._saved.append((start, own.clone()))
-
-        def feed(first: int, last: int) -> Tensor:
-            piece = own[first:last]
-            return piece.mul_(self.feedback.decay).add_(read(first, last), alpha=self.feedback.gain)
-
-        try:
-            payload = compressor.encode_ranges(n, feed)
-        except NonFiniteError:
-            self.revert()
-            self._taken_back.clear()
-            raise
-        step = max(1, GROUP_ELEMENTS // compressor.block) * compressor.block
-        for first in range(0, n, step):
-            last = min(first + step, n)
-            own[first:last].sub_(compressor.decode_range(payload, n, first, last, checked=True))
-        return payload
-
-    def commit(self) -> None:
-        """The round was applied."""
-        with self._lock:
-            self._saved.clear()
-            self._taken_back.clear()
-
-    def revert(self) -> None:
-        """The round was abandoned: every range is as it was before, bit for bit."""
-        with self._lock:
-            if self._saved:
-                self._taken_back = self._swap(reversed(self._saved))
-            self._saved.clear()
-
-    def restore(self) -> None:
-        """The round that was abandoned last was applied all the same, by others: every range is as it left it.
-
-        Nothing happens if there was none, or another has begun since.
-        """
-        with self._lock:
-            self._swap(reversed(self._taken_back))
-            self._taken_back.clear()
-
-    def _swap(self, ranges: Iterable[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-        """Write these; -> what they replace, in the order in which that was written."""
-        replaced = []
-        for start, values in ranges:
-            piece = self.vector[start : start + values.numel()]
-            replaced.append((start, piece.clone()))
-            piece.copy_(values)
-        return replaced

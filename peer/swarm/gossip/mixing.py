@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError, is_finite
-from peer.outer.compress.feedback import Residual
 from peer.outer.compress.identity import Fp32
+from peer.outer.compress.residual import Residual
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gossip import centre_of, drift, move_
 from peer.outer.recipes import Recipe

@@ -9,7 +9,7 @@ import torch
 
 from peer.errors import UserError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.compress.feedback import Encoder, ErrorFeedback, Residual
+from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
 from tests.outer.compress.vectors import gaussian, student_t3
 
@@ -107,28 +107,6 @@ def test_what_was_not_abandoned_or_not_last_is_not_restored() -> None:
         encoder.encode(torch.full((100,), math.nan), 2)
     encoder.restore()
     assert torch.equal(encoder.residual, after)
-
-
-def test_ranges_that_were_taken_back_are_restored_and_what_follows_is_the_same() -> None:
-    own, (x, y) = codec("int2"), (gaussian(1024), inputs(1)[0][:1024].clone())
-    plain, tried = (Residual(ErrorFeedback(decay=0.9), 1024) for _ in range(2))
-    for residual in (plain, tried):
-        for start, stop in ((0, 512), (512, 1024)):
-            residual.encode(own, start, stop, lambda a, b, start=start: x[start + a : start + b])
-    after = tried.vector.clone()
-    tried.revert()
-    assert not tried.vector.any()
-    tried.restore()
-    assert torch.equal(tried.vector, after)
-    tried.restore()
-    assert torch.equal(tried.vector, after)
-    sent = [r.encode(own, 0, 512, lambda a, b: y[a:b]) for r in (plain, tried)]
-    assert sent[0] == sent[1]
-    tried.revert()
-    tried.encode(own, 512, 1024, lambda a, b: y[512 + a : 512 + b])
-    before = tried.vector.clone()
-    tried.restore()  # another round has begun
-    assert torch.equal(tried.vector, before)
 
 
 def test_a_committed_round_stays() -> None:

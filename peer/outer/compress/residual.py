@@ -1,0 +1,212 @@
+"""Error feedback for payloads that are written by ranges: the sender of a dense codec, or the reducer of a part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from peer.outer.aggregate import add_scaled
+from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read
+from peer.outer.compress.feedback import ErrorFeedback
+
+
+class _Opened(NamedTuple):
+    """One range of a round that is under way."""
+
+    compressor: Compressor
+    start: int
+    stop: int
+    payload: bytes
+    read: Read
+
+
+class DeferredResidual:
+    """`Residual`, of what can be read again when the round is over: it then takes no memory of the vector's size.
+
+    `encode` may be called in several threads, and changes nothing; what a range leaves is computed by `commit`, or by
+    `revert`. Whatever was encoded must stay as it is until one of them has been called.
+
+    Args:
+        feedback: decay and gain.
+        numel: elements P of the whole vector.
+
+    Attributes:
+        vector: e, fp32 [P]; memory that nobody has touched costs nothing.
+    """
+
+    def __init__(self, feedback: ErrorFeedback, numel: int) -> None:
+        self.feedback = feedback
+        self.vector = torch.zeros(numel)
+        self._opened: list[_Opened] = []
+        self._taken_back: list[tuple[int, Tensor]] = []
+        self._lock = threading.Lock()  # of the lists
+
+    def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
+        """The payload of [start, stop): that of decay e + gain x.
+
+        Args:
+            compressor: what writes the payload.
+            start, stop: the range within the whole vector.
+            read: as in `Compressor.encode_ranges`, of the n = stop - start elements: new tensors, to be overwritten.
+
+        Raises:
+            NonFiniteError: x holds NaN or infinity; the round is taken back.
+        """
+        with self._lock:
+            self._taken_back.clear()
+        try:
+            payload = compressor.encode_ranges(stop - start, lambda first, last: self._fed(start, first, last, read))
+        except NonFiniteError:
+            with self._lock:
+                self._opened.clear()
+            raise
+        with self._lock:
+            self._opened.append(_Opened(compressor, start, stop, payload, read))
+        return payload
+
+    def commit(self) -> None:
+        """The round was applied: e <- decay e + gain x - decoded."""
+        with self._lock:
+            opened, self._opened = self._opened, []
+        for one in opened:
+            for first, left in self._left(one):
+                self.vector[first : first + left.numel()] = left
+
+    def revert(self) -> None:
+        """The round was abandoned: e is what it was before."""
+        with self._lock:
+            opened, self._opened = self._opened, []
+            if opened:
+                self._taken_back = [(first, left) for one in opened for first, left in self._left(one)]
+
+    def restore(self) -> None:
+        """The round that was abandoned last was applied all the same, by others: e is what it leaves.
+
+        Nothing happens if there was none, or another has begun since.
+        """
+        with self._lock:
+            for first, left in self._taken_back:
+                self.vector[first : first + left.numel()] = left
+            self._taken_back.clear()
+
+    def _fed(self, offset: int, first: int, last: int, read: Read) -> Tensor:
+        x, own = read(first, last), self.vector[offset + first : offset + last]
+        if self.feedback.gain != 1.0:
+            return (own * self.feedback.decay).add_(x, alpha=self.feedback.gain)
+        add_scaled(x, own, self.feedback.decay)
+        return x
+
+    def _left(self, one: _Opened) -> Iterator[tuple[int, Tensor]]:
+        """What the range leaves, piece by piece: (where, values)."""
+        n = one.stop - one.start
+        step = max(1, GROUP_ELEMENTS // one.compressor.block) * one.compressor.block
+        for first in range(0, n, step):
+            last = min(first + step, n)
+            decoded = one.compressor.decode_range(one.payload, n, first, last, checked=True)
+            yield one.start + first, self._fed(one.start, first, last, one.read).sub_(decoded)
+
+
+class Residual:
+    """Error feedback for payloads that are written by ranges, which need not be read again.
+
+    `encode` may be called for several ranges of one round; `commit` and `revert` close them all, as in `Encoder`. What
+    is never touched costs no memory. With feedback on both legs the mean's own loss is fed back as well (Tang et al.
+    2019, arXiv 1905.05957).
+
+    Args:
+        feedback: decay and gain.
+        numel: elements P of the whole vector.
+        vector: what has been lost so far, fp32 [P], updated in place; nothing by default.
+
+    Attributes:
+        vector: e, fp32 [P].
+    """
+
+    def __init__(self, feedback: ErrorFeedback, numel: int, vector: Tensor | None = None) -> None:
+        self.feedback = feedback
+        self.vector = torch.zeros(numel) if vector is None else vector
+        self._saved: list[tuple[int, Tensor]] = []
+        self._taken_back: list[tuple[int, Tensor]] = []
+        self._lock = threading.RLock()  # a round may be abandoned while a thread still encodes for it
+
+    @property
+    def opened(self) -> list[tuple[int, Tensor]]:
+        """Where each range of the open round begins, and what it was before: vectors that stay as they are."""
+        return self._saved
+
+    def clear(self) -> None:
+        """Begin anew: nothing has been lost."""
+        with self._lock:
+            self.vector = torch.zeros(self.vector.numel())  # pages that nobody has touched cost nothing
+            self._saved.clear()
+            self._taken_back.clear()
+
+    def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
+        """The payload of [start, stop): e <- decay e + gain x, then e <- e - decoded.
+
+        Args:
+            compressor: what writes the payload.
+            start, stop: the range within the whole vector.
+            read: as in `Compressor.encode_ranges`, of the n = stop - start elements.
+
+        Raises:
+            NonFiniteError: x holds NaN or infinity; every range of the round is as it was before.
+        """
+        with self._lock:
+            return self._encode(compressor, start, stop, read)
+
+    def _encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
+        own, n = self.vector[start:stop], stop - start
+        self._taken_back.clear()
+        self._saved.append((start, own.clone()))
+
+        def feed(first: int, last: int) -> Tensor:
+            piece = own[first:last]
+            return piece.mul_(self.feedback.decay).add_(read(first, last), alpha=self.feedback.gain)
+
+        try:
+            payload = compressor.encode_ranges(n, feed)
+        except NonFiniteError:
+            self.revert()
+            self._taken_back.clear()
+            raise
+        step = max(1, GROUP_ELEMENTS // compressor.block) * compressor.block
+        for first in range(0, n, step):
+            last = min(first + step, n)
+            own[first:last].sub_(compressor.decode_range(payload, n, first, last, checked=True))
+        return payload
+
+    def commit(self) -> None:
+        """The round was applied."""
+        with self._lock:
+            self._saved.clear()
+            self._taken_back.clear()
+
+    def revert(self) -> None:
+        """The round was abandoned: every range is as it was before, bit for bit."""
+        with self._lock:
+            if self._saved:
+                self._taken_back = self._swap(reversed(self._saved))
+            self._saved.clear()
+
+    def restore(self) -> None:
+        """The round that was abandoned last was applied all the same, by others: every range is as it left it.
+
+        Nothing happens if there was none, or another has begun since.
+        """
+        with self._lock:
+            self._swap(reversed(self._taken_back))
+            self._taken_back.clear()
+
+    def _swap(self, ranges: Iterable[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+        """Write these; -> what they replace, in the order in which that was written."""
+        replaced = []
+        for start, values in ranges:
+            piece = self.vector[start : start + values.numel()]
+            replaced.append((start, piece.clone()))
+            piece.copy_(values)
+        return replaced

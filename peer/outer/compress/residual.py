@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from peer.outer.aggregate import add_scaled
-from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read
+from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read, groups
 from peer.outer.compress.feedback import ErrorFeedback
 
 
@@ -73,15 +73,17 @@ class DeferredResidual:
         with self._lock:
             opened, self._opened = self._opened, []
         for one in opened:
-            for first, left in self._left(one):
-                self.vector[first : first + left.numel()] = left
+            self._leave(one, self.vector[one.start : one.stop])
 
     def revert(self) -> None:
         """The round was abandoned: e is what it was before."""
         with self._lock:
             opened, self._opened = self._opened, []
             if opened:
-                self._taken_back = [(first, left) for one in opened for first, left in self._left(one)]
+                left = [(one, torch.empty(one.stop - one.start)) for one in opened]
+                for one, values in left:
+                    self._leave(one, values)
+                self._taken_back = [(one.start, values) for one, values in left]
 
     def restore(self) -> None:
         """The round that was abandoned last was applied all the same, by others: e is what it leaves.
@@ -89,8 +91,8 @@ class DeferredResidual:
         Nothing happens if there was none, or another has begun since.
         """
         with self._lock:
-            for first, left in self._taken_back:
-                self.vector[first : first + left.numel()] = left
+            for start, values in self._taken_back:
+                self.vector[start : start + values.numel()] = values
             self._taken_back.clear()
 
     def _fed(self, offset: int, first: int, last: int, read: Read) -> Tensor:
@@ -100,14 +102,13 @@ class DeferredResidual:
         add_scaled(x, own, self.feedback.decay)
         return x
 
-    def _left(self, one: _Opened) -> Iterator[tuple[int, Tensor]]:
-        """What the range leaves, piece by piece: (where, values)."""
-        n = one.stop - one.start
-        step = max(1, GROUP_ELEMENTS // one.compressor.block) * one.compressor.block
-        for first in range(0, n, step):
-            last = min(first + step, n)
-            decoded = one.compressor.decode_range(one.payload, n, first, last, checked=True)
-            yield one.start + first, self._fed(one.start, first, last, one.read).sub_(decoded)
+    def _leave(self, one: _Opened, out: Tensor) -> None:
+        """Write what the range leaves: fp32 [stop - start], which may be where the residual lies."""
+        n, scratch = one.stop - one.start, torch.empty(min(GROUP_ELEMENTS, one.stop - one.start))
+        for first, last in groups(0, n, one.compressor.block, GROUP_ELEMENTS):
+            decoded = scratch[: last - first]
+            one.compressor.decode_range(one.payload, n, first, last, decoded, checked=True)
+            torch.sub(self._fed(one.start, first, last, one.read), decoded, out=out[first:last])
 
 
 class Residual:

@@ -63,7 +63,7 @@ class Workshop:
     def reduce(self, roster, lie=None):
         """What the reducer makes of its part, signed; `lie` changes the mean of its first unit.
 
-        Nothing is settled: see `commit` and `abandon`.
+        Whether it counts is open: see `commit`; `residual.revert` takes it back.
         """
         members = tuple(Member(peer_id=one.peer_id, tokens=self.rng.randint(1, 99)) for one in roster)
         group = hashlib.sha256(self.rng.randbytes(8)).hexdigest()

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -90,6 +91,7 @@ class FlatLayout:
             yield parameter.detach(), flat[offset : offset + parameter.numel()].view(shape)
 
 
+@lru_cache(maxsize=256)  # auditors ask for every round since a reducer came
 def parts_of(numel: int, count: int, block: int) -> tuple[tuple[int, int], ...]:
     """[start, stop) of each of the parts that so many members reduce; whole cells, as `partition` cuts them."""
     return partition(numel, count, cell_of(numel, block))

@@ -11,7 +11,7 @@ from peer.protocol.manifest import Digest, Spec
 from peer.protocol.records import MAX_RECORD_BYTES, Count
 from peer.protocol.statements import Sitting
 
-MAX_EVIDENCE_BYTES = 128 * 1024
+MAX_EVIDENCE_BYTES = 256 * 1024
 MAX_UNITS = 2**20
 MAX_PATH = 20
 SealedHex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_RECORD_BYTES)]
@@ -59,7 +59,7 @@ class Residue(Spec):
     """What a reducer signed of its residual, about one unit of its part.
 
     Attributes:
-        since, root: what `peer.protocol.statements.residual_of` digests.
+        since, root: what `peer.protocol.statements.residual_of` digests, besides the bounds of the part.
         path: from the unit's cells, after the round, to that root.
         carried: for each earlier round that had left it with some of the unit's cells, in the order of these: the path
             from them to what it signed then.
@@ -68,7 +68,7 @@ class Residue(Spec):
     since: Count
     root: Digest
     path: Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)]
-    carried: Annotated[tuple[Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)], ...], Field(max_length=64)]
+    carried: Annotated[tuple[Annotated[tuple[Digest, ...], Field(max_length=2 * MAX_PATH)], ...], Field(max_length=128)]
 
 
 class Reduction(Spec):

@@ -186,17 +186,19 @@ def inputs_of(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
     return hasher.digest()
 
 
-def residual_of(since: int, root: bytes) -> bytes:
+def residual_of(since: int, part: tuple[int, int], root: bytes) -> bytes:
     """The digest of a reducer's residual of its part after a round.
 
     Args:
         since: the round before which it was zero: where the reducer had none, or could not keep it.
+        part: its first element, and the one behind its last.
         root: over its cells.
     """
-    return hashlib.sha256(b"atoll-residual-1" + since.to_bytes(8, "big") + root).digest()
+    numbers = b"".join(number.to_bytes(8, "big") for number in (since, *part))
+    return hashlib.sha256(b"atoll-residual-1" + numbers + root).digest()
 
 
-NO_RESIDUAL = residual_of(0, root_of(()))
+NO_RESIDUAL = residual_of(0, (0, 0), root_of(()))
 
 
 def seal_reduced(

@@ -91,7 +91,10 @@ class Judge:
             raise NoEvidenceError("of a residual where there is none, or none where there is one")
         entries = [(_climb(unit, reduction.unit, count), _signature(unit)) for unit in reduction.inputs]
         outputs = _climb(reduction.output, reduction.unit, count)
-        left = NO_RESIDUAL if residue is None else residual_of(residue.since, bytes.fromhex(residue.root))
+        left = NO_RESIDUAL
+        if residue is not None:
+            part = self.reckoner.part(len(sitting.members), place)
+            left = residual_of(residue.since, part, bytes.fromhex(residue.root))
         seal = ReducedSeal(inputs_of(entries), left, _signature(reduction.output))
         if not has_reduced(sitting, reduction.reducer, outputs, seal):
             raise NoEvidenceError("the reducer has not signed this")
@@ -138,7 +141,11 @@ class Judge:
             if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(unit)):
                 return Verdict(finding.reducer, f"reduced what {member.peer_id} never signed, {what}")
         if not self.reckoner.can_audit(len(sitting.members), place):
-            raise NoEvidenceError("reductions of this recipe cannot be recomputed to the bit")
+            raise NoEvidenceError("units of that size cannot be shown")
+        if finding.residue is not None:
+            if finding.residue.since > sitting.round:
+                return Verdict(finding.reducer, f"signed a residual that begins later, {what}")
+            self.reckoner.origins(finding, finding.residue)
         if payloads is None:
             raise _PayloadsMissingError("nothing without the payloads")
         if [len(payload) for payload in payloads] != self.reckoner.sizes(len(sitting.members), place, finding.unit):

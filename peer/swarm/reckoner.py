@@ -16,7 +16,7 @@ from peer.outer.reduce import bound, reduce_range
 from peer.protocol.evidence import Reduction, Residue
 from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
 from peer.swarm.cut import GatheredCut, ReducedCut
-from peer.swarm.residual import Chain, leaves_of, origins, split
+from peer.swarm.residual import Chain, Origin, leaves_of, origins, split
 from peer.swarm.verdict import ElsewhereError, NoEvidenceError
 
 MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memory
@@ -56,6 +56,10 @@ class Reckoner:
         start, stop = self.cut.slices(members, place)[unit]
         return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // self._reduced.cell)]
 
+    def part(self, members: int, place: int) -> tuple[int, int]:
+        """[start, stop) of what that member reduces."""
+        return self._reduced.bounds(members)[place]
+
     @property
     def _reduced(self) -> ReducedCut:
         assert isinstance(self.cut, ReducedCut), "of gathered payloads nothing is reduced"
@@ -76,7 +80,7 @@ class Reckoner:
         start, stop = self.cut.slices(members, place)[finding.unit]
         before = after = None
         if residue is not None:
-            before = self._before(finding, residue, start, stop, payloads[-2])
+            before = self._before(finding, residue, start, payloads[-2])
             after = self._after(finding, residue, start, payloads[-1])
         weights = [member.tokens for member in sitting.members]
         reduced = self.recompute(payloads[:members], weights, start, stop, before)
@@ -86,14 +90,27 @@ class Reckoner:
             return "kept another residual than it was left with"
         return None
 
-    def _before(self, finding: Reduction, residue: Residue, start: int, stop: int, payload: Payload) -> Tensor:
-        """The residual of [start, stop) that the reducer had to carry on from: what it shows, if that is it."""
+    def origins(self, finding: Reduction, residue: Residue) -> list[Origin]:
+        """Where the reducer had to carry on from, in its unit.
+
+        Raises:
+            ElsewhereError: it is not about this peer's lineage.
+            NoEvidenceError: not one path for each of them.
+        """
         sitting, chain = finding.sitting, self.chain()[: finding.sitting.round]
         if len(chain) < sitting.round or (chain and chain[-1].link.id != sitting.parent):
             raise ElsewhereError(f"round {sitting.round + 1} of {sitting.parent[:12]} is not in this lineage")
+        unit = self.cut.slices(len(sitting.members), sitting.place(finding.reducer))[finding.unit]
+        found = origins(chain, finding.reducer, residue.since, *unit, self._reduced.bounds)
+        if len(residue.carried) != sum(origin.link is not None for origin in found):
+            raise NoEvidenceError(f"{len(residue.carried)} paths are not those from where the residual is")
+        return found
+
+    def _before(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> Tensor:
+        """The residual from `start` on that the reducer had to carry on from: what it shows, if that is it."""
         values = torch.from_numpy(np.frombuffer(payload, "<f4").astype(np.float32))
         paths = iter(residue.carried)
-        for origin in origins(chain, finding.reducer, residue.since, start, stop, self._reduced.bounds):
+        for origin in self.origins(finding, residue):
             own = values[origin.start - start : origin.stop - start]
             if origin.link is None:
                 if own.view(torch.int32).any():
@@ -102,13 +119,11 @@ class Reckoner:
             place = origin.link.place(finding.reducer)
             assert place is not None, "it has no seat where it was left with something"
             first, last = self._reduced.bounds(len(origin.link.roster))[place]
-            path = map(bytes.fromhex, next(paths, ()))
+            path = map(bytes.fromhex, next(paths))
             cells = leaves_of(own, self._reduced.cell), (origin.start - first) // self._reduced.cell
             root = climb(*cells, -(-(last - first) // self._reduced.cell), path)
-            if residual_of(residue.since, root).hex() not in origin.link.residuals[place : place + 1]:
+            if residual_of(residue.since, (first, last), root).hex() not in origin.link.residuals[place : place + 1]:
                 raise NoEvidenceError("a residual that the reducer was not left with")
-        if next(paths, None) is not None:
-            raise NoEvidenceError("more paths than the residual has origins")
         return values
 
     def _after(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> list[bytes]:

@@ -91,7 +91,7 @@ class Attempt:
 
     Attributes:
         round, since: where it happened, and since when the residual has been kept.
-        start: the first element of the part.
+        start, stop: the part, in elements.
         cell: elements of a cell.
         earlier: for each cell of the part, the round that had left it; None: it was zero.
         leaves: of each cell, afterwards.
@@ -102,6 +102,7 @@ class Attempt:
     round: int
     since: int
     start: int
+    stop: int
     cell: int
     earlier: Sequence[Left | None]
     leaves: list[bytes] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Attempt:
     @cached_property
     def digest(self) -> bytes:
         """What the reducer signs, once all units are reduced."""
-        return residual_of(self.since, root_of(self.leaves))
+        return residual_of(self.since, (self.start, self.stop), root_of(self.leaves))
 
     @property
     def nbytes(self) -> int:
@@ -171,9 +172,10 @@ class ReducerResidual:
         chain = self._chain()
         if self._since < 0 or not self._agrees(chain):
             self._begin_anew(len(chain))
+        self._residual.commit()  # nothing of earlier attempts can count any more
         self._known = len(chain), chain[-1].link.id if chain else ""
         earlier = tuple(self._left[self._cells(start, stop)])
-        self._attempt = Attempt(len(chain), self._since, start, self._cell, earlier)
+        self._attempt = Attempt(len(chain), self._since, start, stop, self._cell, earlier)
         self._keep = keep
         return self._attempt
 
@@ -232,8 +234,8 @@ class ReducerResidual:
     def _begin_anew(self, round: int) -> None:
         if any(left is not None for left in self._left):
             log.info("round %d: what this peer's reductions had lost is not in this lineage: it begins anew", round + 1)
-            self._residual.clear()
-            self._left = [None] * len(self._left)
+        self._residual.clear()
+        self._left = [None] * len(self._left)
         self._since = round
 
     def _cells(self, start: int, stop: int) -> slice:

@@ -134,9 +134,17 @@ def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Se
     return Kept(sitting, me, [[] for _ in signatures], signatures, outputs.digests, own, ())
 
 
-def hear(sitting: Sitting, seals: Mapping[str, ReducedSeal], leaves: Mapping[str, Leaves]) -> Heard:
-    """Check the reducers' signatures over the parts that have come; raises MalformedError."""
+def hear(
+    sitting: Sitting, seals: Mapping[str, ReducedSeal], leaves: Mapping[str, Leaves], residuals: bool
+) -> Heard:
+    """Check the reducers' signatures over the parts that have come; raises MalformedError.
+
+    Args:
+        residuals: whether a reducer has one.
+    """
     for peer_id, seal in seals.items():
+        if not residuals and seal.residual != NO_RESIDUAL:
+            raise MalformedError("it signed a residual where there is none", peer_id)
         if not has_reduced(sitting, peer_id, root_of(leaves[peer_id].digests), seal):
             raise MalformedError("its signature is not that of the reduced part", peer_id)
     return Heard(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

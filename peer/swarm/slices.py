@@ -102,9 +102,14 @@ class SliceWork(Work):
         session.own_seal.set_result(shown.seal)
         return Produced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
 
+    @property
+    def reducers_feed_back(self) -> bool:
+        """See `Work.reducers_feed_back`."""
+        return self._lost_in_reducing is not None
+
     def residuals(self, session: Session) -> tuple[str, ...]:
         """See `Work.residuals`."""
-        if self._lost_in_reducing is None:
+        if not self.reducers_feed_back:
             return ()
         seals = {peer_id: inbox.signed for peer_id, inbox in session.inboxes.items()}
         return tuple(seals.get(peer_id, session.own_seal).result().residual.hex() for peer_id in session.order)

@@ -116,8 +116,10 @@ class Spreading:
         try:
             _, body = await asyncio.wait_for(stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}), ANSWER_TIMEOUT_S)
             await asyncio.wait_for(self._hear(stream, parse_json(Evidence, body)), OFFER_TIMEOUT_S)
-        except ElsewhereError as error:
+        except ElsewhereError as error:  # another time: it may get there, or be about to
             log.info("%s offers evidence that this peer cannot judge: %s", remote, error)
+            await stream.send(Kind.BUSY)
+            return
         except NoEvidenceError as error:
             self._on_false(remote, f"offered evidence that shows nothing: {error}")
         finally:

@@ -98,6 +98,11 @@ class Work(ABC):
         malformed.
         """
 
+    @property
+    def reducers_feed_back(self) -> bool:
+        """Whether a reducer has a residual."""
+        return False
+
     def residuals(self, session: Session) -> tuple[str, ...]:  # noqa: ARG002
         """What each reducer has signed of its residual, in roster order; none without error feedback of reducers."""
         return ()
@@ -158,7 +163,7 @@ class Work(ABC):
                     body = memoryview(session.inboxes[peer_id].reduced.result())
                     leaves[peer_id].add(body[position : position + size])
                     position += size
-            return hear(session.sitting.result(), seals, leaves)
+            return hear(session.sitting.result(), seals, leaves, self.reducers_feed_back)
 
         return await self.in_thread(work)
 

@@ -10,6 +10,7 @@ from peer.errors import ProtocolError
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Member
 from peer.protocol.statements import (
+    NO_RESIDUAL,
     REDUCED_SEAL_BYTES,
     SEAL_BYTES,
     Leaves,
@@ -92,7 +93,7 @@ def test_a_signature_holds_for_one_reducer_one_signer_and_one_kind() -> None:
     assert not has_sent(here, OTHER.peer_id, OTHER.peer_id, root, sent.signature)
     assert not has_sent(here, ONE.peer_id, OTHER.peer_id, root, reduced.signature)
     assert not has_reduced(here, OTHER.peer_id, root, reduced)
-    assert not has_reduced(here, ONE.peer_id, root, reduced._replace(residual=residual_of(1, root)))
+    assert not has_reduced(here, ONE.peer_id, root, reduced._replace(residual=residual_of(1, (0, 9), root)))
     with pytest.raises(ProtocolError, match="no seat"):
         has_sent(here, ONE.peer_id, "somebody", root, sent.signature)
 
@@ -101,11 +102,11 @@ def test_seals_have_one_length() -> None:
     seal = seal_sent(ONE, sitting(), OTHER.peer_id, root_of([]))
     assert len(seal.body) == SEAL_BYTES
     assert Seal.parse(seal.body) == seal
-    reduced = seal_reduced(ONE, sitting(), root_of([]), root_of([]), residual_of(7, root_of(leaves_of(2))))
+    reduced = seal_reduced(ONE, sitting(), root_of([]), root_of([]), residual_of(7, (0, 9), root_of(leaves_of(2))))
     assert len(reduced.body) == REDUCED_SEAL_BYTES
     assert ReducedSeal.parse(reduced.body) == reduced
 
 
-def test_a_residual_that_began_anew_is_another_one() -> None:
-    root = root_of(leaves_of(2))
-    assert len({residual_of(since, root) for since in (0, 1, 256)} | {residual_of(0, root_of([]))}) == 4
+def test_the_same_residual_since_another_round_or_of_another_part_is_another_one() -> None:
+    root, parts = root_of(leaves_of(2)), [(0, 9), (0, 10), (1, 9)]
+    assert len({residual_of(since, part, root) for since in (0, 1, 256) for part in parts} | {NO_RESIDUAL}) == 10

@@ -100,6 +100,11 @@ async def test_evidence_against_a_reducer_with_error_feedback_spreads(network, t
     del circle.seats[3].chain[1:]  # it cannot judge, and blames nobody for it
     await circle.seats[1].guard.take(await audit(circle, 1, 0, 0))
     await until(lambda: circle.seats[2].guard.banned(culprit), 30.0)
-    await until(lambda: "offers evidence that this peer cannot judge" in caplog.text, 30.0)
+    offers = f"{circle.seats[1].peer_id} offers evidence that this peer cannot judge"
+    spreading, told = circle.seats[1].guard._spreading, (circle.seats[3].peer_id, culprit)
+    await until(lambda: offers in caplog.text and told not in spreading._told, 30.0)
     assert not circle.seats[3].guard.banned(culprit)
-    assert not any(circle.seats[3].guard.refuses(seat.peer_id) for seat in circle.seats)
+    circle.seats[3].chain[:] = circle.seats[1].chain  # it is told again, once it is there
+    await spreading.tell([circle.seats[3].peer_id], [culprit])
+    await until(lambda: circle.seats[3].guard.banned(culprit), 30.0)
+    assert not any(circle.seats[3].guard.refuses(seat.peer_id) for seat in circle.seats[1:])

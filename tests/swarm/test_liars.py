@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,24 @@ async def test_a_reducer_that_tells_two_results_is_banned_when_members_compare_t
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
     assert "told two results in round 2" in one.guard.bans.deed(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
+
+
+async def test_a_residual_where_there_is_none_ends_the_round_and_counts_against_its_signer(network, tmp_path):
+    """Or nothing that it reduced could be shown to be false: evidence is of what recipes without feedback sign."""
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    liar, one, _ = circle.seats
+    sign = liar.exchange._work.sign
+
+    async def another(session, leaves, outputs, payloads, residual):
+        kept = await sign(session, leaves, outputs, payloads, residual)
+        roots = kept.seal.inputs, root_of(kept.outputs), bytes(32)
+        return replace(kept, seal=seal_reduced(liar.node.identity, kept.sitting, *roots))
+
+    liar.exchange._work.sign = another
+    outcomes = await one_round(circle)
+    assert (outcomes[1].culprit, outcomes[1].reason) == (liar.peer_id, "it signed a residual where there is none")
+    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
 
 
 async def test_whoever_shows_two_results_in_an_audit_is_convicted_too(network, tmp_path):

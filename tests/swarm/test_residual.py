@@ -183,6 +183,43 @@ def test_who_says_that_it_begins_anew_begins_with_zeros():
         shop.judge.judge(evidence, payloads)
 
 
+def test_who_signs_that_its_residual_begins_later_is_convicted():
+    """Or its beginning anew, round after round, would be seen by nobody."""
+    shop = Workshop(7)
+    committed(shop, 3, others=3)
+    begin = shop.residual.begin
+
+    def later(*arguments, **options):
+        attempt = begin(*arguments, **options)
+        attempt.since = 2**53 - 1
+        return attempt
+
+    shop.residual.begin = later
+    evidence, _ = shop.evidence(shop.reduce(shop.gather(others=3)), 0)
+    assert "signed a residual that begins later, in round 4, unit 0" in shop.judge.judge(evidence).deed
+
+
+def test_a_part_without_a_cell_restores_nothing_of_another_attempt():
+    """Where a model has fewer cells than a round has members."""
+    shop = Workshop(10, numel=300, elements=512)  # two cells
+    committed(shop, 6, others=1)
+    shop.reduce(shop.gather(others=1))
+    shop.residual.revert()
+    roster = next(roster for roster in iter(lambda: shop.gather(others=5), None) if _part(shop, roster) == 0)
+    kept = shop.reduce(roster)
+    shop.residual.revert()
+    shop.link(roster, kept)  # the others had a certificate
+    kept = shop.reduce(shop.gather(others=1))
+    for unit in shop.units(kept):
+        with pytest.raises(RightError):
+            shop.judge.judge(*shop.evidence(kept, unit))
+
+
+def _part(shop, roster):
+    start, stop = shop.cut.bounds(len(roster))[roster.index(shop.me)]
+    return stop - start
+
+
 def altered(document, payloads):
     """Forgeries of evidence against an honest reducer, or a guilty one: each differs from it in one thing."""
     finding, residue = document["finding"], document["finding"]["residue"]
@@ -229,8 +266,9 @@ def test_evidence_convinces_whoever_has_the_chain_and_nobody_judges_another_line
     with pytest.raises(ElsewhereError):
         shop.judge.judge(evidence, payloads)
     shop.link(shop.gather())
-    with pytest.raises(ElsewhereError):
-        shop.judge.judge(evidence, payloads)
+    for ask in (shop.judge.judge, shop.judge.needs):  # whoever offers it need not send any payloads
+        with pytest.raises(ElsewhereError):
+            ask(evidence)
     shop.chain = chain
     for _ in range(3):
         shop.link(shop.gather())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +13,8 @@ from hivemind.utils import MSGPackSerializer
 
 from peer.errors import ProtocolError, UserError
 from peer.explain.journal import ROUNDS_FILE, JournalReader
-from peer.outer.compress.base import Payload
-from peer.outer.compress.registry import compressor
 from peer.outer.record import RoundRecord
-from peer.outer.update import Update
 from peer.protocol.address import parse_host_address, parse_peer_address
-from peer.protocol.evidence import Evidence
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain
 from peer.protocol.manifest import RoundSpec, RunManifest, Spec, parse_manifest
@@ -66,39 +59,11 @@ from peer.swarm.partial import PartialFile
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage, Rosters
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.validator import SealedRecordValidator
-from peer.swarm.verdict import RightError
-from tests.swarm.runs import RUN, Run, contributions, make_state, reduce_all
-from tests.swarm.workshop import Workshop
+from tests.network.chaos.parser import Parser
+from tests.network.chaos.payloads import evidence, payloads
+from tests.swarm.runs import RUN, Run
 
 NOW = 1.8e9
-CODECS = ("int8", "fp32", "fp16", "bf16", "int4", "fp4", "int2", "sign")
-ELEMENTS = 300
-
-
-@dataclass(frozen=True)
-class Parser:
-    """One parser.
-
-    Attributes:
-        name: in the report.
-        parse: bytes -> what was understood (not None), or raises one of `refuses`.
-        valid: inputs that it accepts.
-        signed: nothing but the meaning of a valid input may ever be accepted.
-        share: of all inputs, relative to the others: the slow ones get fewer.
-        meanings: of the valid inputs.
-    """
-
-    name: str
-    parse: Callable[[bytes], Any]
-    valid: tuple[bytes, ...]
-    signed: bool = False
-    share: float = 1.0
-    refuses: tuple[type[Exception], ...] = (ProtocolError,)
-    meanings: frozenset[Hashable] = field(init=False)
-
-    def __post_init__(self) -> None:
-        meanings = frozenset(self.parse(valid) for valid in self.valid) if self.signed else frozenset()
-        object.__setattr__(self, "meanings", meanings)
 
 
 def parsers(seed: int, folder: Path) -> list[Parser]:
@@ -110,7 +75,7 @@ def parsers(seed: int, folder: Path) -> list[Parser]:
     torch.manual_seed(seed)
     run = Run(folder).commit(3)
     signed = [*_signed(), *_certified(run), *_manifests()]
-    return [*_messages(run), *signed, *_payloads(), *_evidence(seed), *_files(run, folder), *_addresses()]
+    return [*_messages(run), *signed, *payloads(), *evidence(seed), *_files(run, folder), *_addresses()]
 
 
 def _messages(run: Run) -> list[Parser]:
@@ -250,62 +215,6 @@ def _manifests() -> list[Parser]:
         Parser("manifest, signed bytes", signed_bytes, (zlib.compress(canonical, 9),), share=0.4, refuses=refuses),
         Parser("manifest, JSON", lambda data: parse_json(RunManifest, data), (canonical,), share=0.5),
     ]  # fmt: skip
-
-
-def _payloads() -> list[Parser]:
-    """Encoded parts of contributions and updates: whatever is accepted must be finite."""
-    vector = 0.01 * torch.randn(ELEMENTS)
-
-    def decoder(name: str) -> Callable[[bytes], Any]:
-        codec = compressor(name)
-
-        def decode(data: bytes) -> Any:
-            values = codec.decode(data, ELEMENTS)
-            if not bool(values.isfinite().all()) or values.shape != (ELEMENTS,):
-                raise AssertionError(f"{name} let through what is not finite")
-            return True
-
-        return decode
-
-    found = [
-        Parser(f"payload {name}", decoder(name), (compressor(name).encode(vector),), share=0.3) for name in CODECS
-    ]
-    state = make_state(ELEMENTS)
-
-    def update(data: bytes) -> Any:
-        return Update.split(data, ELEMENTS, 2, state.compressor).digest()
-
-    whole = reduce_all(state, contributions(state, 2, 1), [1, 1]).payload
-    return [*found, Parser("update", update, (whole,), share=0.5)]
-
-
-def _evidence(seed: int) -> list[Parser]:
-    """What is said and shown of an honest reducer with error feedback: it must convict nobody."""
-    shop = Workshop(seed, numel=1500, elements=512)
-    for _ in range(4):
-        roster = shop.gather(others=2)
-        shop.commit(roster, shop.reduce(roster))
-    evidence, payloads = shop.evidence(shop.reduce(shop.gather(others=2)), 0)
-    sizes = [len(payload) for payload in payloads]
-
-    def judged(document: Evidence, shown: Sequence[Payload]) -> Any:
-        try:
-            verdict = shop.judge.judge(document, shown)
-        except RightError:
-            return True
-        raise AssertionError(f"an honest reducer is convicted: it {verdict.deed}")
-
-    def said(data: bytes) -> Any:
-        return judged(parse_json(Evidence, data), payloads)
-
-    def shown(data: bytes) -> Any:
-        ends = list(itertools.accumulate(sizes))
-        return judged(evidence, [data[end - size : end] for end, size in zip(ends, sizes, strict=True)])
-
-    return [
-        Parser("evidence", said, (dump_json(evidence),), share=0.2),
-        Parser("what an audit shows", shown, (b"".join(payloads),), share=0.1),
-    ]
 
 
 def _files(run: Run, folder: Path) -> list[Parser]:

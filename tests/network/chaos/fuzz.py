@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.network.chaos.corpus import Parser, parsers
+from tests.network.chaos.corpus import parsers
 from tests.network.chaos.observe import process
+from tests.network.chaos.parser import Parser
 
 HANG_S = 1.0  # of processor time: a busy machine is no hang
 GIVE_UP_S = 60.0

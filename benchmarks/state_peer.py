@@ -61,7 +61,9 @@ class StatePeer:
         self.keeper = self._new_keeper("0")
         rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
         self.rosters = Rosters(node.identity, RUN, rounds, rule)
-        self.exchange = Exchange(node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters)
+        self.exchange = Exchange(
+            node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters, chain=lambda: self.keeper.history.chain
+        )
         self.group: Group | None = None
         self.phases: list[dict[str, float]] = []  # seconds of each round
         self._sequence = self._fetches = 0

@@ -74,8 +74,9 @@ class Exchange:
         rosters: Rosters | None = None,
         on_join: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
-        chain: Chain = tuple,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        chain: Chain,
     ) -> None:
         self._work: Work = (
             SliceWork(recipe, numel, node.identity, chain)

@@ -74,7 +74,7 @@ class Rounds:
         )  # fmt: skip
         self._exchange = Exchange(
             node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel, rosters,
-            self._matchmaker.gathering, self._guard, lambda: keeper.history.chain,
+            self._matchmaker.gathering, self._guard, chain=lambda: keeper.history.chain,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._following = Following(

@@ -96,7 +96,10 @@ class Spreading:
 
     async def _hand_over(self, stream: Stream, culprit: str) -> bool:
         proof = self._bans.proof(culprit)
-        needed = await asyncio.to_thread(self._judge.needs, proof.evidence)
+        try:
+            needed = await asyncio.to_thread(self._judge.needs, proof.evidence)
+        except ElsewhereError:
+            return True  # of a lineage that this peer has left: it can show nothing by it any more
         if needed and proof.payloads is None:
             return True
         await stream.send(Kind.EVIDENCE, dump_json(proof.evidence))

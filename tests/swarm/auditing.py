@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+from tests.swarm.liars import TAMPERINGS
+
 
 def lies(circle, index, tampering):
     """Let one seat reduce with another aggregator than it says."""
@@ -20,3 +24,19 @@ def units_of(circle, index, reducer):
 async def audit(circle, auditor, reducer, unit):
     seat = circle.seats[auditor]
     return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, unit)
+
+
+async def tampered_rounds(circle, liar, count, seed):
+    """Rounds of three of which the first falsifies one unit each, as `liar`; -> (of these found, others accused)."""
+    rng, caught, accused = random.Random(seed), 0, 0
+    for trial in range(count):
+        unit = rng.randrange(2)
+        liar.lies[len(liar.calls) + unit] = rng.choice(list(TAMPERINGS))
+        await circle.round()
+        assert units_of(circle, 1, 0) == 2
+        result = await audit(circle, 1 + trial % 2, 0, unit)
+        caught += result.outcome == "false"
+        assert result.found is None or result.found.verdict.culprit == circle.seats[0].peer_id
+        others = [(2 - trial % 2, 0, 1 - unit), (1, 2, unit), (2, 1, unit)]
+        accused += sum([(await audit(circle, *one)).outcome != "right" for one in others])
+    return caught, accused

@@ -51,7 +51,7 @@ class Seat:
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
         self.exchange = Exchange(
-            node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard, lambda: self.chain
+            node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard, chain=lambda: self.chain
         )
         self.weight = 0
         self.streams = 0

@@ -25,7 +25,7 @@ class Table:
     def __init__(self, network, count, *, timeout_s=10.0, numel=2000, codec="int8", recipe=RECIPE):
         self.nodes = [network.node() for _ in range(count)]
         self.states = [make_state(numel, codec) for _ in range(count)]
-        self.exchanges = [Exchange(node, RUN, timeout_s, recipe, numel) for node in self.nodes]
+        self.exchanges = [Exchange(node, RUN, timeout_s, recipe, numel, chain=list) for node in self.nodes]
         self.weights = [100 * (index + 1) for index in range(count)]
         self.locals = contributions(self.states[0], count, seed=1)
         parent = self.states[0].lineage_id

@@ -23,10 +23,10 @@ from peer.swarm.reckoner import Reckoner
 from peer.swarm.showing import ASKS_OF_ONE, audit_name
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.verdict import NoEvidenceError
-from tests.swarm.auditing import audit, heard, lies, units_of
+from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
-from tests.swarm.liars import TAMPERINGS, Tampering
+from tests.swarm.liars import Tampering
 from tests.swarm.runs import RUN
 
 
@@ -35,17 +35,7 @@ async def test_one_tampered_unit_in_each_of_200_rounds_is_found_by_whoever_audit
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     liar = Tampering(RECIPE.aggregator)
     lies(circle, 0, liar)
-    rng, caught, accused = random.Random(5), 0, 0
-    for trial in range(200):
-        unit = rng.randrange(2)
-        liar.lies[len(liar.calls) + unit] = rng.choice(list(TAMPERINGS))
-        await circle.round()
-        assert units_of(circle, 1, 0) == 2
-        result = await audit(circle, 1 + trial % 2, 0, unit)
-        caught += result.outcome == "false"
-        assert result.found is None or result.found.verdict.culprit == circle.seats[0].peer_id
-        others = [(2 - trial % 2, 0, 1 - unit), (1, 2, unit), (2, 1, unit)]
-        accused += sum([(await audit(circle, *one)).outcome != "right" for one in others])
+    caught, accused = await tampered_rounds(circle, liar, 200, seed=5)
     assert caught >= 198
     assert accused == 0
 

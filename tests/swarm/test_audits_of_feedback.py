@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import random
 
 import pytest
 
 from peer.outer.compose import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
-from tests.swarm.auditing import audit, heard, lies, units_of
+from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
-from tests.swarm.liars import TAMPERINGS, Tampering
+from tests.swarm.liars import Tampering
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
 
@@ -46,15 +46,7 @@ async def test_one_tampered_unit_in_each_of_100_rounds_with_error_feedback_is_fo
     circle = await lagoon(network, tmp_path)
     liar = Tampering(LAGOON.aggregator)
     lies(circle, 0, liar)
-    rng, caught, accused = random.Random(6), 0, 0
-    for trial in range(100):
-        unit = rng.randrange(2)
-        liar.lies[len(liar.calls) + unit] = rng.choice(list(TAMPERINGS))
-        await circle.round()
-        result = await audit(circle, 1 + trial % 2, 0, unit)
-        caught += result.outcome == "false"
-        others = [(2 - trial % 2, 0, 1 - unit), (1, 2, unit), (2, 1, unit)]
-        accused += sum([(await audit(circle, *one)).outcome != "right" for one in others])
+    caught, accused = await tampered_rounds(circle, liar, 100, seed=6)
     assert caught >= 99
     assert accused == 0
 
@@ -108,3 +100,19 @@ async def test_evidence_against_a_reducer_with_error_feedback_spreads(network, t
     await spreading.tell([circle.seats[3].peer_id], [culprit])
     await until(lambda: circle.seats[3].guard.banned(culprit), 30.0)
     assert not any(circle.seats[3].guard.refuses(seat.peer_id) for seat in circle.seats[1:])
+
+
+async def test_who_has_left_the_lineage_of_a_deed_no_longer_offers_its_evidence(network, tmp_path):
+    circle = await lagoon(network, tmp_path)
+    for _ in range(2):
+        await circle.round()
+    lies(circle, 0, Tampering(LAGOON.aggregator, {0: "flipped", 1: "flipped"}))
+    await circle.round()
+    culprit, _, other = (seat.peer_id for seat in circle.seats)
+    guard = circle.seats[1].guard
+    found = (await audit(circle, 1, 0, 0)).found
+    await asyncio.to_thread(guard.bans.add, found.verdict, found.evidence, found.payloads)
+    del circle.seats[1].chain[1:]
+    await guard._spreading.tell([other], [culprit])
+    assert (other, culprit) in guard._spreading._told  # else it would try again in every round
+    assert not circle.seats[2].guard.banned(culprit)

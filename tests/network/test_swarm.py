@@ -103,8 +103,11 @@ def test_two_bits_with_feedback_on_both_legs_keep_replicas_equal_and_survive_a_k
     rounds = survivors[0].round
     assert len(swarm.drive_together(survivors, lambda: all_at(survivors, rounds + 8), 120.0)) == 1
     swarm.drive(lambda: survivors[0].at_rest)
-    audits = [note for member in survivors for record in member.records for note in record.audits]
-    assert audits  # 24 rounds of two, each audited by each with a probability of a third or more
+    audits = [
+        note for member in survivors for record in member.records for note in record.audits
+        if members[2].peer_id not in note  # it may have been killed before it could show something
+    ]  # fmt: skip
+    assert audits  # 16 rounds, in each of which both audit with a probability of a third or more
     assert all(note.endswith("computed again, and right") for note in audits), audits
     sync = survivors[0].sync
     assert sync is not None

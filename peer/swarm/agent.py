@@ -37,7 +37,7 @@ def main() -> None:
         from peer.errors import UserError
         from peer.link.messages import Fatal
         from peer.swarm.session import AgentSession, Channel
-        from peer.swarm.tasks import hush_foreign_waits, use_few_threads
+        from peer.swarm.tasks import hush_foreign_noise, use_few_threads
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)  # replicas must not differ where a library turned it on
@@ -46,7 +46,7 @@ def main() -> None:
 
     async def run() -> int:
         use_few_threads()
-        asyncio.get_running_loop().set_exception_handler(hush_foreign_waits)
+        asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
         link = await Channel.over(channel)
         try:

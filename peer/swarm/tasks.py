@@ -59,11 +59,17 @@ def use_few_threads() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(workers, thread_name_prefix="work"))
 
 
-def hush_foreign_waits(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """asyncio's handler of what nobody handles, but for one thing that is no error: a search in hivemind's DHT that is
-    cancelled, as one that takes too long is, leaves tasks behind that wait for its own events.
+def hush_foreign_noise(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio's handler of what nobody handles, but for two things that are no errors.
+
+    A search in hivemind's DHT that is cancelled, as one that takes too long is, leaves tasks behind that wait for its
+    own events. And a TLS connection that is given up in the moment in which the other end answers is closed by uvloop
+    before it sends what the handshake has left to send; whoever gave it up knows.
     """
-    task = context.get("task")
+    task, trouble = context.get("task"), context.get("exception")
     waits = isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__qualname__", "") == "Event.wait"
-    if not (waits and "was destroyed" in context.get("message", "")):
+    message = context.get("message", "")
+    left = waits and "was destroyed" in message
+    given_up = "on SSL protocol" in message and isinstance(trouble, RuntimeError) and "is closed" in str(trouble)
+    if not (left or given_up):
         loop.default_exception_handler(context)

@@ -3,12 +3,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import traceback
 
 import pytest
-import uvloop
 
 from peer.swarm.pipe import DIRECT_BYTES, STAGING_BYTES, Pipe
+from tests.swarm.uvlooped import run_case, run_on_uvloop
 
 BODY = os.urandom(3 * STAGING_BYTES + 17)
 
@@ -119,13 +118,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def run_case(loop, case):
-    try:
-        loop.run_until_complete(asyncio.wait_for(case(), 20.0))
-    finally:
-        loop.close()
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_pipe(case):
     run_case(asyncio.new_event_loop(), case)
@@ -133,13 +125,4 @@ def test_a_pipe(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_pipe_on_uvloop(case):
-    """In a child: where libuv has been in use, no agent can be forked any more (`tests.network.forked`)."""
-    child = os.fork()
-    if child == 0:
-        try:
-            run_case(uvloop.new_event_loop(), case)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run_on_uvloop(case)

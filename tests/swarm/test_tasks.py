@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import select
+import socket
+import threading
 from contextlib import aclosing
 from functools import partial
 
-from peer.swarm.tasks import cancel_and_wait, hush_foreign_waits, staggered
+import pytest
+
+from peer.swarm.pipe import Pipe
+from peer.swarm.tasks import cancel_and_wait, hush_foreign_noise, staggered
+from peer.swarm.tls import client_side, server_side
+from tests.swarm.uvlooped import run_on_uvloop
 
 
 async def test_outcomes_of_ended_tasks_are_dropped_without_a_word(caplog):
@@ -81,7 +90,7 @@ async def test_nobody_to_call_is_no_outcome():
 
 async def test_only_waits_for_an_event_are_destroyed_without_a_word(caplog):
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(hush_foreign_waits)
+    loop.set_exception_handler(hush_foreign_noise)
 
     async def other(event):
         await event.wait()
@@ -98,3 +107,39 @@ async def test_only_waits_for_an_event_are_destroyed_without_a_word(caplog):
         assert caplog.text.count("Task was destroyed") == told
     loop.call_exception_handler({"message": "something else"})
     assert "something else" in caplog.text
+
+
+async def a_connection_that_is_given_up_as_the_other_end_answers_says_nothing():
+    loop = asyncio.get_running_loop()
+    told = []
+    ours, theirs = socket.socketpair()
+    context, _ = server_side()
+    server = threading.Thread(target=shake_hands, args=(context, theirs))
+    server.start()
+    connecting = asyncio.ensure_future(
+        loop.create_connection(Pipe, sock=ours, ssl=client_side(), server_hostname="it")
+    )
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    await asyncio.sleep(0)  # it has its socket
+    await asyncio.sleep(0)  # it has said hello
+    connecting.cancel()
+    select.select([ours], [], [], 10.0)  # the answer is there before the loop looks for it, and then for who gave up
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await asyncio.to_thread(server.join)
+    (noise,) = told
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "default_exception_handler", told.append)
+        hush_foreign_noise(loop, noise)
+        assert told == [noise]
+        hush_foreign_noise(loop, noise | {"exception": RuntimeError("another")})
+        assert len(told) == 2
+
+
+def shake_hands(context, connection):
+    with connection, contextlib.suppress(OSError):
+        context.wrap_socket(connection, server_side=True).close()
+
+
+def test_a_connection_that_is_given_up_as_the_other_end_answers_says_nothing():
+    run_on_uvloop(a_connection_that_is_given_up_as_the_other_end_answers_says_nothing)

@@ -58,6 +58,9 @@ class Gathered(InParts):
         piece = self.vector[start:stop]
         return piece.clone() if out is None else out.copy_(piece)
 
+    def coded(self, start: int, stop: int) -> None:
+        """It has been decoded."""
+
 
 @dataclass(frozen=True)
 class Gathering:

@@ -23,6 +23,8 @@ unsigned long made_of(void)
 #define VECTORS
 #endif
 
+#define INLINE __attribute__((always_inline)) static inline /* so that it has the vectors of its caller */
+
 #define INFINITE 0x7F800000u
 #define SMALLEST_NORMAL 0x1p-126f
 #define ROUNDER 0x1.8p23f /* |x| < 2^22: the sum is x rounded to an integer, ties to even, and its low bits are that */
@@ -56,7 +58,7 @@ static inline float within(float x, float least, float most)
 }
 
 /* The bits of max |x|: as integers, magnitudes stand in the order of the numbers, and infinity and NaN above all. */
-static inline uint32_t largest_magnitude(const float *x, size_t n)
+INLINE uint32_t largest_magnitude(const float *x, size_t n)
 {
     uint32_t largest = 0;
     for (size_t i = 0; i < n; i++) {
@@ -87,7 +89,7 @@ VECTORS int quantize_int8(
     return 1;
 }
 
-VECTORS void dequantize_int8(
+INLINE void read_int8(
     const unsigned char *restrict scales, const int8_t *restrict codes, size_t n, size_t block, float *restrict out)
 {
     for (size_t first = 0; first < n; first += block) {
@@ -125,8 +127,6 @@ VECTORS int quantize_int4(
     }
     return 1;
 }
-
-#define INLINE __attribute__((always_inline)) static inline /* so that it has the vectors of its caller */
 
 /* x[0..half) += x[half..2 half) */
 INLINE void halve(float *x, size_t half)
@@ -224,7 +224,7 @@ VECTORS int quantize_int2(
    turns into vectors. SPAN of them at a time lie on the stack. */
 #define SPAN 256
 
-static inline void unpack_nibbles(const uint8_t *restrict packed, size_t n, uint8_t *restrict codes)
+INLINE void unpack_nibbles(const uint8_t *restrict packed, size_t n, uint8_t *restrict codes)
 {
     for (size_t i = 0; i < n / 2; i++) {
         uint16_t pair = (uint16_t)(((packed[i] & 0x0F) | (packed[i] & 0xF0) << 4) ^ 0x0808);
@@ -234,7 +234,7 @@ static inline void unpack_nibbles(const uint8_t *restrict packed, size_t n, uint
         codes[n - 1] = (packed[n / 2] & 0x0F) ^ 8;
 }
 
-VECTORS void dequantize_int4(
+INLINE void read_int4(
     const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block,
     float *restrict out)
 {
@@ -253,7 +253,7 @@ VECTORS void dequantize_int4(
     }
 }
 
-VECTORS void dequantize_int2(
+INLINE void read_int2(
     const unsigned char *restrict scales, const uint8_t *restrict codes, size_t n, size_t block,
     float *restrict out)
 {
@@ -277,6 +277,17 @@ VECTORS void dequantize_int2(
         }
     }
 }
+
+#define DEFINE_DEQUANTIZE(BITS, CODE)                                                                                 \
+    VECTORS void dequantize_int##BITS(                                                                                \
+        const unsigned char *restrict scales, const CODE *restrict codes, size_t n, size_t block, float *restrict out) \
+    {                                                                                                                 \
+        read_int##BITS(scales, codes, n, block, out);                                                                 \
+    }
+
+DEFINE_DEQUANTIZE(8, int8_t)
+DEFINE_DEQUANTIZE(4, uint8_t)
+DEFINE_DEQUANTIZE(2, uint8_t)
 
 /* By its bits a scale is 0 or within [low, high]: NaN, infinity and negative numbers are above, subnormal ones below. */
 static inline int outside(uint32_t scale, uint32_t low, uint32_t high)
@@ -336,15 +347,56 @@ VECTORS void add_scaled(float *restrict total, const float *restrict x, size_t n
 }
 
 /* `anchor` and `new_anchor` may be the same memory, and so may `momentum` and `new_momentum`: an element is read before
-   it is written, and no other is read after. */
+   it is written, and no other is read after. Yields the bits of the largest magnitude that was written. */
+INLINE uint32_t descend(
+    const float *anchor, const float *momentum, const float *restrict update, size_t n, float beta, float lr,
+    float *new_anchor, float *new_momentum)
+{
+    uint32_t largest = 0;
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; i++) {
+        float m = momentum[i] * beta + update[i];
+        float a = anchor[i] - (m * beta + update[i]) * lr;
+        new_momentum[i] = m;
+        new_anchor[i] = a;
+        uint32_t one = bits_of(m) & 0x7FFFFFFFu, other = bits_of(a) & 0x7FFFFFFFu;
+        one = one > other ? one : other;
+        largest = one > largest ? one : largest;
+    }
+    return largest;
+}
+
 VECTORS void nesterov(
     const float *anchor, const float *momentum, const float *restrict update, size_t n, float beta, float lr,
     float *new_anchor, float *new_momentum)
 {
-#pragma GCC ivdep
-    for (size_t i = 0; i < n; i++) {
-        float m = momentum[i] * beta + update[i];
-        new_momentum[i] = m;
-        new_anchor[i] = anchor[i] - (m * beta + update[i]) * lr;
-    }
+    descend(anchor, momentum, update, n, beta, lr, new_anchor, new_momentum);
 }
+
+/* The same, of an update that is read from its payload as it is needed: it lies on the stack, some rows at a time. 0:
+   something that was written is NaN or infinite. */
+#define LONGEST 2048 /* elements of a row */
+
+#define DEFINE_NESTEROV(BITS, CODE, SCALE_BYTES)                                                                      \
+    VECTORS int nesterov_int##BITS(                                                                                   \
+        const unsigned char *restrict scales, const CODE *restrict codes, size_t n, size_t block,                     \
+        const float *anchor, const float *momentum, float beta, float lr, float *new_anchor, float *new_momentum)     \
+    {                                                                                                                 \
+        uint32_t largest = 0;                                                                                         \
+        size_t rows = LONGEST / block;                                                                                \
+        for (size_t first = 0; first < n; first += rows * block) {                                                    \
+            float update[LONGEST];                                                                                    \
+            size_t count = n - first < rows * block ? n - first : rows * block;                                       \
+            read_int##BITS(scales, codes, count, block, update);                                                      \
+            uint32_t own = descend(                                                                                   \
+                anchor + first, momentum + first, update, count, beta, lr, new_anchor + first, new_momentum + first); \
+            largest = own > largest ? own : largest;                                                                  \
+            scales += rows * SCALE_BYTES;                                                                             \
+            codes += rows * ((block * BITS + 7) / 8);                                                                 \
+        }                                                                                                             \
+        return largest < INFINITE;                                                                                    \
+    }
+
+DEFINE_NESTEROV(8, int8_t, 4)
+DEFINE_NESTEROV(4, uint8_t, 2)
+DEFINE_NESTEROV(2, uint8_t, 4)

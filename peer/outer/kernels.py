@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,23 @@ _VECTOR, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 _QUANTIZE = [_VECTOR, _COUNT, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
 _DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
 _CHECK = [_VECTOR, _VECTOR, _COUNT, _COUNT, ctypes.c_uint32, ctypes.c_uint32]
-_ANSWERS = ("quantize", "check", "all_finite")
+_ANSWERS = ("quantize", "check", "all_finite", "nesterov_int")
+_STEP = [_VECTOR, _VECTOR, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
+LONGEST_ROW = 2048  # of what `nesterov_coded` reads
+
+
+class Coded(NamedTuple):
+    """Values that still lie in a payload: what `Kernels.quantize` wrote of fp32 [rows, width].
+
+    Attributes:
+        bits: of a code.
+    """
+
+    bits: int
+    scales: memoryview
+    codes: memoryview
+    rows: int
+    width: int
 
 
 class Kernels:
@@ -50,6 +67,7 @@ class Kernels:
             ("check_int8", _CHECK), ("check_int4", _CHECK), ("all_finite", [_VECTOR, _COUNT]),
             ("add_scaled", [_VECTOR, _VECTOR, _COUNT, _NUMBER]),
             ("nesterov", [_VECTOR, _VECTOR, _VECTOR, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]),
+            *((f"nesterov_int{bits}", [_VECTOR, _VECTOR, _COUNT, _COUNT, *_STEP]) for bits in (2, 4, 8)),
         ):  # fmt: skip
             function = getattr(library, name)
             function.argtypes = arguments
@@ -118,6 +136,29 @@ class Kernels:
         _check_sizes([tensor.numel() for tensor in (*old, *new)], [aggregate.numel()] * 4)
         places = [tensor.data_ptr() for tensor in (*old, aggregate)]
         self._library.nesterov(*places, aggregate.numel(), beta, lr, *(tensor.data_ptr() for tensor in new))
+
+    def nesterov_coded(
+        self, old: tuple[Tensor, Tensor], aggregate: Sequence[Coded], beta: float, lr: float,
+        new: tuple[Tensor, Tensor],
+    ) -> bool:  # fmt: skip
+        """`nesterov` of a D that is read from its payloads on the way, in rows of at most LONGEST_ROW values.
+
+        Returns:
+            whether all that was written is finite.
+        """
+        counts = [one.rows * one.width for one in aggregate]
+        _check_sizes([tensor.numel() for tensor in (*old, *new)], [sum(counts)] * 4)
+        finite, places = True, [tensor.data_ptr() for tensor in (*old, *new)]
+        for count, (bits, scales, codes, rows, width) in zip(counts, aggregate, strict=True):
+            _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, rows, width))
+            if not 1 <= width <= LONGEST_ROW:
+                raise ValueError(f"rows of {width} values: must be 1 to {LONGEST_ROW}")
+            function = getattr(self._library, f"nesterov_int{bits}")
+            anchor, momentum, *written = places
+            read = _address(scales), _address(codes), count, width
+            finite &= bool(function(*read, anchor, momentum, beta, lr, *written))
+            places = [place + 4 * count for place in places]
+        return finite
 
 
 def kernels_for(*vectors: Tensor) -> Kernels | None:

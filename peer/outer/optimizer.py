@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.kernels import kernels_for
+from peer.outer.kernels import Coded, kernels_for
 
 
 class Vectors(NamedTuple):
@@ -65,6 +65,16 @@ class OuterOptimizer(Protocol):
             round: outer steps taken since genesis, 0 at the first; the same for every chunk of a step.
             lr_scale: factor on the learning rate, at least 0, for outer rates that follow a schedule.
         """
+
+    def step_coded(
+        self, old: Vectors, aggregate: Sequence[Coded], new: Vectors, *, round: int = 0, lr_scale: float = 1.0  # noqa: ARG002
+    ) -> bool | None:
+        """`step`, of an aggregate that still lies in its payloads.
+
+        Returns:
+            whether all that was written is finite; None where there is no loop for it, and nothing was written.
+        """
+        return None
 
     def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:  # noqa: ARG002
         """What a run yields after `rounds` outer steps, fp32 [n]: the parameters to evaluate and to export."""
@@ -151,6 +161,16 @@ class Nesterov(Descent):
             return
         momentum = torch.mul(old.buffers[0], self.momentum, out=new.buffers[0]).add_(aggregate)
         torch.sub(old.anchor, (momentum * self.momentum).add_(aggregate).mul_(step.lr), out=new.anchor)
+
+    def step_coded(
+        self, old: Vectors, aggregate: Sequence[Coded], new: Vectors, *, round: int = 0, lr_scale: float = 1.0  # noqa: ARG002
+    ) -> bool | None:
+        """See `OuterOptimizer.step_coded`."""
+        before, after = (old.anchor, old.buffers[0]), (new.anchor, new.buffers[0])
+        kernels = kernels_for(*before, *after)
+        if kernels is None:
+            return None
+        return kernels.nesterov_coded(before, aggregate, self.momentum, self.lr * lr_scale, after)
 
 
 @dataclass(frozen=True, kw_only=True)

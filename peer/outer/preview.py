@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from peer.outer.compress.base import Payload
 from peer.outer.gather import Gathering
 from peer.outer.state import CHUNK, OuterState, chunks
-from peer.outer.update import decode_parts
+from peer.outer.update import Unchecked
 
 
 class Preview:
@@ -63,11 +61,8 @@ class Preview:
         index, state = self._ready.pop(), self._state
         codec = state.compressor
         assert not isinstance(codec, Gathering), "gathered payloads are not filled from their beginnings"
-
-        def decode(start: int, stop: int, out: Tensor) -> None:
-            decode_parts(parts, self._bounds, codec, start, stop, out)
-
-        self._digests[index] = state.preview_chunk(decode, *self._chunks[index], self._scratch)
+        arriving = Unchecked(parts, self._bounds, codec)
+        self._digests[index] = state.preview_chunk(arriving, *self._chunks[index], self._scratch)
 
     def digest(self) -> str:
         """Once it is `complete`: what `OuterState.preview` yields for the whole update."""

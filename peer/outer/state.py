@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,15 +15,25 @@ from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
+from peer.outer.kernels import Coded
 from peer.outer.optimizer import OuterOptimizer, Vectors
 from peer.outer.update import Update
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 PIECE = 1 << 19  # elements that are worked on at a time: of smaller pieces the calls cost more than the cache saves
-Decode = Callable[[int, int, Tensor], object]
 AnyUpdate = Update | Gathered
 _DIGEST_TAG = b"atoll-state-2"
+
+
+class Source(Protocol):
+    """Where an outer step reads its update D."""
+
+    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Elements [start, stop), written to `out` if that is given; both multiples of the block, or stop == P."""
+
+    def coded(self, start: int, stop: int) -> Sequence[Coded] | None:
+        """The same as a compiled loop reads it; None where none does."""
 
 
 class OuterState:
@@ -173,7 +184,7 @@ class OuterState:
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
         scratch = self.scratch()
         return self.joined_digest(
-            [self.preview_chunk(update.decode_range, *bounds, scratch) for bounds in chunks(self.numel, CHUNK)]
+            [self.preview_chunk(update, *bounds, scratch) for bounds in chunks(self.numel, CHUNK)]
         )
 
     def joined_digest(self, by_chunk: Sequence[Sequence[bytes]]) -> str:
@@ -181,22 +192,15 @@ class OuterState:
         by_tensor = zip(*by_chunk, strict=True)
         return state_digest([digest for own in by_tensor for digest in own], self.numel, len(self.buffers))
 
-    def preview_chunk(self, decode: Decode, first: int, last: int, scratch: Sequence[Tensor]) -> list[bytes]:
-        """The digests of one chunk, [first, last), of the anchor and of each buffer after an update; see `preview`.
-
-        Args:
-            decode: writes elements [start, stop) of the update.
-        """
+    def preview_chunk(self, update: Source, first: int, last: int, scratch: Sequence[Tensor]) -> list[bytes]:
+        """The digests of one chunk, [first, last), of the anchor and of each buffer after an update; see `preview`."""
         hashers = [hashing.Hasher() for _ in (self.anchor, *self.buffers)]
         for start, stop in pieces(first, last):
-            decoded, anchor, *buffers = (vector[: stop - start] for vector in scratch)
-            decode(start, stop, decoded)
-            self.optimizer.step(
-                self._vectors(start, stop), decoded, Vectors(anchor, buffers), round=self.round, lr_scale=self._scale
-            )
-            for shadow, hasher in zip((anchor, *buffers), hashers, strict=True):
-                if not is_finite(shadow):
-                    raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
+            decoded, *shadows = (vector[: stop - start] for vector in scratch)
+            finite = self._step(update, start, stop, Vectors(shadows[0], shadows[1:]), decoded)
+            if not (all(map(is_finite, shadows)) if finite is None else finite):
+                raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
+            for shadow, hasher in zip(shadows, hashers, strict=True):
                 hasher.update(_bytes_of(shadow))
         return [hasher.digest() for hasher in hashers]
 
@@ -206,12 +210,23 @@ class OuterState:
         Cannot fail half-way: an `Update` was checked when it was made. `preview` tells the digest beforehand.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        scratch, scale = torch.empty(min(PIECE, self.numel)), self._scale
+        scratch = torch.empty(min(PIECE, self.numel))
         for start, stop in pieces(0, self.numel):
-            decoded = update.decode_range(start, stop, scratch[: stop - start])
-            self.optimizer.step_(*self._vectors(start, stop), decoded, round=self.round, lr_scale=scale)
+            self._step(update, start, stop, self._vectors(start, stop), scratch[: stop - start])
         self.round = round
         self.lineage_id = lineage_id
+
+    def _step(self, update: Source, start: int, stop: int, new: Vectors, scratch: Tensor) -> bool | None:
+        """Take the outer step on [start, stop), into `new`; whether all that is written is finite, if that is known."""
+        old, scale = self._vectors(start, stop), self._scale
+        coded = update.coded(start, stop)
+        finite = None
+        if coded is not None:
+            finite = self.optimizer.step_coded(old, coded, new, round=self.round, lr_scale=scale)
+        if finite is None:
+            update.decode_range(start, stop, scratch)
+            self.optimizer.step(old, scratch, new, round=self.round, lr_scale=scale)
+        return finite
 
     @property
     def _scale(self) -> float:

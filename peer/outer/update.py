@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Payload, PayloadError
 from peer.outer.fragments import parts_of
+from peer.outer.kernels import Coded
 from peer.protocol import hashing
 
 
@@ -89,18 +91,47 @@ class Update(InParts):
         Args:
             out: where to write them; a new vector by default.
         """
-        return decode_parts(self.parts, self.bounds, self.compressor, start, stop, out)
+        return Unchecked(self.parts, self.bounds, self.compressor).decode_range(start, stop, out)
+
+    def coded(self, start: int, stop: int) -> Sequence[Coded] | None:
+        """What a compiled loop reads in place of `decode_range`; None where no loop reads this codec."""
+        return Unchecked(self.parts, self.bounds, self.compressor).coded(start, stop)
 
 
-def decode_parts(
-    parts: Sequence[Payload], bounds: Sequence[tuple[int, int]], compressor: Compressor, start: int, stop: int,
-    out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Elements [start, stop) of the vector whose parts have these payloads and [start, stop); nothing is checked."""
-    decoded = torch.empty(stop - start) if out is None else out
-    for payload, (first, last) in zip(parts, bounds, strict=True):
-        a, b = max(start, first), min(stop, last)
-        if a < b:
-            own = decoded[a - start : b - start]
-            compressor.decode_range(payload, last - first, a - first, b - first, own, checked=True)
-    return decoded
+class Unchecked(NamedTuple):
+    """What `Update` decodes; nobody has looked at the payloads, which may still be arriving.
+
+    Attributes:
+        bounds: [start, stop) of each part, in elements.
+    """
+
+    parts: Sequence[Payload]
+    bounds: Sequence[tuple[int, int]]
+    compressor: Compressor
+
+    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """See `Update.decode_range`."""
+        decoded = torch.empty(stop - start) if out is None else out
+        position = 0
+        for payload, n, a, b in self._pieces(start, stop):
+            own = decoded[position : position + b - a]
+            self.compressor.decode_range(payload, n, a, b, own, checked=True)
+            position += b - a
+        return decoded
+
+    def coded(self, start: int, stop: int) -> Sequence[Coded] | None:
+        """See `Update.coded`."""
+        coded: list[Coded] = []
+        for payload, n, a, b in self._pieces(start, stop):
+            own = self.compressor.coded(payload, n, a, b)
+            if own is None:
+                return None
+            coded += own
+        return coded
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Payload, int, int, int]]:
+        """(payload, its elements, start and stop within them) of every part that [start, stop) meets."""
+        for payload, (first, last) in zip(self.parts, self.bounds, strict=True):
+            a, b = max(start, first), min(stop, last)
+            if a < b:
+                yield payload, last - first, a - first, b - first

@@ -20,7 +20,7 @@ from peer.outer import kernels as module
 from peer.outer.aggregate import add_scaled
 from peer.outer.compress.base import NonFiniteError, PayloadError, is_finite
 from peer.outer.compress.registry import VALUES, compressor
-from peer.outer.kernels import compiled, kernels_for
+from peer.outer.kernels import Coded, compiled, kernels_for
 from peer.outer.optimizer import Nesterov, Vectors
 
 # Zero of both signs, the smallest and largest subnormals, what rounds to halves, what almost overflows.
@@ -169,6 +169,35 @@ def test_the_nesterov_step_is_the_same_in_place_and_beside(x: Tensor, beta: floa
     assert step() == without(step)
 
 
+@given(
+    x=vectors(), name=st.sampled_from(["int8", "int4", "int2"]), beta=st.floats(0.0, 0.999), lr=st.floats(1e-3, 2.0),
+    in_place=st.booleans(), far=st.booleans(),
+)  # fmt: skip
+def test_the_step_of_a_coded_update_is_that_of_the_decoded_one(
+    x: Tensor, name: str, beta: float, lr: float, in_place: bool, far: bool
+) -> None:
+    """And what it says of its results is so, where the update carries them beyond fp32's range as well."""
+    codec, optimizer = compressor(name), Nesterov(lr=lr, momentum=beta)
+    payload = codec.encode(x)
+
+    def step(coded: bool) -> tuple[bytes, bytes, bool | None]:
+        generator = torch.Generator().manual_seed(x.numel())
+        anchor, momentum = torch.randn(2, x.numel(), generator=generator) * (3e38 if far else 1.0)
+        old = Vectors(anchor.nan_to_num(), [momentum.nan_to_num()])
+        new = old if in_place else Vectors(torch.empty(x.numel()), [torch.empty(x.numel())])
+        if coded:
+            pieces = codec.coded(payload, x.numel(), 0, x.numel())
+            assert pieces is not None
+            finite = optimizer.step_coded(old, pieces, new, lr_scale=0.5)
+        else:
+            optimizer.step(old, codec.decode(payload, x.numel()), new, lr_scale=0.5)
+            finite = is_finite(new.anchor) and is_finite(new.buffers[0])
+        return bits(new.anchor), bits(new.buffers[0]), finite
+
+    assert step(coded=True) == step(coded=False)
+    assert without(lambda: step(coded=True))[2] is None
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -> None:
     loops, rows = compiled(), torch.zeros(3, 256)
@@ -192,6 +221,20 @@ def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -
     for old, new in ((two, three), (three, two)):
         with pytest.raises(ValueError, match="do not fit"):
             loops.nesterov(old, torch.zeros(3), 0.9, 0.7, new)
+
+
+@pytest.mark.parametrize(("scales", "codes", "rows", "width"), [(2, 5, 1, 3), (1, 2, 1, 3), (2, 2, 1, 4), (4, 2, 2, 1)])
+def test_a_step_reads_nothing_behind_the_end_of_what_is_coded(scales: int, codes: int, rows: int, width: int) -> None:
+    loops, three = compiled(), (torch.zeros(3), torch.zeros(3))
+    assert loops is not None
+    coded = Coded(4, memoryview(bytes(scales)), memoryview(bytes(codes)), rows, width)
+    with pytest.raises(ValueError, match="do not fit"):
+        loops.nesterov_coded(three, [coded], 0.9, 0.7, three)
+    for width in (0, 2049):
+        vectors = (torch.zeros(width), torch.zeros(width))
+        coded = Coded(8, memoryview(bytes(4)), memoryview(bytes(width)), 1, width)
+        with pytest.raises(ValueError, match=f"rows of {width} values: must be 1 to 2048"):
+            loops.nesterov_coded(vectors, [coded], 0.9, 0.7, vectors)
 
 
 # -- where there are none ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from peer.outer.compress.base import Compressor, NonFiniteError, Payload
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
+from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
+from peer.outer.kernels import Coded
 from peer.outer.optimizer import Nesterov, OuterOptimizer
 from peer.outer.state import CHUNK, PIECE, OuterState, state_digest
 from peer.outer.update import Update
@@ -53,6 +56,10 @@ class Spy(BlockInt8):
     ) -> torch.Tensor:
         type(self).largest = max(self.largest, stop - start)
         return super().decode_range(payload, n, start, stop, out, checked=checked)
+
+    def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
+        type(self).largest = max(self.largest, stop - start)
+        return super().coded(payload, n, start, stop)
 
 
 def test_digest_is_as_specified() -> None:
@@ -122,8 +129,10 @@ def test_preview_foretells_apply_and_changes_nothing(codec: Compressor, optimize
     assert [t.data_ptr() for t in (state.anchor, *state.buffers)] == addresses
 
 
-def test_apply_is_the_optimizer_on_the_decoded_update() -> None:
-    state, update = make_state(1000, BlockInt8()), make_update(1000, 3, BlockInt8())
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_apply_is_the_optimizer_on_the_decoded_update(name: str) -> None:
+    codec = Sliced(COMPRESSORS[name], 8 * COMPRESSORS[name].block)
+    state, update = make_state(1000, codec), make_update(1000, 3, codec)
     anchor, buffer = state.anchor.clone(), state.buffers[0].clone()
     NESTEROV.step_(anchor, [buffer], update.decode_range(0, 1000))
     state.apply(update, 1, "child")

@@ -9,7 +9,10 @@ from blake3 import blake3
 from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
+from peer.outer.compress.registry import COMPRESSORS
+from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
+from peer.outer.kernels import compiled
 from peer.outer.update import Update
 
 
@@ -26,6 +29,26 @@ def test_ranges_across_parts_are_slices_of_the_whole(codec: Compressor, num_part
     whole = codec.decode(codec.encode(x), 1300)
     for start, stop in [(0, 1300), (256, 1024), (512, 768), (1024, 1300), (512, 512)]:
         assert torch.equal(update.decode_range(start, stop), whole[start:stop])
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("int4", 4), ("int2", 2)])
+@pytest.mark.parametrize("elements", [256, 1024])
+def test_what_loops_read_of_a_range_is_what_it_decodes_to(name: str, bits: int, elements: int) -> None:
+    codec, loops = Sliced(COMPRESSORS[name], elements), compiled()
+    assert loops is not None
+    update = make_update(torch.randn(5300, generator=torch.Generator().manual_seed(0)), 3, codec)
+    for start, stop in [(0, 5300), (256, 1024), (1792, 5120), (5120, 5300), (512, 512)]:
+        pieces = []
+        for one in update.coded(start, stop) or ():
+            assert one.bits == bits
+            pieces.append(torch.empty(one.rows, one.width))
+            loops.dequantize(bits, one.scales, one.codes, pieces[-1])
+        assert torch.equal(torch.cat([torch.empty(0), *map(torch.flatten, pieces)]), update.decode_range(start, stop))
+
+
+@pytest.mark.parametrize("codec", [Fp32(), Sliced(COMPRESSORS["fp16"], 512), BlockInt8(4096)], ids=lambda one: one.name)
+def test_where_no_loop_reads_a_codec_or_rows_so_long_there_is_nothing_for_one(codec: Compressor) -> None:
+    assert make_update(torch.ones(5300), 3, codec).coded(0, 5300) is None
 
 
 def test_splitting_undoes_joining() -> None:

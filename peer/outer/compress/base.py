@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from peer.errors import AtollError, ProtocolError
-from peer.outer.kernels import kernels_for
+from peer.outer.kernels import Coded, kernels_for
 
 Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]
@@ -107,6 +107,13 @@ class Compressor(Codec, Protocol):
             PayloadError: wrong length, or a malformed value within the range.
         """
 
+    def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
+        """What a compiled loop reads in place of `decode_range(payload, n, start, stop, checked=True)`, in order.
+
+        Returns:
+            None where no loop reads this codec.
+        """
+
     def check(self, payload: Payload, n: int) -> None:
         """Refuse what `decode(payload, n)` would refuse, on the bits, with temporaries of a few MB.
 
@@ -128,6 +135,10 @@ class Plain:
     def fixed_size(self) -> bool:
         """True."""
         return True
+
+    def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:  # noqa: ARG002
+        """None: see `Compressor.coded`."""
+        return None
 
     def bind(self, shapes: Shapes) -> Self:  # noqa: ARG002
         """Itself: shapes do not matter."""

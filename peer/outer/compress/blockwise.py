@@ -6,7 +6,7 @@ Payload: the scales of all blocks, then the codes of all blocks; the last block 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,6 +27,9 @@ from peer.outer.compress.base import (
 )
 from peer.outer.compress.bits import packed_bytes
 from peer.outer.compress.values import Values
+from peer.outer.kernels import LONGEST_ROW, Coded
+
+_LOOPS = {"int4": 4, "int2": 2}  # bits of the values that compiled loops read
 
 
 class InBlocks(Plain):
@@ -77,6 +80,16 @@ class InBlocks(Plain):
             self._read(view, n, first, decoded[at : at + rows * width].view(rows, width))
         return decoded
 
+    def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
+        """See `Compressor.coded`."""
+        if self.block > LONGEST_ROW:
+            return None
+        check_range(self.block, n, start, stop)
+        view = check_length(payload, self.wire_bytes(n), self.name, n)
+        found = [self._coded(view, n, *group) for group in self._groups(start, stop)]
+        coded = [one for one in found if one is not None]
+        return coded if len(coded) == len(found) else None
+
     def check(self, payload: Payload, n: int) -> None:
         """See `Compressor.check`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
@@ -116,6 +129,10 @@ class InBlocks(Plain):
     def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
         """The inverse of `_write`, of what `_check` let pass, into `out`: fp32 [r, w]."""
 
+    def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded | None:  # noqa: ARG002
+        """Where `_read` finds what it reads, if a compiled loop reads it as well."""
+        return None
+
 
 @dataclass(frozen=True)
 class Blockwise(InBlocks):
@@ -154,6 +171,17 @@ class Blockwise(InBlocks):
         scales = look_at(view, self._scale_offset(start), rows, self.values.scale_bytes)
         codes = look_at(view, self._code_offset(n, start), rows, packed_bytes(width, self.values.bits))
         self.values.dequantize(scales, codes, out)
+
+    def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded | None:
+        """See `InBlocks._coded`."""
+        bits = _LOOPS.get(self.name)
+        if bits is None:
+            return None
+        scales, codes = self._scale_offset(start), self._code_offset(n, start)
+        return Coded(
+            bits, view[scales : scales + rows * self.values.scale_bytes],
+            view[codes : codes + rows * packed_bytes(width, bits)], rows, width,
+        )  # fmt: skip
 
     def _scale_offset(self, start: int) -> int:
         return start // self.block * self.values.scale_bytes

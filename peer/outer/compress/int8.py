@@ -17,7 +17,7 @@ from torch import Tensor
 from peer.outer.compress.base import PayloadError, check_finite, not_finite, read_bytes
 from peer.outer.compress.blockwise import InBlocks
 from peer.outer.compress.values import first_outside, largest_magnitudes
-from peer.outer.kernels import kernels_for
+from peer.outer.kernels import Coded, kernels_for
 
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32
@@ -54,24 +54,26 @@ class BlockInt8(InBlocks):
         )
 
     def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
-        scales, values = self._offsets(n, start)
-        if (kernels := kernels_for()) and kernels.fits(
-            8, view[scales : scales + 4 * rows], view[values : values + rows * width], (rows, width), _SCALE_BITS
-        ):
+        coded = self._coded(view, n, start, rows, width)
+        if (kernels := kernels_for()) and kernels.fits(8, coded.scales, coded.codes, (rows, width), _SCALE_BITS):
             return
-        _check_scales(np.frombuffer(view, "<u4", rows, scales), start // self.block)
-        if np.frombuffer(view, np.int8, rows * width, values).min() < -LEVELS:
+        _check_scales(np.frombuffer(coded.scales, "<u4"), start // self.block)
+        if np.frombuffer(coded.codes, np.int8).min() < -LEVELS:
             stop = start + rows * width
             raise PayloadError(f"int8 payload holds -128 within values [{start}, {stop}); the limit is -{LEVELS}")
 
     def _read(self, view: memoryview, n: int, start: int, out: Tensor) -> None:
-        rows, width = out.shape
-        scales, values = self._offsets(n, start)
+        coded = self._coded(view, n, start, *out.shape)
         if kernels := kernels_for(out):
-            kernels.dequantize(8, view[scales : scales + 4 * rows], view[values : values + rows * width], out)
+            kernels.dequantize(8, coded.scales, coded.codes, out)
             return
-        out.copy_(read_bytes(view, values, rows, width).view(torch.int8))
-        out.mul_(read_bytes(view, scales, rows, 4).view(torch.float32))
+        out.copy_(read_bytes(coded.codes, 0, *out.shape).view(torch.int8))
+        out.mul_(read_bytes(coded.scales, 0, coded.rows, 4).view(torch.float32))
+
+    def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded:
+        """See `InBlocks._coded`."""
+        scales, values = self._offsets(n, start)
+        return Coded(8, view[scales : scales + 4 * rows], view[values : values + rows * width], rows, width)
 
     def _offsets(self, n: int, start: int) -> tuple[int, int]:
         """Bytes before the scale and the value of element `start`, the first of a block."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, groups, receiver
+from peer.outer.kernels import Coded
 
 SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payload's scales stand
 
@@ -79,6 +80,20 @@ class Sliced(Plain):
             own = decoded[a - start : b - start]
             self.base.decode_range(piece, last - first, a - first, b - first, own, checked=checked)
         return decoded
+
+    def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
+        """See `Compressor.coded`."""
+        if n <= self.elements:
+            return self.base.coded(payload, n, start, stop)
+        view = check_length(payload, self.wire_bytes(n), self.name, n)
+        check_range(self.block, n, start, stop)
+        coded: list[Coded] = []
+        for first, last, piece in self._pieces(view, n, start, stop):
+            own = self.base.coded(piece, last - first, max(start, first) - first, min(stop, last) - first)
+            if own is None:
+                return None
+            coded += own
+        return coded
 
     def check(self, payload: Payload, n: int) -> None:
         """See `Compressor.check`."""

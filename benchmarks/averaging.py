@@ -46,16 +46,17 @@ class AtollMember:
         rosters: that it has.
         chain: what it takes for committed; filled here.
         loop: theirs.
+        state_type: of the outer state.
     """
 
     def __init__(
         self, setup: Setup, node: Node, exchange: Exchange, rosters: Rosters, chain: list[Certificate],
-        loop: asyncio.AbstractEventLoop,
+        loop: asyncio.AbstractEventLoop, state_type: type[OuterState],
     ) -> None:  # fmt: skip
         self._setup, self._node, self._exchange, self._rosters, self._loop = setup, node, exchange, rosters, loop
         self._chain = chain
         anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
-        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
+        self._state = state_type(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
         self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
         self._group: Group | None = None
@@ -130,13 +131,15 @@ def _decode(update: AnyUpdate, vector: torch.Tensor) -> None:
         update.decode_range(start, stop, vector[start:stop])
 
 
-async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
+async def start(
+    setup: Setup, node: Node, answers: TextIO, state_type: type[OuterState] = OuterState
+) -> Callable[[], None]:
     """See `run_peer`."""
     rosters = Rosters(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
     recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
     exchange = Exchange(node, RUN, setup.timeout_s, recipe, setup.numel, rosters, chain=lambda: chain)
     await exchange.start()
-    member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop())
+    member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop(), state_type)
     return lambda: serve(member, answers)
 
 

@@ -109,13 +109,13 @@ class Pipe(asyncio.BufferedProtocol):
                 self._first = self._last
                 await self._more("all that was wanted")
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue bytes; see `drain`."""
+    def write(self, *pieces: bytes | bytearray | memoryview) -> None:
+        """Queue bytes, of several pieces in one go; see `drain`."""
         if self._lost is not None:
             raise self._lost
         if self._closed:
             raise ConnectionResetError("the stream is closed")
-        self._transport.write(data)
+        self._transport.writelines(pieces)
 
     async def drain(self) -> None:
         """Wait until the socket takes more. Raises OSError when the connection broke."""

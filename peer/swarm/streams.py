@@ -64,15 +64,14 @@ class Stream:
         self.sending = self.spoke = True
         try:
             header = pack_header(kind, length)
-            if length <= SMALL_BYTES:  # one record of TLS, one packet
+            if length <= SMALL_BYTES:  # one record of TLS
                 self._pipe.write(header + view)
-                view = view[:0]
-            else:
-                self._pipe.write(header)
-            for start in range(0, len(view), SLICE_BYTES):
+            else:  # the header with the first slice: whoever reads wakes once
+                self._pipe.write(header, view[:SLICE_BYTES])
+            await self._pipe.drain()
+            for start in range(SLICE_BYTES, length, SLICE_BYTES):
                 self._pipe.write(view[start : start + SLICE_BYTES])
                 await self._pipe.drain()
-            await self._pipe.drain()
         except (OSError, RuntimeError) as error:
             raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None
         self.sending = False

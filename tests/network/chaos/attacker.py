@@ -41,6 +41,7 @@ from peer.swarm.streams import Stream, StreamClosedError
 HANDLERS = ("join", "invite", "round", "history")
 DROPPED_WITHIN_S = 12.0  # the longest first-frame limit is 5 s; the rest is for a busy machine
 ATTACK_TIMEOUT_S = 60.0
+SEATED = ("member", "leader")  # attacks that need a seat, which is refused to whoever has done ill before
 
 
 class GivenUpError(Exception):
@@ -238,6 +239,24 @@ def low_ranked(run_id: str, below: tuple[str, ...]) -> Identity:
 async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...], lines: asyncio.StreamReader) -> None:
     from tests.network.chaos.insiders import ATTACKS
 
+    answers: dict[str, Handler] = {}
+    come = partial(_come, folder, address, run_id, honest, answers)
+    node = await come()
+    print(json.dumps({"peer_id": node.peer_id}), flush=True)
+    while line := await lines.readline():
+        asked = json.loads(line)
+        if asked["attack"].startswith(SEATED):
+            await node.close()
+            node = await come()
+        attacker = Attacker(node, run_id, tuple(asked["honest"]), random.Random(asked["seed"]), answers)
+        answer = {"attack": asked["attack"], "problem": None, "made": True}
+        answer.update(await _attack(attacker, ATTACKS[asked["attack"]]))
+        answers.clear()
+        print(json.dumps(answer), flush=True)
+
+
+async def _come(folder: Path, address: str, run_id: str, honest: tuple[str, ...], answers: dict[str, Handler]) -> Node:
+    """A host that nobody has met."""
     key = folder / "attacker.key"
     key.touch(mode=0o600)
     key.write_bytes(low_ranked(run_id, honest).to_bytes())
@@ -245,17 +264,9 @@ async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...
         identity_path=key, host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=(address,), check_identity=False
     )
     node = await start_node(config)
-    answers: dict[str, Handler] = {}
     for handler in HANDLERS:
         await node.serve(f"atoll/{run_id[:16]}/{handler}", "round", partial(_answer, answers, handler))
-    print(json.dumps({"peer_id": node.peer_id}), flush=True)
-    while line := await lines.readline():
-        asked = json.loads(line)
-        attacker = Attacker(node, run_id, tuple(asked["honest"]), random.Random(asked["seed"]), answers)
-        answer = {"attack": asked["attack"], "problem": None, "made": True}
-        answer.update(await _attack(attacker, ATTACKS[asked["attack"]]))
-        answers.clear()
-        print(json.dumps(answer), flush=True)
+    return node
 
 
 async def _answer(answers: dict[str, Handler], handler: str, stream: Stream) -> None:

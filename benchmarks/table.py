@@ -33,7 +33,7 @@ def page(reports: Mapping[str, dict[str, Any]], pictures: Collection[str] = ()) 
     sections = []
     for name, report in reports.items():
         if "benchmark" in report:
-            sections.append(section(report, report["benchmark"] in pictures))
+            sections.append(section(name, report, name in pictures))
         elif "summary" in report:
             sections.append(comparison(name, report, sorted(p for p in pictures if p.startswith(f"{name}-loss-"))))
         elif "recommended" in report:
@@ -101,13 +101,13 @@ def _compared(row: dict[str, Any]) -> str:
     )
 
 
-def section(report: dict[str, Any], picture: bool = False) -> str:
-    """One report as Markdown."""
+def section(name: str, report: dict[str, Any], picture: bool = False) -> str:
+    """One report as Markdown; `name` is that of its file, and of the picture."""
     machine = report["machine"]
     lines = [
-        f"## {report['benchmark']}",
+        f"## {name}",
         "",
-        f"{report['about']}. Raw samples: [{report['benchmark']}.json]({report['benchmark']}.json).",
+        f"{report['about']}. Raw samples: [{name}.json]({name}.json).",
         "",
         f"    {report['command']}",
         "",
@@ -117,7 +117,7 @@ def section(report: dict[str, Any], picture: bool = False) -> str:
         "",
         *_side_by_side(report.get("table", ())),
         *([report["notes"], ""] if "notes" in report else ()),
-        *([f"![{report['benchmark']}]({report['benchmark']}.png)", ""] if picture else ()),
+        *([f"![{name}]({name}.png)", ""] if picture else ()),
         f"Machine: {machine['cores']} shared cores ({machine['cpu']}), {machine['memory_gb']:g} GB, "
         f"Python {machine['python']}, torch {machine['torch']}; load average {machine['load_average_1_min']:.1f} "
         f"before the run. Seed {report['seed']}.",

@@ -82,10 +82,15 @@ class Node:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` until it ends or the node closes; what escapes it is logged with its traceback."""
-        task = asyncio.get_running_loop().create_task(_logged(work))
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a background task failed", exc_info=error)
 
     async def serve(self, name: str, purpose: str, handler: Handler) -> None:
         """Answer streams that other peers open under `name`; once the handler has returned, the stream
@@ -276,12 +281,3 @@ async def start_node(config: NodeConfig) -> Node:
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)
     node.spawn(node.keep_connected())
     return node
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except asyncio.CancelledError:
-        raise
-    except Exception:  # root of a task
-        log.exception("a background task failed")

@@ -93,7 +93,7 @@ def test_the_table_stands_beside_the_papers() -> None:
         name="bandwidth", about="One against another", seed=3, figures=(), samples={}, machine=describe_machine(),
         table=(header, row), notes="How to read it.",
     )
-    lines = section(report.to_dict(), picture=True).splitlines()
+    lines = section("bandwidth", report.to_dict(), picture=True).splitlines()
     assert "| model | method | 50% | 80% | 90% | 95% | 99% |" in lines
     assert "How to read it." in lines
     assert "![bandwidth](bandwidth.png)" in lines

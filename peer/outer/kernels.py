@@ -148,14 +148,15 @@ class Kernels:
         """
         counts = [one.rows * one.width for one in aggregate]
         _check_sizes([tensor.numel() for tensor in (*old, *new)], [sum(counts)] * 4)
-        finite, places = True, [tensor.data_ptr() for tensor in (*old, *new)]
-        for count, (bits, scales, codes, rows, width) in zip(counts, aggregate, strict=True):
-            _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, rows, width))
+        for bits, scales, codes, rows, width in aggregate:
             if not 1 <= width <= LONGEST_ROW:
                 raise ValueError(f"rows of {width} values: must be 1 to {LONGEST_ROW}")
-            function = getattr(self._library, f"nesterov_int{bits}")
+            _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, rows, width))
+        finite, places = True, [tensor.data_ptr() for tensor in (*old, *new)]
+        for count, one in zip(counts, aggregate, strict=True):
+            function = getattr(self._library, f"nesterov_int{one.bits}")
             anchor, momentum, *written = places
-            read = _address(scales), _address(codes), count, width
+            read = _address(one.scales), _address(one.codes), count, one.width
             finite &= bool(function(*read, anchor, momentum, beta, lr, *written))
             places = [place + 4 * count for place in places]
         return finite

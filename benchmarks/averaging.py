@@ -1,8 +1,8 @@
 """An Atoll peer of `benchmarks.exchange`: the production exchange over real libp2p, and the votes that commit it.
 
 All that the benchmark knows of `peer.swarm` is in this file. The group stands from one averaging to the next, as in
-production. What is not measured is how members find each other, and what a round costs beyond the exchange: there are
-no trainer, directory, history and installation of the update.
+production. A round ends when the outer step is taken: the trainer goes on then, while the state that it led to is
+hashed. What is not measured is how members find each other: there are no trainer, directory and history.
 """
 
 from __future__ import annotations
@@ -46,25 +46,27 @@ class AtollMember:
         rosters: that it has.
         chain: what it takes for committed; filled here.
         loop: theirs.
-        state_type: of the outer state.
     """
 
     def __init__(
         self, setup: Setup, node: Node, exchange: Exchange, rosters: Rosters, chain: list[Certificate],
-        loop: asyncio.AbstractEventLoop, state_type: type[OuterState],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._setup, self._node, self._exchange, self._rosters, self._loop = setup, node, exchange, rosters, loop
         self._chain = chain
         anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
-        self._state = state_type(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
-        self._state.lineage_id = self._state.digest()
+        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
+        self._digest = self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
         self._group: Group | None = None
+        self._update: AnyUpdate | None = None
         self._sequence = 0
         self.address = node.maddrs[0]
 
     def prepare(self) -> dict[str, str]:
-        """Local parameters whose pseudo-gradient is the contribution (the anchor is zero); a signed join."""
+        """Local parameters whose pseudo-gradient is the contribution (the state is zero again); a signed join."""
+        for tensor in (self._state.anchor, *self._state.buffers):
+            tensor.zero_()
         fill(self._vector, self._setup.index, self._setup.seed)
         self._vector.neg_()
         _, sealed = self._rosters.join(self._position(), TOKENS)
@@ -81,10 +83,12 @@ class AtollMember:
         _, self._group = self._rosters.write(joins, self._state.lineage_id)
 
     def average(self) -> Timed:
-        """Join, exchange, preview and hash the state, sign and collect the votes, decode the update."""
+        """Join, exchange, sign and collect the votes, take the outer step; then hash the state, as nobody waits."""
         began = time.monotonic()
         phases = self._wait(self._round())
-        return Timed(began=began, ended=time.monotonic(), phases=phases)
+        ended = time.monotonic()
+        self._state.digest()
+        return Timed(began=began, ended=ended, phases=phases)
 
     async def _round(self) -> dict[str, float]:
         state, position = self._state, self._position()
@@ -98,22 +102,25 @@ class AtollMember:
         marks.append(time.monotonic())
         exchanged = await self._exchange.exchange(group, due, state)
         marks.append(time.monotonic())
-        link = await link_of(group, exchanged, state)
+        link = await link_of(group, exchanged, state, self._digest)
         marks.append(time.monotonic())
         certificate = await self._exchange.commit(group, link)
         marks.append(time.monotonic())
-        await asyncio.to_thread(_decode, exchanged.update, self._vector)
+        await asyncio.to_thread(state.apply, exchanged.update, state.round + 1, link.id)
         marks.append(time.monotonic())
         self._chain.append(certificate)
-        # The next round is on a new lineage, as in production; only that the state stays as it is.
-        state.round, state.lineage_id = state.round + 1, certificate.link.id
-        names = ("join", "exchange", "link", "commit", "decode")
+        self._update = exchanged.update
+        names = ("join", "exchange", "link", "commit", "install")
         return dict(zip(names, (b - a for a, b in pairwise(marks)), strict=True))
 
     def check(self) -> float:
         """End the round; the group stays."""
         assert self._group is not None
+        assert self._update is not None
         self._wait(self._exchange.release(self._group, None, self._position()))
+        update, self._update = self._update, None
+        for start, stop in pieces(0, update.numel):
+            update.decode_range(start, stop, self._vector[start:stop])
         return relative_error(self._vector, self._setup.peers, self._setup.seed)
 
     def close(self) -> None:
@@ -126,20 +133,13 @@ class AtollMember:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _decode(update: AnyUpdate, vector: torch.Tensor) -> None:
-    for start, stop in pieces(0, update.numel):
-        update.decode_range(start, stop, vector[start:stop])
-
-
-async def start(
-    setup: Setup, node: Node, answers: TextIO, state_type: type[OuterState] = OuterState
-) -> Callable[[], None]:
+async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
     """See `run_peer`."""
     rosters = Rosters(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
     recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
     exchange = Exchange(node, RUN, setup.timeout_s, recipe, setup.numel, rosters, chain=lambda: chain)
     await exchange.start()
-    member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop(), state_type)
+    member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop())
     return lambda: serve(member, answers)
 
 

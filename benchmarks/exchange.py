@@ -51,10 +51,6 @@ SYSTEMS = {
         module="benchmarks.averaging", peer_bytes=3.0e8, parameter_bytes=18.0,
         codecs={"int8": 0.03, "int4": 0.2, "int2": 0.7, "fp16": 1e-3, "fp32": 1e-5},
     ),
-    "atoll-average": System(
-        module="benchmarks.average_alone", peer_bytes=3.0e8, parameter_bytes=18.0,
-        codecs={"int8": 0.03, "int4": 0.2, "int2": 0.7},
-    ),
     "hivemind": System(
         module="benchmarks.hivemind_peer", peer_bytes=3.5e8, parameter_bytes=20.0, from_last=True,
         codecs={"none": 1e-5, "fp16": 1e-3, "scaled-fp16": 1e-3, "uniform-8bit": 0.1, "quantile-8bit": 0.1,

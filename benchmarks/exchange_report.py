@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,26 @@ from benchmarks.figures import Figure
 NAME = "exchange"
 ABOUT = "Seconds of averaging one fp32 vector among processes of one machine: Atoll, hivemind's averager, gloo"
 NOTES = """\
-Seconds are medians, each from the moment that all are ready until the slowest peer holds the mean; MB/s is the size
-of the fp32 vector over them. Atoll: real nodes and libp2p daemons, signed joins; from the first peer that begins; the
-exchange, the state's preview and digest, signed votes, the update decoded to fp32: preview, digest and votes are what
-only Atoll does. `atoll-average`: the same without the outer step, hence without preview and digest of the state: the
-vote is on the update alone. That is what hivemind's all-reduce and gloo's yield, encrypted and signed. `int2` is the
+Seconds are medians, each from the moment that all are ready until the slowest peer holds the mean; MB/s is the size of
+the fp32 vector over them. Atoll: real nodes and libp2p daemons, signed joins; from the first peer that begins; the
+exchange, encrypted and signed, the votes on it, and the outer step with the mean, which only Atoll takes; hashing the
+state that this leads to is what a peer does while its trainer goes on, and counts as CPU seconds alone. `int2` is the
 default recipe's codec, with its error feedback on both legs. The group stands from one averaging to the next, as in
-production: joining it again counts, matching and opening streams do not. hivemind 1.1.12: its DecentralizedAverager
-with its default part size, in an environment of its own with numpy 2.2.5 (with 2.4 and later its 8-bit codecs raise
-inside, average nothing and report success) and bitsandbytes for the block-wise codec; the all-reduce alone inside the
-averager's process, from the last peer that begins: matchmaking and everything around do not count.
-gloo: fp32, from the first process behind a barrier, the sum alone; nothing is encrypted, signed or checked. CPU
-seconds are user and system of all peers' processes for one averaging; `p2pd s` are the libp2p daemons' share. MB is
+production: joining it again counts, matching and opening streams do not. hivemind 1.1.12:
+its DecentralizedAverager with its default part size, in an environment of its own with numpy 2.2.5 (with 2.4 and later
+its 8-bit codecs raise inside, average nothing and report success) and bitsandbytes for the block-wise codec; the
+all-reduce alone inside the averager's process, from the last peer that begins: matchmaking and everything around do not
+count.
+gloo: fp32, from the first process behind a barrier, the sum alone; nothing is encrypted, signed or checked.
+CPU seconds are user and system of all peers' processes for one averaging; `p2pd s` are the libp2p daemons' share. MB is
 memory: the rise of the proportional set size (PSS) of a peer with all its processes over what it had before its first
-averaging, of the peer where it is largest, sampled in two averagings of their own that are not timed. The error is
-the distance from the true mean over the norm of one contribution. Every averaging is checked; one that is not the
-average within its codec's error, although its system reports success, counts as wrong and has no time."""
-OURS = ("atoll", "atoll-average")
+averaging, of the peer where it is largest, sampled in two averagings of their own that are not timed. The error is the
+distance from the true mean over the norm of one contribution. Every averaging is checked; one that is not the average
+within its codec's error, although its system reports success, counts as wrong and has no time."""
 GOAL_CODECS = ("int8", "int4", "int2")
 FASTER_THAN_HIVEMIND = {(4, 50_000_000): 4.0, (2, 125_000_000): 4.0}
 SLOWER_THAN_GLOO = {(4, 50_000_000): 2.5}
-SECONDS = {("atoll", 4, 1_000_000): 0.06}
+SECONDS = {(4, 1_000_000): 0.06}
 MEMORY_RATIO = 1.3
 MEMORY_FROM_PARAMS = 10_000_000  # below, a few MB of buffers are all that there is to see
 HEADER: tuple[str, ...] = (
@@ -56,32 +54,31 @@ def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
     found: list[Figure] = []
     for peers, params in dict.fromkeys((row["peers"], row["params"]) for row in rows):
         cell = [row for row in rows if (row["peers"], row["params"]) == (peers, params)]
-        ours = {(row["system"], row["codec"]): row for row in cell}
-        for which in product(OURS, GOAL_CODECS):
-            if which in ours:
-                found += _cell_figures((peers, params), ours[which], cell)
+        ours = {row["codec"]: row for row in cell if row["system"] == "atoll"}
+        for codec in GOAL_CODECS:
+            if codec in ours:
+                found += _cell_figures((peers, params), ours[codec], cell)
     return tuple(found)
 
 
 def _cell_figures(place: tuple[int, int], atoll: Row, cell: Sequence[Row]) -> list[Figure]:
-    name, seconds = f"{place[0]} x {size(place[1])}", atoll["seconds_median"]
-    own = f"{atoll['system']} {atoll['codec']}"
-    found = [Figure(name=f"{name}: {own}", value=seconds, unit="s", limit=SECONDS.get((atoll["system"], *place)))]
+    name, seconds, codec = f"{place[0]} x {size(place[1])}", atoll["seconds_median"], atoll["codec"]
+    found = [Figure(name=f"{name}: atoll {codec}", value=seconds, unit="s", limit=SECONDS.get(place))]
     theirs = [row for row in cell if row["system"] == "hivemind"]
     if theirs:
         best = min(theirs, key=lambda row: float(row["seconds_median"]))
         found.append(Figure(
-            name=f"{name}: hivemind's fastest ({best['codec']}) / {own}", unit="x",
+            name=f"{name}: hivemind's fastest ({best['codec']}) / atoll {codec}", unit="x",
             value=best["seconds_median"] / seconds, limit=FASTER_THAN_HIVEMIND.get(place), at_most=False,
         ))
     for row in cell:
         if row["system"] == "gloo":
             found.append(Figure(
-                name=f"{name}: {own} / gloo", unit="x", value=seconds / row["seconds_median"],
+                name=f"{name}: atoll {codec} / gloo", unit="x", value=seconds / row["seconds_median"],
                 limit=SLOWER_THAN_GLOO.get(place),
             ))
     found.append(Figure(
-        name=f"{name}: {own}, more memory / fp32 size", unit="x",
+        name=f"{name}: atoll {codec}, more memory / fp32 size", unit="x",
         value=atoll["peak_memory_bytes"] / (4 * place[1]),
         limit=MEMORY_RATIO if place[1] >= MEMORY_FROM_PARAMS else None,
     ))
@@ -110,7 +107,7 @@ def notes(missing: Sequence[Mapping[str, Any]]) -> str:
 
 
 # Okabe and Ito (2008).
-_COLOURS = {"atoll": "#0072B2", "atoll-average": "#56B4E9", "hivemind": "#D55E00", "gloo": "#000000"}
+_COLOURS = {"atoll": "#0072B2", "hivemind": "#D55E00", "gloo": "#000000"}
 _LABEL_GAP = 0.05  # of the axis' height
 
 

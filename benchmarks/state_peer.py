@@ -1,6 +1,6 @@
 """The process of one peer of `benchmarks.state_transfer`: a donor that averages with the others, or the newcomer.
 
-All that the benchmark knows of `peer.swarm` is in this file. Rounds are whole: exchange, preview, votes, the update
+All that the benchmark knows of `peer.swarm` is in this file. Rounds are whole: exchange, votes, the update
 applied and recorded on disk; there are no trainer and no directory. The newcomer's chain and state are verified as
 always.
 """
@@ -139,13 +139,13 @@ class StatePeer:
             raise AssertionError("nothing to replay")
 
         began = time.monotonic()
-        standing = Standing(state=self.state, history=keeper.history, valid=False)
+        standing = Standing(state=self.state, history=keeper.history, valid=False, digest=keeper.digest)
         how = await fetcher.catch_up(donors[0], standing, apply, adopt, donors[1:])
-        head = self._memory.head
+        said = await fetcher.said(keeper.history.chain[-1].link, donors)
         return {
             "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,
             "chunks": [how.chunks.get(donor, 0) for donor in donors],
-            "right": head is not None and head.state_digest == keeper.history.chain[-1].link.state_digest,
+            "right": set(said.values()) == {await keeper.digest()},
         }  # fmt: skip
 
     def _new_keeper(self, name: str) -> Keeper:
@@ -170,6 +170,9 @@ class _Port:
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self._peer.keeper.shelf.courtesy.round_begins()
         return await self._peer.exchange.exchange(group, due, state)
+
+    async def digest(self) -> str:
+        return await self._peer.keeper.digest()
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         return await self._peer.exchange.commit(group, link)

@@ -25,7 +25,7 @@ NOTES = """\
 Real nodes and libp2p daemons, one process with one torch thread for each peer. MB/s counts from the newcomer's first
 request to the last verified chunk in its file: the donor's chain is checked, every chunk is hashed and written. `first`
 is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
-`p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, preview, votes, applied, recorded), among the
+`p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round, one transfer after another;
 `delay` is the median of those that a transfer overlaps over the median of those without, the donors' writing of their
 files included. Newcomer and donors share the cores, so what the newcomer does slows the rounds here, too."""

@@ -25,11 +25,13 @@ READS = 100  # of a head that changes meanwhile; a write takes microseconds
 
 
 class Head(Spec):
-    """Which state the anchor and the buffers hold. Absent while an update is being applied."""
+    """Which state the anchor and the buffers hold. Absent while an update is being applied; without the digest until
+    that is known, while trainers go on.
+    """
 
     round: int
     lineage_id: Digest
-    state_digest: Digest
+    state_digest: Digest | None = None
     contributed: int | None = None
 
 

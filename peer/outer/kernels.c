@@ -347,23 +347,18 @@ VECTORS void add_scaled(float *restrict total, const float *restrict x, size_t n
 }
 
 /* `anchor` and `new_anchor` may be the same memory, and so may `momentum` and `new_momentum`: an element is read before
-   it is written, and no other is read after. Yields the bits of the largest magnitude that was written. */
-INLINE uint32_t descend(
+   it is written, and no other is read after. */
+INLINE void descend(
     const float *anchor, const float *momentum, const float *restrict update, size_t n, float beta, float lr,
     float *new_anchor, float *new_momentum)
 {
-    uint32_t largest = 0;
 #pragma GCC ivdep
     for (size_t i = 0; i < n; i++) {
         float m = momentum[i] * beta + update[i];
         float a = anchor[i] - (m * beta + update[i]) * lr;
         new_momentum[i] = m;
         new_anchor[i] = a;
-        uint32_t one = bits_of(m) & 0x7FFFFFFFu, other = bits_of(a) & 0x7FFFFFFFu;
-        one = one > other ? one : other;
-        largest = one > largest ? one : largest;
     }
-    return largest;
 }
 
 VECTORS void nesterov(
@@ -373,28 +368,24 @@ VECTORS void nesterov(
     descend(anchor, momentum, update, n, beta, lr, new_anchor, new_momentum);
 }
 
-/* The same, of an update that is read from its payload as it is needed: it lies on the stack, some rows at a time. 0:
-   something that was written is NaN or infinite. */
+/* The same, of an update that is read from its payload as it is needed: it lies on the stack, some rows at a time. */
 #define LONGEST 2048 /* elements of a row */
 
 #define DEFINE_NESTEROV(BITS, CODE, SCALE_BYTES)                                                                      \
-    VECTORS int nesterov_int##BITS(                                                                                   \
+    VECTORS void nesterov_int##BITS(                                                                                  \
         const unsigned char *restrict scales, const CODE *restrict codes, size_t n, size_t block,                     \
         const float *anchor, const float *momentum, float beta, float lr, float *new_anchor, float *new_momentum)     \
     {                                                                                                                 \
-        uint32_t largest = 0;                                                                                         \
         size_t rows = LONGEST / block;                                                                                \
         for (size_t first = 0; first < n; first += rows * block) {                                                    \
             float update[LONGEST];                                                                                    \
             size_t count = n - first < rows * block ? n - first : rows * block;                                       \
             read_int##BITS(scales, codes, count, block, update);                                                      \
-            uint32_t own = descend(                                                                                   \
+            descend(                                                                                                  \
                 anchor + first, momentum + first, update, count, beta, lr, new_anchor + first, new_momentum + first); \
-            largest = own > largest ? own : largest;                                                                  \
             scales += rows * SCALE_BYTES;                                                                             \
             codes += rows * ((block * BITS + 7) / 8);                                                                 \
         }                                                                                                             \
-        return largest < INFINITE;                                                                                    \
     }
 
 DEFINE_NESTEROV(8, int8_t, 4)

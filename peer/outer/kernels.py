@@ -26,7 +26,7 @@ _VECTOR, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 _QUANTIZE = [_VECTOR, _COUNT, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
 _DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
 _CHECK = [_VECTOR, _VECTOR, _COUNT, _COUNT, ctypes.c_uint32, ctypes.c_uint32]
-_ANSWERS = ("quantize", "check", "all_finite", "nesterov_int")
+_ANSWERS = ("quantize", "check", "all_finite")
 _STEP = [_VECTOR, _VECTOR, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
 LONGEST_ROW = 2048  # of what `nesterov_coded` reads
 
@@ -43,6 +43,13 @@ class Coded(NamedTuple):
     codes: memoryview
     rows: int
     width: int
+
+    @property
+    def bound(self) -> float:
+        """What no value exceeds in magnitude: the largest scale times the largest code."""
+        scales = np.frombuffer(self.scales, "<u4" if self.bits == 8 else "<u2").astype("<u4", copy=False)
+        largest = scales.max(initial=0) << (0 if self.bits == 8 else 16)  # bits are ordered as the numbers are
+        return float(np.uint32(largest).view(np.float32)) * (1 << (self.bits - 1))
 
 
 class Kernels:
@@ -140,26 +147,20 @@ class Kernels:
     def nesterov_coded(
         self, old: tuple[Tensor, Tensor], aggregate: Sequence[Coded], beta: float, lr: float,
         new: tuple[Tensor, Tensor],
-    ) -> bool:  # fmt: skip
-        """`nesterov` of a D that is read from its payloads on the way, in rows of at most LONGEST_ROW values.
-
-        Returns:
-            whether all that was written is finite.
-        """
+    ) -> None:  # fmt: skip
+        """`nesterov` of a D that is read from its payloads on the way, in rows of at most LONGEST_ROW values."""
         counts = [one.rows * one.width for one in aggregate]
         _check_sizes([tensor.numel() for tensor in (*old, *new)], [sum(counts)] * 4)
         for bits, scales, codes, rows, width in aggregate:
             if not 1 <= width <= LONGEST_ROW:
                 raise ValueError(f"rows of {width} values: must be 1 to {LONGEST_ROW}")
             _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, rows, width))
-        finite, places = True, [tensor.data_ptr() for tensor in (*old, *new)]
+        places = [tensor.data_ptr() for tensor in (*old, *new)]
         for count, one in zip(counts, aggregate, strict=True):
             function = getattr(self._library, f"nesterov_int{one.bits}")
             anchor, momentum, *written = places
-            read = _address(one.scales), _address(one.codes), count, one.width
-            finite &= bool(function(*read, anchor, momentum, beta, lr, *written))
+            function(_address(one.scales), _address(one.codes), count, one.width, anchor, momentum, beta, lr, *written)
             places = [place + 4 * count for place in places]
-        return finite
 
 
 def kernels_for(*vectors: Tensor) -> Kernels | None:

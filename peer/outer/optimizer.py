@@ -68,13 +68,9 @@ class OuterOptimizer(Protocol):
 
     def step_coded(
         self, old: Vectors, aggregate: Sequence[Coded], new: Vectors, *, round: int = 0, lr_scale: float = 1.0  # noqa: ARG002
-    ) -> bool | None:
-        """`step`, of an aggregate that still lies in its payloads.
-
-        Returns:
-            whether all that was written is finite; None where there is no loop for it, and nothing was written.
-        """
-        return None
+    ) -> bool:
+        """`step`, of an aggregate that still lies in its payloads; False where no loop does it: nothing is written."""
+        return False
 
     def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:  # noqa: ARG002
         """What a run yields after `rounds` outer steps, fp32 [n]: the parameters to evaluate and to export."""
@@ -164,13 +160,13 @@ class Nesterov(Descent):
 
     def step_coded(
         self, old: Vectors, aggregate: Sequence[Coded], new: Vectors, *, round: int = 0, lr_scale: float = 1.0  # noqa: ARG002
-    ) -> bool | None:
+    ) -> bool:
         """See `OuterOptimizer.step_coded`."""
         before, after = (old.anchor, old.buffers[0]), (new.anchor, new.buffers[0])
         kernels = kernels_for(*before, *after)
-        if kernels is None:
-            return None
-        return kernels.nesterov_coded(before, aggregate, self.momentum, self.lr * lr_scale, after)
+        if kernels is not None:
+            kernels.nesterov_coded(before, aggregate, self.momentum, self.lr * lr_scale, after)
+        return kernels is not None
 
 
 @dataclass(frozen=True, kw_only=True)

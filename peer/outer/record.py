@@ -36,6 +36,7 @@ class RoundRecord(Spec):
     `dropped`: members that this peer's aggregator left out, the most often dropped first.
     In a gossip round, `drawn` are those whom the topology drew, as this peer saw it, and `members` those who averaged:
     the peer alone when the others did not come, which `reason` tells; `lineage_id` is the peer's own state's digest.
+    `state_digest` is that of the state that the update carried on, in a gossip round that of the state after it.
     What it audited since the last round, in words: `audits`.
     `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
     and `nicknames` (by their own account) are added by who keeps the record.

@@ -83,14 +83,12 @@ class Exchanged:
         update: of all.
         cosine: the mean between the contributions that this peer reduced.
         dropped: whose contributions this peer's aggregator left out of what it reduced.
-        state_digest: of the state after the update, where it was computed while that arrived.
         residuals: what each reducer has signed of its residual, in roster order; none without error feedback.
     """
 
     update: AnyUpdate
     cosine: float | None
     dropped: tuple[Drop, ...] = ()
-    state_digest: str | None = None
     residuals: tuple[str, ...] = ()
 
 
@@ -99,6 +97,7 @@ class SwarmPort(Protocol):
 
     async def match(self, due: Due) -> Group: ...
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged: ...
+    async def digest(self) -> str: ...  # of the state that the round starts from
     async def commit(self, group: Group, link: Link) -> Certificate: ...
     async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None: ...
     async def release(self, group: Group, abort: RoundAborted | None) -> None: ...
@@ -115,7 +114,7 @@ async def run_round(
         marks["match"] = clock()
         exchanged = await swarm.exchange(group, due, state)
         marks["exchange"] = clock()
-        link = await link_of(group, exchanged, state)
+        link = await link_of(group, exchanged, state, await swarm.digest())
         certificate = await swarm.commit(group, link)
     except RoundAborted as abort:
         if group is not None:
@@ -135,14 +134,22 @@ async def run_round(
     )
 
 
-async def link_of(group: Group, exchanged: Exchanged, state: OuterState) -> Link:
-    """What this peer will sign; raises RoundAborted where the update would carry the state beyond fp32's range."""
+async def link_of(group: Group, exchanged: Exchanged, state: OuterState, digest: str) -> Link:
+    """What this peer will sign.
 
-    def digests() -> tuple[str, str]:
-        return exchanged.state_digest or state.preview(exchanged.update), exchanged.update.digest()
+    Args:
+        digest: of the state, which the update will carry on.
+
+    Raises:
+        RoundAborted: the update could carry the state beyond fp32's range.
+    """
+
+    def look() -> str:
+        state.check(exchanged.update)
+        return exchanged.update.digest()
 
     try:
-        digest, update_digest = await asyncio.to_thread(digests)
+        update_digest = await asyncio.to_thread(look)
     except NonFiniteError as error:
         raise RoundAborted("exchange", str(error)) from None
     return Link(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
-from peer.outer.kernels import Coded
 from peer.outer.optimizer import OuterOptimizer, Vectors
 from peer.outer.update import Update
 from peer.protocol import hashing
@@ -23,17 +21,8 @@ from peer.protocol import hashing
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 PIECE = 1 << 19  # elements that are worked on at a time: of smaller pieces the calls cost more than the cache saves
 AnyUpdate = Update | Gathered
+LARGEST_VALUE = 2.0**48  # of an update: sums of 2^24 of their squares stay in fp32's range, in any outer optimizer
 _DIGEST_TAG = b"atoll-state-2"
-
-
-class Source(Protocol):
-    """Where an outer step reads its update D."""
-
-    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Elements [start, stop), written to `out` if that is given; both multiples of the block, or stop == P."""
-
-    def coded(self, start: int, stop: int) -> Sequence[Coded] | None:
-        """The same as a compiled loop reads it; None where none does."""
 
 
 class OuterState:
@@ -171,70 +160,48 @@ class OuterState:
             return residual.encode(self.compressor, start, stop, read)
         return self.compressor.encode_ranges(stop - start, read)
 
-    def scratch(self) -> list[Tensor]:
-        """What `preview_chunk` works in."""
-        return [torch.empty(min(PIECE, self.numel)) for _ in range(2 + len(self.buffers))]
-
-    def preview(self, update: AnyUpdate) -> str:
-        """The digest that `apply(update, ...)` would produce, changing nothing; temporaries are a few chunks.
+    def check(self, update: AnyUpdate) -> None:
+        """Refuse an update that must not be committed, since it could carry the state beyond fp32's range.
 
         Raises:
-            NonFiniteError: the update would carry the state beyond fp32's range; it must not be committed.
-        """
-        assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        scratch = self.scratch()
-        return self.joined_digest(
-            [self.preview_chunk(update, *bounds, scratch) for bounds in chunks(self.numel, CHUNK)]
-        )
-
-    def joined_digest(self, by_chunk: Sequence[Sequence[bytes]]) -> str:
-        """`state_digest` of what `preview_chunk` has yielded for each chunk, in order."""
-        by_tensor = zip(*by_chunk, strict=True)
-        return state_digest([digest for own in by_tensor for digest in own], self.numel, len(self.buffers))
-
-    def preview_chunk(self, update: Source, first: int, last: int, scratch: Sequence[Tensor]) -> list[bytes]:
-        """The digests of one chunk, [first, last), of the anchor and of each buffer after an update; see `preview`."""
-        hashers = [hashing.Hasher() for _ in (self.anchor, *self.buffers)]
-        for start, stop in pieces(first, last):
-            decoded, *shadows = (vector[: stop - start] for vector in scratch)
-            finite = self._step(update, start, stop, Vectors(shadows[0], shadows[1:]), decoded)
-            if not (all(map(is_finite, shadows)) if finite is None else finite):
-                raise NonFiniteError(f"the update makes values [{start}, {stop}) of the state infinite")
-            for shadow, hasher in zip(shadows, hashers, strict=True):
-                hasher.update(_bytes_of(shadow))
-        return [hasher.digest() for hasher in hashers]
-
-    def apply(self, update: AnyUpdate, round: int, lineage_id: str) -> None:
-        """Take the outer step with `update`, in place, and stand at `round` and `lineage_id`.
-
-        Cannot fail half-way: an `Update` was checked when it was made. `preview` tells the digest beforehand.
+            NonFiniteError: it may hold values above LARGEST_VALUE.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
         scratch = torch.empty(min(PIECE, self.numel))
         for start, stop in pieces(0, self.numel):
-            self._step(update, start, stop, self._vectors(start, stop), scratch[: stop - start])
+            coded = update.coded(start, stop)
+            if coded is None:
+                low, high = torch.aminmax(update.decode_range(start, stop, scratch[: stop - start]))
+                bound = max(-low.item(), high.item())
+            else:
+                bound = max(one.bound for one in coded)
+            if bound > LARGEST_VALUE:
+                values = f"values [{start}, {stop}) of the update"
+                raise NonFiniteError(f"{values} may reach {bound:.2g}: more than {LARGEST_VALUE:.2g} is not applied")
+
+    def apply(self, update: AnyUpdate, round: int, lineage_id: str) -> None:
+        """Take the outer step with `update`, in place, and stand at `round` and `lineage_id`.
+
+        Cannot fail half-way: an `Update` was checked when it was made.
+        """
+        assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
+        scratch = torch.empty(min(PIECE, self.numel))
+        for start, stop in pieces(0, self.numel):
+            self._step(update, start, stop, scratch[: stop - start])
         self.round = round
         self.lineage_id = lineage_id
 
-    def _step(self, update: Source, start: int, stop: int, new: Vectors, scratch: Tensor) -> bool | None:
-        """Take the outer step on [start, stop), into `new`; whether all that is written is finite, if that is known."""
-        old, scale = self._vectors(start, stop), self._scale
-        coded = update.coded(start, stop)
-        finite = None
-        if coded is not None:
-            finite = self.optimizer.step_coded(old, coded, new, round=self.round, lr_scale=scale)
-        if finite is None:
+    def _step(self, update: AnyUpdate, start: int, stop: int, scratch: Tensor) -> None:
+        vectors = Vectors(self.anchor[start:stop], [buffer[start:stop] for buffer in self.buffers])
+        coded, scale = update.coded(start, stop), self._scale
+        if coded is None or not self.optimizer.step_coded(vectors, coded, vectors, round=self.round, lr_scale=scale):
             update.decode_range(start, stop, scratch)
-            self.optimizer.step(old, scratch, new, round=self.round, lr_scale=scale)
-        return finite
+            self.optimizer.step(vectors, scratch, vectors, round=self.round, lr_scale=scale)
 
     @property
     def _scale(self) -> float:
         """Of the outer learning rate, in the next step; 1 leaves it as it is, bit for bit."""
         return 1.0 if self.rate is None else self.rate(self.round)
-
-    def _vectors(self, start: int, stop: int) -> Vectors:
-        return Vectors(self.anchor[start:stop], [buffer[start:stop] for buffer in self.buffers])
 
 
 def chunk_digests(tensors: Sequence[Tensor]) -> list[bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,26 +90,6 @@ class Update(InParts):
         Args:
             out: where to write them; a new vector by default.
         """
-        return Unchecked(self.parts, self.bounds, self.compressor).decode_range(start, stop, out)
-
-    def coded(self, start: int, stop: int) -> Sequence[Coded] | None:
-        """What a compiled loop reads in place of `decode_range`; None where no loop reads this codec."""
-        return Unchecked(self.parts, self.bounds, self.compressor).coded(start, stop)
-
-
-class Unchecked(NamedTuple):
-    """What `Update` decodes; nobody has looked at the payloads, which may still be arriving.
-
-    Attributes:
-        bounds: [start, stop) of each part, in elements.
-    """
-
-    parts: Sequence[Payload]
-    bounds: Sequence[tuple[int, int]]
-    compressor: Compressor
-
-    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """See `Update.decode_range`."""
         decoded = torch.empty(stop - start) if out is None else out
         position = 0
         for payload, n, a, b in self._pieces(start, stop):
@@ -120,7 +99,7 @@ class Unchecked(NamedTuple):
         return decoded
 
     def coded(self, start: int, stop: int) -> Sequence[Coded] | None:
-        """See `Update.coded`."""
+        """What a compiled loop reads in place of `decode_range`; None where no loop reads this codec."""
         coded: list[Coded] = []
         for payload, n, a, b in self._pieces(start, stop):
             own = self.compressor.coded(payload, n, a, b)

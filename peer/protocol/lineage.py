@@ -41,7 +41,8 @@ class Link(Spec):
     """One committed round.
 
     Attributes:
-        state_digest: of the outer state after the update.
+        state_digest: of the outer state that the update carries on. So nobody hashes a state while others wait: that
+            after the update is hashed while trainers go on, and certified by the link that follows.
         residuals: with error feedback, what each reducer signed of its residual, in roster order.
     """
 
@@ -65,7 +66,7 @@ class Link(Spec):
     @property
     def id(self) -> str:
         """The lineage id that this link leads to."""
-        return hashlib.sha256(b"atoll-link-2" + dump_json(self)).hexdigest()
+        return hashlib.sha256(b"atoll-link-3" + dump_json(self)).hexdigest()
 
     @property
     def weight(self) -> int:

@@ -191,13 +191,14 @@ class AbortMessage(Spec):
 class HistoryRequest(Spec):
     """Ask a donor for what it holds.
 
-    chain: certificates from `from_round` on. update: the one of that digest. snapshot: what a snapshot is, with the
-    digests of its chunks: the one of lineage id `digest` if the donor has it, else its newest, of `from_round` or
-    later if it has come that far. chunks: those of these indexes, in this order, of the snapshot of lineage id
-    `digest`; more such requests may follow on the stream.
+    state: the digest, as 32 bytes, of its state at lineage id `digest`. chain: certificates from `from_round` on.
+    update: the one of that digest. snapshot: what a snapshot is, with the digests of its chunks: the one of lineage
+    id `digest` if the donor has it, else its newest, of `from_round` or later if it has come that far. chunks:
+    those of these indexes, in this order, of the snapshot of lineage id `digest`; more such requests may follow on
+    the stream.
     """
 
-    what: Literal["chain", "update", "snapshot", "chunks"]
+    what: Literal["state", "chain", "update", "snapshot", "chunks"]
     run_id: Digest
     from_round: Count = 0
     digest: Digest | None = None
@@ -207,8 +208,8 @@ class HistoryRequest(Spec):
     def _chunks_have_indexes(self) -> HistoryRequest:
         if (self.what == "chunks") != bool(self.indexes):
             raise ValueError("a request for chunks names at least one, and no other request does")
-        if self.what == "chunks" and self.digest is None:
-            raise ValueError("a request for chunks names the lineage id of the snapshot")
+        if self.what in ("chunks", "state") and self.digest is None:
+            raise ValueError(f"a request for {self.what} names a lineage id")
         return self
 
 

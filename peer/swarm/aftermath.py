@@ -75,6 +75,8 @@ class Aftermath:
             self._matchmaker.view.doubt_relay(record.culprit)
         longest = min(MAX_BACKOFF_S, 0.1 * 2.0 ** min(self._failed_in_row, MAX_DOUBLINGS))
         await asyncio.sleep(self._rng.uniform(0.0, longest))
+        if record.phase == "commit":
+            await self._following.look_at_own_state()
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
             others = [peer_id for peer_id in record.members if peer_id != self._own_id]
             missed = await went_on(self._following.fetcher, others, self._following.standing, self._rng)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.state import AnyUpdate, OuterState, state_digest
 from peer.protocol import hashing
-from peer.protocol.lineage import Certificate, RosterLimits, chain_weight, check_chain, heavier
+from peer.protocol.lineage import Certificate, Link, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.asking import asking
@@ -27,16 +27,22 @@ from peer.swarm.serving import SLICE_BYTES, history_name
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.witnesses import agreed, ask_members
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
 LATEST = 2**53 - 1
+DIGEST_BYTES = 32
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
 
 
 class NotHeavierError(CatchUpError):
     """The donor's lineage is valid, but does not beat ours: nothing to do."""
+
+
+class UndecidedError(CatchUpError):
+    """The members of the donor's last round do not agree on the state after it: the next round will tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +81,15 @@ class Fetcher:
         """Bring the state to the donor's tip.
 
         Args:
-            others: peers that may serve the same snapshot, the best first.
+            others: peers that may serve the same snapshot, the best first, or say what is in it.
 
         Raises:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
             StreamClosedError: it went away.
         """
-        state = standing.state
         if standing.valid:
             onward = await self.onward(donor, standing)
-            replayed = await self._replay(donor, onward, state, apply)
+            replayed = await self._replay(donor, onward, standing, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
         return await self._snapshot(donor, standing, adopt, others)
@@ -107,7 +112,8 @@ class Fetcher:
         meta, digests = await self._offer(donor, standing)
         if meta.round != 0:
             raise CatchUpError(f"{donor} holds round {meta.round}, not the genesis")
-        path, _ = await self._chunks([donor], meta, digests, standing.history.genesis, self._open)
+        _compare(donor, digests, meta, standing.history.genesis)
+        path, _ = await self._chunks([donor], meta, digests, self._open)
         await adopt(path, [])
 
     async def state_of(self, donor: str, standing: Standing, signed: GossipState) -> Path:
@@ -120,34 +126,43 @@ class Fetcher:
         meta, digests = await self._offer(donor, standing, signed.state_digest)
         if (meta.round, meta.lineage_id) != (signed.round, signed.state_digest):
             raise CatchUpError(f"{donor} serves round {meta.round}, and has signed another state")
-        path, _ = await self._chunks([donor], meta, digests, signed.state_digest, self._open)
+        _compare(donor, digests, meta, signed.state_digest)
+        path, _ = await self._chunks([donor], meta, digests, self._open)
         return path
 
-    async def _replay(self, donor: str, onward: list[Certificate], state: OuterState, apply: Apply) -> int:
-        """Apply certified updates one by one; -> how many the donor still had."""
+    async def said(self, link: Link, peers: Iterable[str]) -> dict[str, str]:
+        """What members of a round say that the state after it is, by peer id: those of `peers` that answer."""
+        return await ask_members(self._state_digest, link, peers)
+
+    async def _replay(self, donor: str, onward: list[Certificate], standing: Standing, apply: Apply) -> int:
+        """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
+        on another state than this peer's.
+        """
+        state = standing.state
         for count, certificate in enumerate(onward):
-            link = certificate.link
+            link, digest = certificate.link, await standing.digest()
+            if digest != link.state_digest:
+                log.warning("round %d carried on %s; ours was %s", link.round + 1, link.state_digest[:12], digest[:12])
+                return count
             payload = await self._update(donor, certificate, state)
             if payload is None:
                 return count
             weights = [member.tokens for member in link.roster]
             try:
                 update = await asyncio.to_thread(state.split_update, payload, weights)
-                digest = await asyncio.to_thread(state.preview, update)
+                await asyncio.to_thread(state.check, update)
             except ProtocolError:
                 raise
             except (NonFiniteError, ValueError) as error:
                 raise CatchUpError(f"round {link.round}: {error}") from None
-            if digest != link.state_digest:
-                raise CatchUpError(f"round {link.round} leads to {digest[:12]}, certified {link.state_digest[:12]}")
             await apply(update, certificate)
         return len(onward)
 
     async def _snapshot(self, donor: str, standing: Standing, adopt: Adopt, others: Sequence[str]) -> CaughtUp:
         """Verify the donor's chain from genesis, then its state chunk by chunk, from whoever has it."""
-        others = others[: DONORS_AT_ONCE - 1]
+        donors = [donor, *others[: DONORS_AT_ONCE - 1]]
         # all write their files at the same time, that is of the same round
-        preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in others]
+        preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in donors[1:]]
         # each of these takes several round trips, and none needs another's answer
         early = None if standing.valid else EarlyStream(self._open, donor)  # who has a state may need no other
         seen: Counter[str] = Counter()
@@ -160,7 +175,7 @@ class Fetcher:
             if len(chain) < meta.round:  # rounds have been committed before the snapshot was written
                 parent = chain[-1].link.id if chain else genesis
                 chain += await self._chain(donor, len(chain), parent, seen)
-            chain = chain[: meta.round]
+            chain, after = chain[: meta.round], chain[meta.round :]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             if standing.valid and not heavier(
@@ -168,8 +183,18 @@ class Fetcher:
             ):
                 PartialFile.discard(self._folder)
                 raise NotHeavierError(f"the chain of {donor} is not heavier than ours")
-            expected, open_stream = chain[-1].link.state_digest, self._open if early is None else early.open
-            path, served = await self._chunks([donor, *others], meta, digests, expected, open_stream)
+            open_stream = self._open if early is None else early.open
+            if after:
+                _compare(donor, digests, meta, after[0].link.state_digest)
+                path, served = await self._chunks(donors, meta, digests, open_stream)
+            else:
+                link, offered = chain[-1].link, state_digest(digests, meta.numel, meta.num_buffers)
+                looking = asyncio.ensure_future(self._look(donor, link, offered, others))
+                try:
+                    path, served = await self._chunks(donors, meta, digests, open_stream)
+                    await looking
+                finally:
+                    await cancel_and_wait([looking])
         finally:
             try:
                 await cancel_and_wait([offering, linking, *preparing])
@@ -178,6 +203,28 @@ class Fetcher:
                     await early.close()
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
+
+    async def _look(self, donor: str, link: Link, offered: str, others: Sequence[str]) -> None:
+        """Refuse a state that no link certifies yet, unless the members of the round that led to it say the same."""
+        said = await self.said(link, others)
+        if link.place(donor) is not None:
+            said[donor] = offered
+        digest = agreed(said, link)
+        if digest not in (None, offered):
+            raise CatchUpError(f"{donor} serves another state than the {digest[:12]} that its round's members hold")
+        if digest is None and said:
+            raise UndecidedError(f"{len(said)} members of round {link.round + 1} name different states after it")
+        if said:
+            members = f"{len(said)} of the {len(link.roster)} members of round {link.round + 1}"
+            log.info("%s hold the state that %s serves", members, donor)
+        else:
+            log.warning("nobody of round %d is in sight: its state is as good as %s's word", link.round + 1, donor)
+
+    async def _state_digest(self, peer_id: str, lineage_id: str) -> str | None:
+        request = HistoryRequest(what="state", run_id=self._run_id, digest=lineage_id)
+        async with self._asking(peer_id, request) as stream:
+            digest = await _piece(stream, DIGEST_BYTES)
+        return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
 
     async def _prepare(self, donor: str, standing: Standing) -> None:
         with contextlib.suppress(ProtocolError, StreamClosedError, asyncio.TimeoutError):
@@ -238,11 +285,9 @@ class Fetcher:
         return payload
 
     async def _chunks(
-        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], expected: str, open_stream: Open
+        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], open_stream: Open
     ) -> tuple[Path, Mapping[str, int]]:
         """The snapshot as a file, each chunk checked on arrival; -> its path, and who sent how many chunks."""
-        if state_digest(digests, meta.numel, meta.num_buffers) != expected:
-            raise CatchUpError(f"{donors[0]} serves another state than the certified {expected[:12]}")
         part = PartialFile(self._folder, meta, digests)
         await asyncio.to_thread(part.open)
         try:
@@ -261,6 +306,11 @@ class Fetcher:
         self, donor: str, request: HistoryRequest, bulk: bool = False
     ) -> contextlib.AbstractAsyncContextManager[Stream]:
         return asking(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
+
+
+def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
+    if state_digest(digests, meta.numel, meta.num_buffers) != certified:
+        raise CatchUpError(f"{donor} serves another state than the certified {certified[:12]}")
 
 
 async def _receive_meta(stream: Stream) -> SnapshotMeta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from peer.outer.state import OuterState
@@ -12,11 +13,16 @@ from peer.swarm.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where this peer stands, and what its state must look like."""
+    """Where this peer stands, and what its state must look like.
+
+    Attributes:
+        digest: -> that of the state.
+    """
 
     state: OuterState
     history: History
     valid: bool
+    digest: Callable[[], Awaitable[str]]
 
 
 def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]) -> list[str]:
@@ -26,7 +32,7 @@ def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]
         peer_id
         for peer_id, record in peers.items()
         if peer_id not in distrusted
-        and record.lineage_id != lineage_id
+        and (record.lineage_id != lineage_id or not standing.valid)
         and record.state != "joining"
         and (not standing.valid or heavier(record.lineage_weight, record.lineage_id, weight, lineage_id))
     ]

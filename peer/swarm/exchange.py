@@ -151,7 +151,6 @@ class Exchange:
     async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
         contribute, keep = self._work.contribution(due, state), self._watch.begins(session)
         producing = asyncio.ensure_future(self._work.produce(session, group, contribute, keep, self._watch.reduced))
-        previewing = asyncio.ensure_future(self._work.preview(session, state))
         signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
             await bounded([producing, *signed], session, self._clock, self._budget)
@@ -161,10 +160,9 @@ class Exchange:
             session.heard = await self._work.hear(session)
             self._watch.heard(session.heard)
             exchanged = await self._work.finish(session, group, parts, own, state)
-            digest = await previewing
         finally:
-            await cancel_and_wait([producing, previewing])
-        return replace(exchanged, state_digest=digest, residuals=self._work.residuals(session))
+            await cancel_and_wait([producing])
+        return replace(exchanged, residuals=self._work.residuals(session))
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""

@@ -13,7 +13,7 @@ from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier
-from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError
+from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, UndecidedError
 from peer.swarm.directory import Directory
 from peer.swarm.donors import Standing, ahead, helpers
 from peer.swarm.keeper import Keeper, Position
@@ -21,6 +21,7 @@ from peer.swarm.missed import Missed
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
+from peer.swarm.witnesses import agreed
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0
@@ -58,7 +59,8 @@ class Following:
 
     def standing(self) -> Standing:
         """What this peer has."""
-        return Standing(state=self._keeper.state, history=self._keeper.history, valid=self._keeper.valid)
+        keeper = self._keeper
+        return Standing(state=keeper.state, history=keeper.history, valid=keeper.valid, digest=keeper.digest)
 
     def donors(self) -> list[str]:
         """Whom to ask for a heavier lineage than this peer's: who said that it has one, then who announces one."""
@@ -95,7 +97,7 @@ class Following:
                     answer.result()
                     others = helpers(self._directory.reachable, donor, self._distrusted)
                     how = await self.fetcher.catch_up(donor, self.standing(), self._replay, self._keeper.adopt, others)
-                except NotHeavierError as error:
+                except (NotHeavierError, UndecidedError) as error:
                     log.info("%s", error)
                     self._distrust(donor, NOT_HEAVIER_S)
                 except ProtocolError as error:
@@ -112,6 +114,20 @@ class Following:
         replayed = self._keeper.state.round - before.round  # a donor left half-way
         self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
         return True
+
+    async def look_at_own_state(self) -> None:
+        """After votes that differ: give the state up if the members of the round that led to it hold another one."""
+        keeper = self._keeper
+        if not keeper.valid or not keeper.history.chain:
+            return
+        link, own = keeper.history.chain[-1].link, await keeper.digest()
+        said = await self.fetcher.said(link, self._directory.reachable)
+        if link.place(self._own_id) is not None:
+            said[self._own_id] = own
+        digest = agreed(said, link)
+        if digest not in (None, own):
+            log.error("after round %d others hold %s, we %s: taking theirs", link.round + 1, digest[:12], own[:12])
+            await keeper.doubt()
 
     def _accuse(self, donor: str, why: str) -> None:
         log.warning("%s cannot be a donor: %s", donor, why)

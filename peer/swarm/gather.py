@@ -89,10 +89,6 @@ class GatherWork(Work):
                 raise MalformedError("it sent another payload than it had bound itself to", peer_id)
         return heard
 
-    async def preview(self, session: Session, state: OuterState) -> str | None:  # noqa: ARG002
-        """See `Work.preview`: nothing can be aggregated before all payloads are there."""
-        return None
-
     async def finish(
         self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:

@@ -113,9 +113,11 @@ class History:
         """Where the state of that round, at most the newest, stands on this lineage."""
         return self.chain[round - 1].link.id if round else self.genesis
 
-    def state_digest(self, round: int) -> str:
-        """The certified digest of the state of that round, at most the newest."""
-        return self.chain[round - 1].link.state_digest if round else self.genesis
+    def certified(self, round: int) -> str | None:
+        """The digest of the state of that round, which the link that carried it on names; None where none has."""
+        if round == 0:
+            return self.genesis
+        return self.chain[round].link.state_digest if round < len(self.chain) else None
 
     def update(self, digest: str) -> Path | None:
         """The file of a kept update."""

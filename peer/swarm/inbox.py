@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
@@ -18,7 +18,6 @@ from peer.swarm.seals import Heard, sitting_of
 from peer.swarm.streams import Stream
 
 T = TypeVar("T")
-Arriving = tuple[memoryview, int]
 
 
 class Inbox:
@@ -32,16 +31,13 @@ class Inbox:
         reduced: the part that it reduced, whole.
         signed: its signature over that.
         vote: its vote.
-        arriving: the memory that the reduced part is received into, and how many of its slices are there.
+        counts: how many frames of each kind have come of these.
 
     Args:
         part_sizes, reduced_sizes: bytes of each slice.
-        on_slice: called when a slice of the reduced part has come.
     """
 
-    def __init__(
-        self, part_sizes: Sequence[int], reduced_sizes: Sequence[int], on_slice: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
         self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
@@ -49,8 +45,8 @@ class Inbox:
         self.reduced: asyncio.Future[Payload] = loop.create_future()
         self.signed: asyncio.Future[ReducedSeal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
-        self.arriving: Arriving = (memoryview(b""), 0)
-        self._part_sizes, self._reduced_sizes, self._on_slice = tuple(part_sizes), tuple(reduced_sizes), on_slice
+        self.counts = dict.fromkeys((Kind.PART, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
+        self._part_sizes, self._reduced_sizes = tuple(part_sizes), tuple(reduced_sizes)
 
     async def fill(self, stream: Stream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
@@ -58,41 +54,38 @@ class Inbox:
         Raises:
             ProtocolError, StreamClosedError, RoundAborted: nothing more comes; the caller tells the futures.
         """
-        counts = dict.fromkeys((Kind.PART, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
-        position, body = 0, blank(sum(self._reduced_sizes))
+        counts, position, body = self.counts, 0, blank(sum(self._reduced_sizes))
         while not (counts[Kind.SEAL_SENT] and counts[Kind.SEAL_REDUCED]):
-            kind, length = await self._next(stream, counts)
+            kind, length = await self._next(stream)
             if kind is Kind.REDUCED:
                 await stream.receive_body(body[position : position + length])
                 position += length
-                self.arriving = body, counts[kind] + 1
-                self._on_slice()
             else:
                 piece = blank(length)
                 await stream.receive_body(piece)
-                self._deliver(kind, counts[Kind.PART], piece, body)
+                self._deliver(kind, piece, body)
             counts[kind] += 1
         await self._fill_vote(stream)
 
-    def _deliver(self, kind: Kind, parts: int, piece: memoryview, body: memoryview) -> None:
+    def _deliver(self, kind: Kind, piece: memoryview, body: memoryview) -> None:
         if kind is Kind.PART:
-            _deliver(self.parts[parts], piece)
+            _deliver(self.parts[self.counts[kind]], piece)
         elif kind is Kind.SEAL_SENT:
             _deliver(self.sent, Seal.parse(piece))
         else:
             _deliver(self.reduced, body)
             _deliver(self.signed, ReducedSeal.parse(piece))
 
-    async def _next(self, stream: Stream, counts: Mapping[Kind, int]) -> tuple[Kind, int]:
+    async def _next(self, stream: Stream) -> tuple[Kind, int]:
         """The next frame's kind and length, which is exactly what it must be."""
         expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
         for kind, seal, size, sizes in (
             (Kind.PART, Kind.SEAL_SENT, SEAL_BYTES, self._part_sizes),
             (Kind.REDUCED, Kind.SEAL_REDUCED, REDUCED_SEAL_BYTES, self._reduced_sizes),
         ):
-            if counts[kind] < len(sizes):
-                expected[kind] = sizes[counts[kind]]
-            elif not counts[seal]:
+            if self.counts[kind] < len(sizes):
+                expected[kind] = sizes[self.counts[kind]]
+            elif not self.counts[seal]:
                 expected[seal] = size
         kind, length = await stream.receive_header(expected)
         if kind is Kind.ABORT:
@@ -119,7 +112,6 @@ class Inbox:
         loop = asyncio.get_running_loop()
         self.parts, self.reduced = [loop.create_future() for _ in self._part_sizes], loop.create_future()
         _fail(abort, *self.parts, self.reduced)
-        self.arriving = memoryview(b""), 0
 
 
 class Session:
@@ -141,8 +133,6 @@ class Session:
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
-        own_arriving: the memory that this peer's own units are written into, and how many of them are there.
-        moved: set when a unit of any member is there.
         began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
     """
 
@@ -151,13 +141,11 @@ class Session:
         self.order, self.me, self.cut = order, me, cut
         self.group: Group | None = None
         sizes = [self.unit_bytes(index) for index in range(len(order))]
-        self.moved = asyncio.Event()
         self.inboxes = {
-            peer_id: Inbox(cut.slice_bytes(len(order), me), own, self.moved.set)
+            peer_id: Inbox(cut.slice_bytes(len(order), me), own)
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }
-        self.own_arriving: Arriving = (memoryview(b""), 0)
         self.outbound: dict[str, Stream] = {}
         self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
         self.own_leaves: asyncio.Future[Leaves] = loop.create_future()
@@ -186,10 +174,6 @@ class Session:
         """Bytes of each unit that that member sends to all."""
         return self.cut.unit_bytes(len(self.order), index)
 
-    def arriving(self) -> list[Arriving]:
-        """The reduced parts in roster order, as far as they are there."""
-        return [self.inboxes[peer].arriving if peer in self.inboxes else self.own_arriving for peer in self.order]
-
     def fail(self, peer_id: str, abort: RoundAborted) -> None:
         """Nothing more comes from this member."""
         self.inboxes[peer_id].fail(abort)
@@ -216,7 +200,7 @@ class Session:
         own: tuple[asyncio.Future[Any], ...] = (self.own_leaves, self.own_seal, self.own_vote, self.sitting)
         for future in (*self.own_reduced, *own):
             future.cancel()
-        self.own_reduced, self.own_arriving = [], (memoryview(b""), 0)
+        self.own_reduced = []
 
 
 def _fail(abort: RoundAborted, *futures: asyncio.Future[Any]) -> None:

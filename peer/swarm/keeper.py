@@ -47,7 +47,9 @@ class Keeper:
         self.position = Position(0, history.genesis, 0)
         self._lock = asyncio.Lock()
         self._syncing: asyncio.Future[None] | None = None
-        self.shelf = Shelf(history, state, self.still, lambda: self.valid)
+        self._digest = ""
+        self._hashing: asyncio.Future[None] | None = None
+        self.shelf = Shelf(history, state, self.still, lambda: self.valid, self.digest)
 
     def restore(self, chains: list[Path]) -> Head | None:
         """Take up what the shared memory holds: a state with a head, whose chain is in one of the files, or genesis.
@@ -57,9 +59,10 @@ class Keeper:
             tells).
         """
         head, digest = self.memory.head, self.state.digest()
+        self._digest = digest
         if (
             head is not None
-            and digest == head.state_digest
+            and head.state_digest in (digest, None)
             and any(self.history.load(path, head.lineage_id) for path in chains)
         ):
             self.state.round, self.state.lineage_id = head.round, head.lineage_id
@@ -79,22 +82,33 @@ class Keeper:
         async with self._lock:
             await self._synced()
             await asyncio.to_thread(self.history.append, certificate, *update.parts)
-            self._unsettle()
+            await self._unsettle()
             await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
-            self._write_head(link.state_digest, contributed)
+            self._write_head(contributed)
             self._syncing = asyncio.get_running_loop().run_in_executor(None, self.history.sync)
 
     async def adopt(self, path: Path, chain: list[Certificate]) -> None:
         """Take a verified snapshot file as the state, and its verified chain."""
         async with self._lock:
             await self._synced()
-            self._unsettle()
+            await self._unsettle()
             await asyncio.to_thread(load_snapshot, path, self.state)
             self.state.round = len(chain)
             self.state.lineage_id = chain[-1].link.id if chain else self.history.genesis
             await asyncio.to_thread(self.history.replace, chain)
-            self._write_head(await asyncio.to_thread(self.state.digest), None)
+            self._write_head(None)
         path.unlink()
+
+    async def digest(self) -> str:
+        """Of the state as it stands, computed once, when that was new."""
+        if self._hashing is not None:
+            await asyncio.shield(self._hashing)
+        return self._digest
+
+    async def doubt(self) -> None:
+        """The state is not that of this peer's lineage: it is kept from everybody until another one is adopted."""
+        async with self._lock:
+            await self._unsettle()
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
@@ -108,15 +122,20 @@ class Keeper:
         if syncing is not None:
             await syncing
 
-    def _unsettle(self) -> None:
+    async def _unsettle(self) -> None:
+        await self.digest()  # which is still being read
         self.memory.head = None
         self.valid = False
 
-    def _write_head(self, digest: str, contributed: int | None) -> None:
-        self.memory.head = Head(
-            round=self.state.round, lineage_id=self.state.lineage_id, state_digest=digest, contributed=contributed
-        )
+    def _write_head(self, contributed: int | None) -> None:
+        head = Head(round=self.state.round, lineage_id=self.state.lineage_id, contributed=contributed)
+        self.memory.head = head
+        self._hashing = asyncio.ensure_future(self._hash(head))
         self._settle()
+
+    async def _hash(self, head: Head) -> None:
+        self._digest = await asyncio.to_thread(self.state.digest)
+        self.memory.head = head.model_copy(update={"state_digest": self._digest})
 
     def _settle(self) -> None:
         self.valid = True

@@ -179,7 +179,9 @@ class Rounds:
                     self._handover.due = None
                     self._handover.announce_anchor(self._following.missed.contributed)
                     continue
-            if self._handover.due is not None:
+            if not self.keeper.valid:
+                await asyncio.sleep(RECHECK_S)
+            elif self._handover.due is not None:
                 await self._one_round(self._handover.due)
 
     async def _wait_for_work(self) -> None:
@@ -262,6 +264,9 @@ class Rounds:
         self.keeper.shelf.courtesy.round_begins()
         self._following.missed.sending(state.lineage_id, due.sequence)
         return await self._exchange.exchange(group, due, state)
+
+    async def digest(self) -> str:
+        return await self.keeper.digest()
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         return await self._exchange.commit(group, link)

@@ -63,7 +63,7 @@ class HistoryServer:
         self._courtesy = courtesy or Courtesy()
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         # apart: whoever takes a snapshot asks for the chain meanwhile
-        self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("chain", "update", "snapshot")}
+        self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
         self._quota = Quota()
 
     async def start(self) -> None:
@@ -81,6 +81,8 @@ class HistoryServer:
                     await _send(stream, Kind.DATA, dump_json(certificate))
             elif request.what == "update":
                 await self._send_update(stream, request)
+            elif request.what == "state":
+                await self._say_digest(stream, request)
             else:
                 await self._offer_snapshot(stream, request)
             await _send(stream, Kind.END)
@@ -90,6 +92,12 @@ class HistoryServer:
         if request.run_id != self._run_id:
             raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
         return request
+
+    async def _say_digest(self, stream: Stream, request: HistoryRequest) -> None:
+        assert request.digest is not None
+        digest = await self._snapshots.digest(request.digest)
+        if digest is not None:
+            await _send(stream, Kind.DATA, bytes.fromhex(digest))
 
     async def _send_update(self, stream: Stream, request: HistoryRequest) -> None:
         path = self._history.update(request.digest) if request.digest else None

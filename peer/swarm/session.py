@@ -203,7 +203,7 @@ class AgentSession:
             Stopped(
                 round=rounds.keeper.state.round,
                 lineage_id=rounds.keeper.state.lineage_id,
-                state_digest=await asyncio.to_thread(rounds.keeper.state.digest) if rounds.keeper.valid else None,
+                state_digest=await rounds.keeper.digest() if rounds.keeper.valid else None,
                 round_bytes_sent=exchanged.sent,
                 round_bytes_received=exchanged.received,
                 state_bytes_sent=served.sent,

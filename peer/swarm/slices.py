@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from peer.outer.aggregate import Aggregator
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Read
+from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
-from peer.outer.preview import Preview
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.reduce import bound, mean_cosine, reduce_range
@@ -95,8 +94,6 @@ class SliceWork(Work):
             piece[:] = reduced
             written += len(reduced)
             session.own_reduced[index].set_result(piece)
-            session.own_arriving = whole, index + 1
-            session.moved.set()
         shown = await self.sign(session, job.leaves, job.outputs, kept if keep else (), residual)
         on_signed(shown)
         session.own_seal.set_result(shown.seal)
@@ -113,31 +110,6 @@ class SliceWork(Work):
             return ()
         seals = {peer_id: inbox.signed for peer_id, inbox in session.inboxes.items()}
         return tuple(seals.get(peer_id, session.own_seal).result().residual.hex() for peer_id in session.order)
-
-    async def preview(self, session: Session, state: OuterState) -> str | None:
-        """See `Work.preview`: most of it while the reduced parts arrive.
-
-        None: it is no state that could be committed, as whoever previews the whole update will hear.
-        """
-        preview = Preview(state, _cut_of(session).bounds(len(session.order)))
-        slices, known = [session.slices(index) for index in range(len(session.order))], [0] * len(session.order)
-        try:
-            while not preview.complete:
-                session.moved.clear()
-                arriving = session.arriving()
-                for index, (_, count) in enumerate(arriving):
-                    if count > known[index]:
-                        preview.reach(index, slices[index][count - 1][1])
-                        known[index] = count
-                if preview.ready and self._running:
-                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)  # others wait for that
-                elif preview.ready:
-                    await self.in_thread(preview.step, [body for body, _ in arriving])
-                else:
-                    await session.moved.wait()
-        except (NonFiniteError, PayloadError):
-            return None
-        return preview.digest()
 
     async def finish(
         self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +23,7 @@ from peer.swarm.history import History
 
 log = logging.getLogger(__name__)
 MAX_FILES = 2
-MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a preview
+MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a digest
 HELD_S = 10.0  # after its last reader: who lost a stream comes back for the rest
 MAX_HELD_S = 600.0  # even while somebody reads
 TRIES = 3
@@ -33,12 +33,14 @@ class SnapshotFile:
     """The outer state of one round as a file, with its chunk digests: written once, served to many.
 
     Attributes:
+        digest: of the state.
         readers: how many have it open.
         used_at: monotonic, when the last of them was seen.
     """
 
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:
         self.path, self.meta, self.digests = path, meta, digests
+        self.digest = state_digest(digests, meta.numel, meta.num_buffers)
         self.places = chunk_places(meta)
         self.readers = 0
         self.written_at = self.used_at = time.monotonic()
@@ -136,6 +138,9 @@ class Snapshots(Protocol):
     async def get(self, lineage_id: str) -> SnapshotFile | None:
         """That snapshot, if it is here or the state still stands there."""
 
+    async def digest(self, lineage_id: str) -> str | None:
+        """Of the state at that lineage id, as far as this peer knows."""
+
 
 class OneSnapshot:
     """A snapshot that never changes: the genesis state of a bootstrap."""
@@ -149,6 +154,10 @@ class OneSnapshot:
     async def get(self, lineage_id: str) -> SnapshotFile | None:
         return self._file if self._file.meta.lineage_id == lineage_id else None
 
+    async def digest(self, lineage_id: str) -> str | None:
+        """See `Snapshots`; of the genesis state that is its lineage id."""
+        return lineage_id if self._file.meta.lineage_id == lineage_id else None
+
 
 class Shelf:
     """The snapshots of a state that goes on: the newest, and the one before it while somebody reads that.
@@ -160,6 +169,7 @@ class Shelf:
         history: of the state; its folder holds the files.
         still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
         valid: whether the state is whole; asked while it is held still.
+        digest: -> that of the state as it was when it was new.
 
     Attributes:
         courtesy: to be told of rounds, which go first.
@@ -171,9 +181,10 @@ class Shelf:
         state: OuterState,
         still: Callable[[], AbstractAsyncContextManager[None]],
         valid: Callable[[], bool],
+        digest: Callable[[], Awaitable[str]],
     ) -> None:
         self.courtesy = Courtesy()
-        self._history, self._state, self._still, self._valid = history, state, still, valid
+        self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
         self._writing = asyncio.Lock()
         self.files: list[SnapshotFile] = []
         for path in history.folder.glob("snapshot*"):  # of an earlier life
@@ -195,6 +206,15 @@ class Shelf:
                 await self._renewed()
             return self._held(lineage_id)
 
+    async def digest(self, lineage_id: str) -> str | None:
+        """See `Snapshots`."""
+        state, history = self._state, self._history
+        if state.lineage_id == lineage_id:
+            digest = await self._digest()
+            return digest if self._valid() and state.lineage_id == lineage_id else None
+        rounds = (round for round in range(len(history.chain)) if history.lineage_id(round) == lineage_id)
+        return next(map(history.certified, rounds), None)
+
     def _held(self, lineage_id: str | None) -> SnapshotFile | None:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
 
@@ -204,10 +224,11 @@ class Shelf:
         return bool(self.files) and self.files[-1].meta.round >= max(min(from_round, here), here - MAX_AGE_ROUNDS)
 
     def _forget_other_lineages(self) -> None:
-        """This peer's chain does not lead to their files any more: whoever fetched one could not verify it."""
+        """This peer's chain does not lead to their files, or not any more: whoever fetched one could not verify it."""
         for file in tuple(self.files):
-            meta = file.meta
-            if meta.round > len(self._history.chain) or self._history.lineage_id(meta.round) != meta.lineage_id:
+            round, history = file.meta.round, self._history
+            there = round <= len(history.chain) and history.lineage_id(round) == file.meta.lineage_id
+            if not there or history.certified(round) not in (None, file.digest):
                 self._remove(file)
 
     def _remove(self, file: SnapshotFile) -> None:
@@ -229,16 +250,15 @@ class Shelf:
         for attempt in range(TRIES):
             if not self._valid():
                 return None
-            expected = self._history.state_digest(self._state.round)
             file = await self._copy(courteous=attempt == 0)
             if file is not None:
-                return _checked(file, expected)
+                return await self._checked(file)
         log.info("rounds come faster than a snapshot can be written: the next one waits for it")
         async with self._still():
             if not self._valid():
                 return None
-            expected = self._history.state_digest(self._state.round)
-            return _checked(await asyncio.to_thread(SnapshotFile.write, self._path(), self._state), expected)
+            file = await asyncio.to_thread(SnapshotFile.write, self._path(), self._state)
+            return await self._checked(file)
 
     async def _copy(self, courteous: bool) -> SnapshotFile | None:
         """Write the state chunk by chunk between its changes; None when it has changed meanwhile."""
@@ -253,17 +273,16 @@ class Shelf:
                 await asyncio.to_thread(writer.put)
             return writer.finish()
 
+    async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:
+        """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
+        if file.digest == await self.digest(file.meta.lineage_id):
+            return file
+        log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
+        file.path.unlink(missing_ok=True)
+        return None
+
     def _path(self) -> Path:
         return self._history.folder / f"snapshot-{self._state.lineage_id[:16]}.bin"
-
-
-def _checked(file: SnapshotFile, expected: str) -> SnapshotFile | None:
-    """Nothing that the swarm has not agreed on is served, not even after a fault of this machine's memory."""
-    if state_digest(file.digests, file.meta.numel, file.meta.num_buffers) == expected:
-        return file
-    log.error("the state of round %d is not the certified one; it is not served", file.meta.round)
-    file.path.unlink(missing_ok=True)
-    return None
 
 
 def chunk_lengths(meta: SnapshotMeta) -> list[int]:

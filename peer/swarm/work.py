@@ -87,10 +87,6 @@ class Work(ABC):
         """
 
     @abstractmethod
-    async def preview(self, session: Session, state: OuterState) -> str | None:
-        """The digest of the state that the round leads to, as far as it can be computed while payloads arrive."""
-
-    @abstractmethod
     async def finish(
         self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
     ) -> Exchanged:

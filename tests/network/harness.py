@@ -144,7 +144,7 @@ class TestSwarm:
     def drive_together(
         self, members: Sequence[Member], until: Callable[[], bool] = lambda: True, timeout_s: float = 60.0
     ) -> set[str]:
-        """Until these stand at one lineage id, each with a whole state, and the condition holds; -> their digests.
+        """Until these stand at one lineage id, each with a hashed state, and the condition holds; -> their digests.
 
         Their agents go on meanwhile: what counts is one look at each, not what a second look would find.
         """
@@ -152,10 +152,11 @@ class TestSwarm:
 
         def together() -> bool:
             heads[:] = [member.head for member in members]
-            return None not in heads and len({head.lineage_id for head in heads if head is not None}) == 1 and until()
+            places = {(head.lineage_id, head.state_digest is None) for head in heads if head is not None}
+            return None not in heads and {hashing for _, hashing in places} == {False} and len(places) == 1 and until()
 
         self.drive(together, timeout_s)
-        return {head.state_digest for head in heads if head is not None}
+        return {head.state_digest for head in heads if head is not None and head.state_digest is not None}
 
     @staticmethod
     def _poll(member: Member) -> None:

@@ -23,21 +23,19 @@ KEYS = {
 
 def test_two_peers_average_and_the_report_says_how_fast(tmp_path, monkeypatch, capsys) -> None:
     report = tmp_path / "exchange.json"
-    words = "--peers 2 --params 99999 --repeats 2 --systems atoll atoll-average gloo --codecs int8 fp32 --json --report"
+    words = "--peers 2 --params 100000 --repeats 2 --systems atoll gloo --codecs int8 fp32 --json --report"
     monkeypatch.setattr(sys, "argv", ["exchange", *words.split(), str(report)])
     run_benchmark(exchange.build_parser(), exchange.measure)
     document = json.loads(report.read_text())
     assert json.loads(capsys.readouterr().out) == document
     rows = document["rows"]
-    assert [(row["system"], row["codec"]) for row in rows] == [
-        ("atoll", "int8"), ("atoll", "fp32"), ("atoll-average", "int8"), ("gloo", "fp32"),
-    ]  # fmt: skip
+    assert [(row["system"], row["codec"]) for row in rows] == [("atoll", "int8"), ("atoll", "fp32"), ("gloo", "fp32")]
     for row in rows:
         assert row.keys() >= KEYS
         assert len(row["seconds"]) == 2
         assert 0.0 < row["seconds_median"] < 5.0
         assert row["peak_memory_absolute_bytes"] > 100_000_000
-    assert rows[0]["relative_error"] == rows[2]["relative_error"] > rows[1]["relative_error"]
+    assert rows[0]["relative_error"] > rows[1]["relative_error"]
     assert set(rows[0]["phases"]) >= {"exchange", "commit"}
     assert document["not_measured"] == []
     assert str(tmp_path) not in report.read_text()

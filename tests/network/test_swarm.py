@@ -68,15 +68,15 @@ def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm)
     numel = genesis.numel() // 2
     snapshots: dict[str, torch.Tensor] = {}
 
-    def first_snapshots_then_round() -> bool:
+    def first_snapshots_then_rounds() -> bool:
         for member in members:
             assert member.sync is not None
             if member.round == 0:
                 snapshots[member.peer_id] = member.sync.memory.snapshot.clone()
-        return all(member.committed for member in members)
+        return all(len(member.committed) >= 2 for member in members)
 
-    swarm.drive(first_snapshots_then_round)
-    record = members[0].committed[0]
+    swarm.drive(first_snapshots_then_rounds)
+    record, following = members[0].committed[:2]
     codec = BlockInt8()
     state = OuterState(genesis[:numel].clone(), [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), codec)
     bounds = parts_of(numel, 2, codec.block)
@@ -88,7 +88,7 @@ def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm)
     update = Update(tuple(parts), numel, codec)
     assert record.update_digest == update.digest()
     state.apply(update, 1, record.lineage_id)
-    assert record.state_digest == state.digest()
+    assert (following.round, following.state_digest) == (2, state.digest())
     assert set(record.weights) <= {4 * TOKENS_PER_STEP}
 
 

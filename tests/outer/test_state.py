@@ -1,4 +1,4 @@
-"""The outer state: digests, contributions, preview and apply."""
+"""The outer state: digests, contributions, which updates are taken, and the step that they make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from peer.errors import ProtocolError
 from peer.outer import state as state_module
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
@@ -21,7 +21,7 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
 from peer.outer.kernels import Coded
 from peer.outer.optimizer import Nesterov, OuterOptimizer
-from peer.outer.state import CHUNK, PIECE, OuterState, state_digest
+from peer.outer.state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
 from peer.outer.update import Update
 from tests.outer.test_optimizer import ALL, AVERAGED
 
@@ -117,15 +117,16 @@ def test_a_diverged_trainer_contributes_nothing(codec: Compressor, bad: float) -
 
 @pytest.mark.parametrize("codec", [Fp32(), BlockInt8(), COMPRESSORS["int4"]], ids=["fp32", "int8", "int4"])
 @pytest.mark.parametrize("optimizer", [*ALL, *AVERAGED], ids=repr)
-def test_preview_foretells_apply_and_changes_nothing(codec: Compressor, optimizer: OuterOptimizer) -> None:
+def test_a_check_changes_nothing_and_apply_works_in_place(codec: Compressor, optimizer: OuterOptimizer) -> None:
     state, update = make_state(LARGE, codec, optimizer), make_update(LARGE, 3, codec)
     state.round, state.lineage_id = 4, "parent"
     before, addresses = state.digest(), [t.data_ptr() for t in (state.anchor, *state.buffers)]
-    expected = state.preview(update)
+    anchor, buffers = state.anchor.clone(), [buffer.clone() for buffer in state.buffers]
+    state.check(update)
     assert (state.digest(), state.round, state.lineage_id) == (before, 4, "parent")
-    assert expected != before
     state.apply(update, 5, "child")
-    assert (state.digest(), state.round, state.lineage_id) == (expected, 5, "child")
+    optimizer.step_(anchor, buffers, update.decode_range(0, LARGE), round=4)
+    assert (state.digest(), state.round, state.lineage_id) == (digest_of((anchor, *buffers)), 5, "child")
     assert [t.data_ptr() for t in (state.anchor, *state.buffers)] == addresses
 
 
@@ -149,16 +150,15 @@ def test_neither_chunk_boundaries_nor_threads_matter(monkeypatch: pytest.MonkeyP
     expected = whole.digest()
     with monkeypatch.context() as patch:
         patch.setattr(state_module, "CHUNK", 512)
-        foretold = chunked.preview(update)
         chunked.apply(update, 1, "")
-        assert chunked.digest() == foretold
+        assert chunked.digest() != expected  # of other chunks
     assert chunked.digest() == expected
 
 
-def test_preview_and_apply_decode_a_piece_at_a_time() -> None:
+def test_check_and_apply_decode_a_piece_at_a_time() -> None:
     state, update = make_state(LARGE, Spy()), make_update(LARGE, 2, Spy())
     Spy.largest = 0
-    state.preview(update)
+    state.check(update)
     state.apply(update, 1, "")
     assert Spy.largest == PIECE
 
@@ -167,24 +167,47 @@ def test_an_update_is_checked_once() -> None:
     Spy.checked = 0
     state, update = make_state(LARGE, Spy()), make_update(LARGE, 2, Spy())
     assert Spy.checked == LARGE
-    state.preview(update)
+    state.check(update)
     state.apply(update, 1, "")
     assert Spy.checked == LARGE
 
 
-def test_an_update_beyond_fp32_is_foretold() -> None:
-    state = make_state(1000, Fp32())
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_an_update_that_could_lead_beyond_fp32_is_refused_and_changes_nothing(name: str, sign: float) -> None:
+    codec, x = COMPRESSORS[name], torch.zeros(1000)
+    state = make_state(1000, codec)
     before = state.digest()
-    huge = Update((Fp32().encode(torch.full((1000,), 3e38)),), 1000, Fp32())
-    with pytest.raises(NonFiniteError, match=r"makes values \[0, 1000\) of the state infinite"):
-        state.preview(huge)
+    for value, allowed in ((LARGEST_VALUE / 4, True), (4 * LARGEST_VALUE, False)):
+        x[999] = sign * value
+        if name == "fp16" or (name, allowed) == ("sign", False):
+            x[992:] = sign * min(value, 6e4)  # the most that fp16 holds; a sign's scale is the mean of its block
+        update = Update((codec.encode(x),), 1000, codec)
+        if allowed or float(update.decode_range(0, 1000).abs().max()) <= LARGEST_VALUE:
+            state.check(update)
+        else:
+            with pytest.raises(NonFiniteError, match=r"values \[0, 1000\) of the update may reach .*: more than 2\.8"):
+                state.check(update)
     assert state.digest() == before
+
+
+@pytest.mark.parametrize("optimizer", [*ALL, *AVERAGED], ids=repr)
+@pytest.mark.parametrize("pattern", [(1.0,), (1.0, -1.0), (1.0, 1.0, 0.0)], ids=str)
+def test_no_outer_optimizer_leaves_fp32_with_the_largest_updates(
+    optimizer: OuterOptimizer, pattern: Sequence[float]
+) -> None:
+    state = make_state(8, Fp32(), optimizer)
+    for round in range(300):
+        value = pattern[round % len(pattern)] * LARGEST_VALUE
+        state.apply(Update((Fp32().encode(torch.full((8,), value)),), 8, Fp32()), round + 1, "")
+    assert all(is_finite(tensor) for tensor in (state.anchor, *state.buffers))
+    assert all(float(tensor.abs().max()) < 2.0**112 for tensor in (state.anchor, *state.buffers))  # of 2^128
 
 
 def test_an_update_of_another_size_is_refused() -> None:
     state, update = make_state(1000, Fp32()), make_update(999, 1, Fp32())
     with pytest.raises(AssertionError, match="update of 999 values on a state of 1000"):
-        state.preview(update)
+        state.check(update)
     with pytest.raises(AssertionError, match="update of 999 values on a state of 1000"):
         state.apply(update, 1, "")
 

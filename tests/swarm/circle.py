@@ -121,7 +121,8 @@ class Circle:
             group = await seat.exchange.again(due, seat.state, seat.position, PATIENCE_S)
         exchanged = await seat.exchange.exchange(group, due, seat.state)
         update = exchanged.update
-        certificate = await seat.exchange.commit(group, await link_of(group, exchanged, seat.state))
+        link = await link_of(group, exchanged, seat.state, seat.state.digest())
+        certificate = await seat.exchange.commit(group, link)
         seat.chain.append(certificate)
         seat.state.apply(update, seat.state.round + 1, certificate.link.id)
         await seat.exchange.release(group, None, seat.position)

@@ -8,7 +8,8 @@ import pytest
 
 from peer.errors import ProtocolError
 from peer.outer import state as state_module
-from peer.outer.state import chunks
+from peer.outer.state import chunks, state_digest
+from peer.protocol import hashing
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
@@ -46,7 +47,7 @@ def flip(piece):
 
 
 class ScriptedDonor:
-    """Serves a run honestly until a test changes `chain`, `updates`, `meta`, `digests` or `pieces`.
+    """Serves a run honestly until a test changes `chain`, `updates`, `meta`, `digests` or `pieces`, or `poison`s it.
 
     Attributes:
         asked: what was requested, in order.
@@ -93,11 +94,20 @@ class ScriptedDonor:
             payload = self.updates.get(request.digest, b"")
             for start in range(0, len(payload), 400):
                 await stream.send(Kind.DATA, payload[start : start + 400])
+        elif request.what == "state":
+            if self.meta is not None and request.digest == self.meta.lineage_id:
+                digest = state_digest(self.digests, self.meta.numel, self.meta.num_buffers)
+                await stream.send(Kind.DATA, bytes.fromhex(digest))
         elif self.meta is not None:
             await stream.send_message(Kind.META, self.meta)
             await stream.send(Kind.DATA, b"".join(self.digests))
         await stream.send(Kind.END)
         await stream.closed()
+
+    def poison(self, index=0):
+        """Another state, with digests that fit."""
+        self.pieces[index] = flip(self.pieces[index])
+        self.digests[index] = hashing.digest(self.pieces[index])
 
     async def _send_chunks(self, stream, request):
         """Until the other end has enough; a piece that is None is the end, one that is `Kind.BUSY` says so."""
@@ -136,7 +146,10 @@ class Joiner:
         self.adopted += 1
 
     def standing(self):
-        return Standing(state=self.state, history=self.history, valid=self.valid)
+        return Standing(state=self.state, history=self.history, valid=self.valid, digest=self.digest)
+
+    async def digest(self):
+        return self.state.digest()
 
     async def catch_up(self, donor, *others):
         ids = [other.peer_id for other in others]

@@ -65,13 +65,17 @@ class Run:
             self.states.append(self.state.digest())
         return self
 
+    async def digest(self):
+        """Of the state, as it was when it was new."""
+        return self.states[-1]
+
     def certify(self, update, *, signers=None, tokens=TOKENS, **changes):
         """A certificate for `update` on the present state; `changes` are lies about the link."""
         roster = tuple(Member(peer_id=identity.peer_id, tokens=tokens) for identity in self.identities)
         link = Link(
             **{
                 "run_id": RUN, "round": self.state.round, "parent": self.state.lineage_id, "roster": roster,
-                "update_digest": update.digest(), "state_digest": self.state.preview(update), **changes,
+                "update_digest": update.digest(), "state_digest": self.state.digest(), **changes,
             }
         )  # fmt: skip
         statement = bytes.fromhex(link.id)

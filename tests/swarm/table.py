@@ -59,7 +59,7 @@ class Table:
         state = self.states[index]
         values = {
             "run_id": RUN, "round": 0, "parent": state.lineage_id, "roster": self.groups[0].members,
-            "update_digest": update.digest(), "state_digest": state.preview(update), **changes,
+            "update_digest": update.digest(), "state_digest": state.digest(), **changes,
         }  # fmt: skip
         return Link(**values)
 

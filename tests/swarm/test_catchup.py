@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from blake3 import blake3
@@ -129,13 +130,6 @@ async def test_a_certified_update_that_is_malformed(network, tmp_path, joiner):
     await joiner.refuses(donor, ProtocolError, "scale")
 
 
-async def test_a_certified_update_that_leads_elsewhere(network, tmp_path, joiner):
-    run = Run(tmp_path / "bad")
-    update = reduce_all(run.state, contributions(run.state, 3, 1), [1, 1, 1])
-    donor = await _one_lying_round(network, run, update, update.payload, state_digest="f" * 64)
-    await joiner.refuses(donor, CatchUpError, "round 0 leads to [0-9a-f]{12}, certified ffffffffffff")
-
-
 async def test_a_certified_update_that_overflows(network, tmp_path, joiner):
     run = Run(tmp_path / "bad")
     largest = b"\x03\x02\x01\x7c"
@@ -144,7 +138,7 @@ async def test_a_certified_update_that_overflows(network, tmp_path, joiner):
     update = reduce_all(run.state, contributions(run.state, 1, 1), [1])
     run.identities = run.identities[:1]
     donor = await _one_lying_round(network, run, update, payload)
-    await joiner.refuses(donor, CatchUpError, "infinite")
+    await joiner.refuses(donor, CatchUpError, r"may reach 3.4e\+38: more than 2.8e\+14 is not applied")
 
 
 async def _one_lying_round(network, run, update, payload, **lies):
@@ -200,7 +194,7 @@ async def test_a_snapshot_with_one_flipped_bit_in_any_chunk(network, tmp_path, c
 
 
 DAMAGE = {
-    "digests": "another state than the certified",
+    "digests": "damaged chunk",
     "fewer digests": "1 chunk digests; must be 2",
     "short chunk": "damaged chunk",
     "fewer chunks": "has 1 chunks; this run has 2",
@@ -274,7 +268,7 @@ def test_donors_are_sought_by_weight_then_id(tmp_path):
         "joining": record(ours + 9, "e" * 64, "joining"),
         "known liar": record(ours + 9, "e" * 64),
     }
-    valid = Standing(state=run.state, history=run.history, valid=True)
+    valid = Standing(state=run.state, history=run.history, valid=True, digest=asyncio.Event().wait)
     assert ahead(peers, valid, {"known liar"}) == ["finished", "heaviest", "heavier", "tie, lower id"]
-    invalid = Standing(state=run.state, history=run.history, valid=False)
-    assert ahead(peers, invalid, {"known liar"})[-1] == "lighter"
+    lost = dataclasses.replace(valid, valid=False)
+    assert ahead(peers, lost, {"known liar"})[2:] == ["heavier", "tie, lower id", "same", "tie, higher id", "lighter"]

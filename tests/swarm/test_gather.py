@@ -231,7 +231,7 @@ def hold(stream, copier, seen):
             await asyncio.wait([inbox.sent for inbox in inboxes])  # the others are bound, and wait for this one
             for _ in range(50):
                 await asyncio.sleep(0)
-            seen.append([inbox.arriving[1] for inbox in inboxes])
+            seen.append([inbox.counts[Kind.REDUCED] for inbox in inboxes])
         await send(kind, body)
 
     stream.send = late

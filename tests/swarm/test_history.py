@@ -22,7 +22,7 @@ def test_what_is_appended_is_on_disk_and_verifies(run):
     chain = read_chain(run.history.chain_path)
     assert chain == run.history.chain
     check_chain(chain, RUN, run.history.genesis, 0)
-    assert [certificate.link.state_digest for certificate in chain] == run.states[1:]
+    assert [certificate.link.state_digest for certificate in chain] == run.states[:-1]
     assert run.history.weight == 3 * 3 * TOKENS
     assert set(run.history.seen.values()) == {3}
     assert set(run.history.seen) == {member.peer_id for member in chain[0].link.roster}

@@ -31,7 +31,7 @@ async def until_read(inbox, frames):
     """Until the reader has taken this many frames of the kinds that leave a trace."""
     parts = sum(kind is Kind.PART for kind, _ in frames)
     reduced = sum(kind is Kind.REDUCED for kind, _ in frames)
-    await until(lambda: sum(part.done() for part in inbox.parts) == parts and inbox.arriving[1] == reduced)
+    await until(lambda: (inbox.counts[Kind.PART], inbox.counts[Kind.REDUCED]) == (parts, reduced))
 
 
 async def test_all_that_a_member_sends_reaches_its_futures():

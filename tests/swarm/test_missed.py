@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from types import SimpleNamespace
 
 import pytest
 
-from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Round
-from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
-from peer.outer.optimizer import Nesterov
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
-from peer.outer.state import OuterState
-from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
 from peer.swarm.catchup import FRAME_TIMEOUT_S
-from peer.swarm.history import History
-from peer.swarm.keeper import Keeper
 from peer.swarm.missed import ASK_TIMEOUT_S, went_on
-from peer.swarm.rounds import Rounds
 from peer.swarm.serving import history_name
 from tests.swarm.donor import ScriptedDonor
+from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
-
-
-def rounds_at_genesis(network, folder, run, told):
-    """Real rounds of one member of `run`, at genesis; everything around them played."""
-    node = network.node(run.identities[0])
-    plain = Run(folder / "plain").state
-    memory = SharedState(os.memfd_create("state"), plain.numel, 1)
-    memory.anchor.copy_(plain.anchor)
-    state = OuterState(
-        memory.anchor, memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor("int8")), 0, plain.lineage_id
-    )
-    manifest = RunManifest(
-        name="a", model=ModelSpec(architecture="llama"), data=DataSpec(), inner=InnerSpec(),
-        recipe=RecipeSpec(name="opendiloco", compressor="int8"), genesis=plain.lineage_id,
-    )  # fmt: skip
-    keeper = Keeper(memory, state, History(folder / "mine", plain.lineage_id))
-    assert keeper.restore([]) is None
-
-    async def refresh():
-        """Nobody else is known."""
-
-    directory = SimpleNamespace(peers={}, reachable={}, refresh=refresh, announce_soon=lambda: None)
-    rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
-    rounds._following.fetcher._run_id = RUN
-    rounds.joined = True
-    return rounds
 
 
 @pytest.mark.parametrize("in_it", [True, False], ids=["with this peer's contribution", "without it"])

@@ -83,7 +83,7 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     state = make_state()
     keeper = SimpleNamespace(
         state=state, history=History(tmp_path, state.lineage_id), valid=True, position=Position(0, state.lineage_id, 0),
-        adopt=None, shelf=SimpleNamespace(courtesy=Courtesy()),
+        adopt=None, digest=None, shelf=SimpleNamespace(courtesy=Courtesy()),
     )  # fmt: skip
     directory = SimpleNamespace(peers={"donor": ahead}, reachable={"donor": ahead})
     manifest = parse_manifest(QUICKSTART.read_text(), "quickstart")

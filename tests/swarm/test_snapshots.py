@@ -28,7 +28,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def shelf(run):
-    return Shelf(run.history, run.state, asyncio.Lock, lambda: True)
+    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest)
 
 
 def content(state):
@@ -107,7 +107,7 @@ async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it
     for mine, theirs in zip((run.state.anchor, *run.state.buffers),
                             (other.state.anchor, *other.state.buffers), strict=True):
         mine.copy_(theirs)
-    run.state.lineage_id = other.state.lineage_id
+    run.state.lineage_id, run.states = other.state.lineage_id, other.states
     file = await shelf.offer(left, 0)
     assert file.meta.lineage_id == other.state.lineage_id
     assert file.path.read_bytes() == content(other.state)
@@ -117,7 +117,7 @@ async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it
 async def test_files_of_an_earlier_life_are_removed(run):
     (run.history.folder / "snapshot-0123.bin").write_bytes(b"x")
     (run.history.folder / "snapshot-0123.tmp").write_bytes(b"x")
-    Shelf(run.history, run.state, asyncio.Lock, lambda: True)
+    Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest)
     assert on_disk(run) == set()
 
 
@@ -133,7 +133,7 @@ async def test_rounds_that_commit_while_a_file_is_written_are_not_mixed(run, int
         whole.append(run.state.round)
         yield
 
-    file = await Shelf(run.history, run.state, still, lambda: True).offer(None, 0)
+    file = await Shelf(run.history, run.state, still, lambda: True, run.digest).offer(None, 0)
     assert file.meta.round == 1 + interruptions == run.state.round
     assert file.path.read_bytes() == content(run.state)
     chunks = len(file.places)
@@ -142,16 +142,16 @@ async def test_rounds_that_commit_while_a_file_is_written_are_not_mixed(run, int
 
 
 async def test_an_invalid_state_is_not_served(run):
-    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: False)
+    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: False, run.digest)
     assert await shelf.offer(None, 0) is None
     assert await shelf.get(run.state.lineage_id) is None
     assert on_disk(run) == set()
 
 
-async def test_a_state_that_is_not_the_certified_one_is_not_served(run, shelf, caplog):
+async def test_a_state_that_has_changed_since_it_was_new_is_not_served(run, shelf, caplog):
     run.state.anchor[5] += 1.0
     assert await shelf.offer(None, 0) is None
-    assert "not the certified one" in caplog.text
+    assert "the state of round 1 is not what it was when it was new" in caplog.text
     assert on_disk(run) == set()
 
 

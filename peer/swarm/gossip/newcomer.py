@@ -129,7 +129,8 @@ class Newcomer:
         await self._keeper.adopt(path, 0)
 
     def _standing(self) -> Standing:
-        return Standing(state=self._keeper.state, history=self._keeper.history, valid=False)
+        keeper = self._keeper
+        return Standing(state=keeper.state, history=keeper.history, valid=False, digest=keeper.digest)
 
     async def _signed_by(self, donor: str) -> GossipState:
         """What the donor signs as its state now. Raises ProtocolError, StreamClosedError."""

@@ -59,6 +59,10 @@ class OwnKeeper:
             self._settle(0, digest)
         return None
 
+    async def digest(self) -> str:
+        """Of the state as it stands."""
+        return self.position.lineage_id
+
     async def apply(self, change: Callable[[], None], round: int, contributed: int) -> None:
         """Change the state, which stands at `round` then; `contributed` is the snapshot that went into it."""
         async with self._lock:
@@ -140,3 +144,7 @@ class OwnShelf:
     async def get(self, lineage_id: str) -> SnapshotFile | None:
         """See `Snapshots.get`."""
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
+
+    async def digest(self, lineage_id: str) -> str | None:
+        """See `Snapshots.digest`: in gossip a lineage id is the digest."""
+        return lineage_id if lineage_id == self._state.lineage_id and self._valid() else None

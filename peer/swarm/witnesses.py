@@ -1,0 +1,48 @@
+"""The state that a chain ends at: no link certifies it yet, so its round's members are asked what it is.
+
+A link names the state that its round started from, and the update. Members compute the state that follows; the next
+round's link will name it. Until then who takes that state from a donor compares what the members say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from peer.errors import ProtocolError, in_words
+from peer.protocol.lineage import Link, quorum
+from peer.swarm.streams import StreamClosedError
+
+log = logging.getLogger(__name__)
+ASK_TIMEOUT_S = 3.0
+Ask = Callable[[str, str], Awaitable[str | None]]
+
+
+async def ask_members(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, str]:
+    """What those of these peers that were in the round of `link` say, by peer id, as far as they answer in time.
+
+    Args:
+        ask: (peer id, lineage id) -> the digest of that peer's state there, None where it holds none.
+    """
+
+    async def one(peer_id: str) -> str | None:
+        try:
+            return await asyncio.wait_for(ask(peer_id, link.id), ASK_TIMEOUT_S)
+        except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+            log.info("%s does not say what the state after round %d is: %s", peer_id, link.round + 1, in_words(error))
+            return None
+
+    members = [peer_id for peer_id in peers if link.place(peer_id) is not None]
+    answers = await asyncio.gather(*map(one, members))
+    return {peer_id: digest for peer_id, digest in zip(members, answers, strict=True) if digest is not None}
+
+
+def agreed(said: Mapping[str, str], link: Link) -> str | None:
+    """The one digest that members of the round name, or that two thirds of its roster do; else None."""
+    digests = Counter(digest for peer_id, digest in said.items() if link.place(peer_id) is not None)
+    for digest, count in digests.most_common(1):
+        if len(digests) == 1 or count >= quorum(len(link.roster)):
+            return digest
+    return None

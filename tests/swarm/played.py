@@ -1,0 +1,54 @@
+"""A peer's rounds without a network: real state, memory and rounds; directory and trainer are played."""
+
+from __future__ import annotations
+
+import os
+import random
+from types import SimpleNamespace
+
+from peer.link.memory import SharedState
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.sliced import Sliced
+from peer.outer.optimizer import Nesterov
+from peer.outer.state import OuterState
+from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
+from peer.swarm.history import History
+from peer.swarm.keeper import Keeper
+from peer.swarm.rounds import Rounds
+from tests.swarm.runs import RUN, make_state
+
+
+def genesis_memory():
+    """Shared memory that holds the genesis state of the tests' run."""
+    plain = make_state()
+    memory = SharedState(os.memfd_create("state"), plain.numel, 1)
+    memory.anchor.copy_(plain.anchor)
+    return memory
+
+
+def state_in(memory):
+    """The outer state of the tests' run that lies there."""
+    return OuterState(memory.anchor, memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor("int8")))
+
+
+def rounds_at_genesis(network, folder, run, told, identity=None):
+    """Real rounds of one member of `run`, or of somebody else, at genesis; everything around them played."""
+    node = network.node(identity or run.identities[0])
+    plain, memory = make_state(), genesis_memory()
+    state = state_in(memory)
+    state.lineage_id = plain.lineage_id
+    manifest = RunManifest(
+        name="a", model=ModelSpec(architecture="llama"), data=DataSpec(), inner=InnerSpec(),
+        recipe=RecipeSpec(name="opendiloco", compressor="int8"), genesis=plain.lineage_id,
+    )  # fmt: skip
+    keeper = Keeper(memory, state, History(folder / "mine", plain.lineage_id))
+    assert keeper.restore([]) is None
+
+    async def refresh():
+        """Nobody else is known."""
+
+    directory = SimpleNamespace(peers={}, reachable={}, refresh=refresh, announce_soon=lambda: None)
+    rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
+    rounds._following.fetcher._run_id = RUN
+    rounds.joined = True
+    return rounds

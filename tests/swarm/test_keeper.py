@@ -1,0 +1,117 @@
+"""The outer state of a peer, its head and the digest that is computed while trainers go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from peer.link.memory import Head
+from peer.swarm.history import History
+from peer.swarm.keeper import Keeper
+from tests.swarm.played import genesis_memory, state_in
+from tests.swarm.runs import Run, contributions, reduce_all
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run")
+
+
+class Held:
+    """A keeper whose state hashes only while `free` is set."""
+
+    def __init__(self, run, folder):
+        self.memory = genesis_memory()
+        self.folder, self.genesis = folder, run.history.genesis
+        self.free, self.hashed = threading.Event(), 0
+        self.free.set()
+
+    def keeper(self):
+        state = state_in(self.memory)
+        state.lineage_id, compute = self.genesis, state.digest
+
+        def digest():
+            assert self.free.wait(10.0)
+            self.hashed += 1
+            return compute()
+
+        state.digest = digest
+        return Keeper(self.memory, state, History(self.folder, self.genesis))
+
+
+@pytest.fixture
+def held(run, tmp_path):
+    return Held(run, tmp_path / "kept")
+
+
+def next_round(run):
+    """An update of the run and its certificate; the run applies it."""
+    update = reduce_all(run.state, contributions(run.state, 3, run.state.round), [1, 1, 1])
+    certificate = run.certify(update)
+    run.state.apply(update, run.state.round + 1, certificate.link.id)
+    return update, certificate
+
+
+async def test_a_round_ends_before_its_state_is_hashed_and_the_next_change_waits_for_that(run, held):
+    keeper = held.keeper()
+    keeper.restore([])
+    held.free.clear()
+    first, second = next_round(run), None
+    await keeper.apply(*first, 5)
+    lineage_id = first[1].link.id
+    assert (keeper.valid, keeper.position.round, keeper.position.lineage_id) == (True, 1, lineage_id)
+    assert held.memory.head == Head(round=1, lineage_id=lineage_id, contributed=5)
+    second = next_round(run)
+    applying = asyncio.ensure_future(keeper.apply(*second, 6))
+    asking = asyncio.ensure_future(keeper.digest())
+    await asyncio.sleep(0)
+    await asyncio.wait([applying, asking], timeout=0.1)
+    assert (keeper.state.round, applying.done(), asking.done()) == (1, False, False)
+    held.free.set()
+    await applying
+    assert await asking == second[1].link.state_digest
+    assert await keeper.digest() == run.state.digest()
+    head = Head(round=2, lineage_id=second[1].link.id, state_digest=run.state.digest(), contributed=6)
+    assert held.memory.head == head
+    assert held.hashed == 3  # at the start, and once for each round, whoever asks
+
+
+@pytest.mark.parametrize("hashed", [True, False], ids=["hashed", "not hashed yet"])
+async def test_an_agent_that_starts_anew_takes_up_a_state_that_was_whole(run, held, hashed):
+    keeper = held.keeper()
+    keeper.restore([])
+    await keeper.apply(*next_round(run), 5)
+    await keeper.digest()
+    head = held.memory.head
+    assert head.state_digest == run.state.digest()
+    if not hashed:
+        held.memory.head = head.model_copy(update={"state_digest": None})  # as the agent died
+    again = held.keeper()
+    taken = again.restore([again.history.chain_path])
+    assert (taken.round, taken.lineage_id, taken.contributed) == (1, head.lineage_id, 5)
+    assert (again.valid, await again.digest()) == (True, run.state.digest())
+
+
+async def test_a_state_that_is_not_what_its_head_says_is_not_taken_up(run, held, caplog):
+    keeper = held.keeper()
+    keeper.restore([])
+    await keeper.apply(*next_round(run), 5)
+    await keeper.digest()
+    held.memory.anchor[3] += 1.0
+    again = held.keeper()
+    assert again.restore([again.history.chain_path]) is None
+    assert not again.valid
+    assert "the state of round 1 does not verify" in caplog.text
+
+
+async def test_a_state_in_doubt_is_kept_from_everybody(run, held):
+    keeper = held.keeper()
+    keeper.restore([])
+    await keeper.apply(*next_round(run), 5)
+    position = keeper.position
+    await keeper.doubt()
+    assert (keeper.valid, keeper.memory.head, keeper.position) == (False, None, position)
+    assert await keeper.shelf.offer(None, 0) is None
+    assert await keeper.shelf.digest(position.lineage_id) is None

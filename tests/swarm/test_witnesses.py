@@ -1,0 +1,200 @@
+"""The state that a chain ends at, which no link certifies yet: whom a newcomer believes, and who finds itself wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from peer.outer.record import RoundRecord
+from peer.protocol.identity import Identity
+from peer.protocol.records import PeerRecord
+from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm import rounds as rounds_module
+from peer.swarm import witnesses
+from peer.swarm.catchup import CatchUpError, UndecidedError
+from peer.swarm.serving import HistoryServer, history_name
+from peer.swarm.snapshots import Shelf
+from peer.swarm.witnesses import agreed
+from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
+from tests.swarm.played import rounds_at_genesis
+from tests.swarm.runs import RUN, Run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run", members=4).commit(3)
+
+
+@pytest.fixture
+def joiner(network, tmp_path):
+    joiner = Joiner(network, tmp_path / "joiner")
+    joiner.valid = False
+    return joiner
+
+
+async def members(network, run, count):
+    """So many of the run's members, serving what they hold."""
+    return [await ScriptedDonor(network.node(identity), run).start() for identity in run.identities[:count]]
+
+
+async def test_a_state_that_its_rounds_members_agree_on_is_taken(network, run, joiner, caplog):
+    caplog.set_level(logging.INFO)
+    donor, *others = await members(network, run, 4)
+    assert (await joiner.catch_up(donor, *others)).snapshot_round == 3
+    assert_same(joiner, run)
+    assert f"4 of the 4 members of round 3 hold the state that {donor.peer_id} serves" in caplog.text
+
+
+@pytest.mark.parametrize("in_it", [True, False], ids=["a member", "a stranger"])
+async def test_a_poisoned_state_is_refused_where_two_thirds_hold_another(network, run, joiner, in_it):
+    """A stranger's word counts nothing, so that fewer are enough against it."""
+    donor, *others = await members(network, run, 4)
+    if not in_it:
+        donor, others = await ScriptedDonor(network.node(), run).start(), others[:1]
+    donor.poison()
+    with pytest.raises(CatchUpError, match=r"serves another state than the [0-9a-f]{12} that its round's members hold"):
+        await joiner.catch_up(donor, *others)
+    assert joiner.adopted == 0
+    await joiner.catch_up(others[0], donor, *others[1:])
+    assert_same(joiner, run)
+
+
+async def test_members_that_disagree_are_believed_when_a_round_has_certified_what_is_so(network, run, joiner):
+    liar, honest = await members(network, run, 2)
+    liar.poison()
+    for donor, other in ((liar, honest), (honest, liar)):
+        with pytest.raises(UndecidedError, match="2 members of round 3 name different states after it"):
+            await joiner.catch_up(donor, other)
+    assert joiner.adopted == 0
+    liar.chain = honest.chain = run.commit(1).history.chain
+    with pytest.raises(CatchUpError, match="serves another state than the certified"):
+        await joiner.catch_up(liar, honest)
+    await joiner.catch_up(honest, liar)
+    assert joiner.state.digest() == run.states[3]
+
+
+async def test_where_nobody_of_the_round_is_in_sight_a_donors_word_is_all_there_is(network, run, joiner, caplog):
+    donor, other = [await ScriptedDonor(network.node(), run).start() for _ in range(2)]
+    other.poison()
+    await joiner.catch_up(donor, other)
+    assert_same(joiner, run)
+    assert f"nobody of round 3 is in sight: its state is as good as {donor.peer_id}'s word" in caplog.text
+
+
+async def test_a_state_that_members_did_not_carry_on_is_replaced(network, run, joiner):
+    """Of a newcomer that was told a false one, or of a machine whose memory is at fault."""
+    (donor,) = await members(network, run, 1)
+    await joiner.catch_up(donor)
+    joiner.valid = True
+    joiner.state.anchor[7] += 1.0
+    later = await ScriptedDonor(network.node(run.identities[1]), run.commit(2)).start()
+    how = await joiner.catch_up(later)
+    assert (how.replayed, how.snapshot_round) == (0, 5)
+    assert_same(joiner, run)
+
+
+@pytest.mark.parametrize("silence", ["says nothing", "has no such state", "says too little", "cannot be reached"])
+async def test_who_does_not_say_holds_nobody_up(network, run, joiner, monkeypatch, silence):
+    monkeypatch.setattr(witnesses, "ASK_TIMEOUT_S", 0.05)
+    donor, other = await members(network, run, 2)
+
+    async def answer(stream):
+        await stream.receive_message(Kind.REQUEST, HistoryRequest)
+        if silence == "says too little":
+            await stream.send(Kind.DATA, bytes(31))
+        if silence != "says nothing":
+            await stream.send(Kind.END)
+        await stream.closed()
+
+    await other.node.serve(history_name(RUN), "history", answer)
+    if silence == "cannot be reached":
+        network.cut(other.peer_id)
+    await joiner.catch_up(donor, other)
+    assert_same(joiner, run)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("", None), ("a", "a"), ("aa", "a"), ("ab", None), ("aab", None), ("aaab", "a"), ("abb", None), ("abbb", "b"),
+     ("aabb", None)],
+)  # fmt: skip
+def test_two_thirds_or_all_who_answer_decide(run, said, expected):
+    link = run.history.chain[-1].link
+    ids = [identity.peer_id for identity in run.identities]
+    statements = {peer_id: digest * 64 for peer_id, digest in zip(ids, said, strict=False)}
+    assert agreed(statements, link) == (expected and expected * 64)
+    strangers = {Identity.generate().peer_id: "f" * 64 for _ in range(9)}
+    assert agreed({**strangers, **statements}, link) == (expected and expected * 64)
+
+
+async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run, joiner):
+    server, valid = network.node(run.identities[0]), [True]
+    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest)
+    await HistoryServer(server, RUN, run.history, shelf).start()
+
+    async def said(round):
+        return await joiner.fetcher._state_digest(server.peer_id, run.history.lineage_id(round))
+
+    assert [await said(round) for round in range(4)] == run.states
+    assert await joiner.fetcher._state_digest(server.peer_id, "f" * 64) is None
+    valid[0] = False
+    assert [await said(round) for round in range(4)] == [*run.states[:3], None]
+
+
+def standing_at(run, peer_ids):
+    """Their records: all where the run is."""
+    record = PeerRecord(
+        run_id=RUN, nickname="x", state="training", round=run.state.round, lineage_id=run.state.lineage_id,
+        lineage_weight=run.history.weight, expires_at=1e10,
+    )  # fmt: skip
+    return dict.fromkeys(peer_ids, record)
+
+
+@pytest.mark.parametrize("told", ["false", "true"])
+async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_take_the_true_one(
+    network, run, tmp_path, told
+):
+    liar, *honest = await members(network, run, 3)
+    liar.updates.clear()  # what can be replayed needs nobody's word
+    if told == "false":
+        liar.poison()
+    said = []
+    rounds = rounds_at_genesis(network, tmp_path, run, said, Identity.generate())
+    peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [liar.peer_id])
+    assert await rounds._following.catch_up()  # nobody else is in sight
+    before = rounds.position()
+    assert (before.lineage_id, await rounds.keeper.digest() == run.states[3]) == (run.state.lineage_id, told == "true")
+    del peers[liar.peer_id]
+    peers.update(standing_at(run, [donor.peer_id for donor in honest]))
+    record = RoundRecord(
+        status="aborted", round=4, lineage_id=before.lineage_id, phase="commit", reason="1 of 3 signed link",
+        instead="retry", members=(rounds._node.peer_id, honest[0].peer_id),
+    )  # fmt: skip
+    await rounds._aftermath.of(record)
+    assert rounds.keeper.valid is (told == "true")
+    assert rounds._following.donors() == (sorted(peers) if told == "false" else [])
+    if told == "false":
+        assert await rounds._following.catch_up()
+    assert (rounds.position(), rounds.keeper.state.digest()) == (before, run.states[3])
+
+
+async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds_module, "RECHECK_S", 0.0)
+    rounds, began = rounds_at_genesis(network, tmp_path, run, []), []
+
+    async def one_round(due):
+        began.append(due)
+        rounds.leaving = True
+
+    monkeypatch.setattr(rounds, "_one_round", one_round)
+    await rounds.keeper.doubt()
+    rounds._handover.due = "a contribution"
+    running = asyncio.ensure_future(rounds.run())
+    for _ in range(200):  # turns of the loop
+        await asyncio.sleep(0)
+    assert began == []
+    rounds.keeper.valid = True
+    await asyncio.wait_for(running, 5.0)
+    assert began == ["a contribution"]

@@ -191,11 +191,11 @@ class AbortMessage(Spec):
 class HistoryRequest(Spec):
     """Ask a donor for what it holds.
 
-    state: the digest, as 32 bytes, of its state at lineage id `digest`. chain: certificates from `from_round` on.
-    update: the one of that digest. snapshot: what a snapshot is, with the digests of its chunks: the one of lineage
-    id `digest` if the donor has it, else its newest, of `from_round` or later if it has come that far. chunks:
-    those of these indexes, in this order, of the snapshot of lineage id `digest`; more such requests may follow on
-    the stream.
+    state: the digest, as 32 bytes, of its state of round `from_round`, at lineage id `digest`. chain: certificates from
+    `from_round` on. update: the one of that digest. snapshot: what a snapshot is, with the digests of its chunks: the
+    one of lineage id `digest` if the donor has it, else its newest, of `from_round` or later if it has come that far.
+    chunks: those of these indexes, in this order, of the snapshot of lineage id `digest`; more such requests may follow
+    on the stream.
     """
 
     what: Literal["state", "chain", "update", "snapshot", "chunks"]

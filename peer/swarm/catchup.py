@@ -220,8 +220,8 @@ class Fetcher:
         else:
             log.warning("nobody of round %d is in sight: its state is as good as %s's word", link.round + 1, donor)
 
-    async def _state_digest(self, peer_id: str, lineage_id: str) -> str | None:
-        request = HistoryRequest(what="state", run_id=self._run_id, digest=lineage_id)
+    async def _state_digest(self, peer_id: str, link: Link) -> str | None:
+        request = HistoryRequest(what="state", run_id=self._run_id, from_round=link.round + 1, digest=link.id)
         async with self._asking(peer_id, request) as stream:
             digest = await _piece(stream, DIGEST_BYTES)
         return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None

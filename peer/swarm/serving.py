@@ -95,7 +95,7 @@ class HistoryServer:
 
     async def _say_digest(self, stream: Stream, request: HistoryRequest) -> None:
         assert request.digest is not None
-        digest = await self._snapshots.digest(request.digest)
+        digest = await self._snapshots.digest(request.from_round, request.digest)
         if digest is not None:
             await _send(stream, Kind.DATA, bytes.fromhex(digest))
 

@@ -138,8 +138,8 @@ class Snapshots(Protocol):
     async def get(self, lineage_id: str) -> SnapshotFile | None:
         """That snapshot, if it is here or the state still stands there."""
 
-    async def digest(self, lineage_id: str) -> str | None:
-        """Of the state at that lineage id, as far as this peer knows."""
+    async def digest(self, round: int, lineage_id: str) -> str | None:
+        """Of the state of that round, at that lineage id, as far as this peer knows."""
 
 
 class OneSnapshot:
@@ -154,7 +154,7 @@ class OneSnapshot:
     async def get(self, lineage_id: str) -> SnapshotFile | None:
         return self._file if self._file.meta.lineage_id == lineage_id else None
 
-    async def digest(self, lineage_id: str) -> str | None:
+    async def digest(self, round: int, lineage_id: str) -> str | None:  # noqa: ARG002
         """See `Snapshots`; of the genesis state that is its lineage id."""
         return lineage_id if self._file.meta.lineage_id == lineage_id else None
 
@@ -206,14 +206,14 @@ class Shelf:
                 await self._renewed()
             return self._held(lineage_id)
 
-    async def digest(self, lineage_id: str) -> str | None:
+    async def digest(self, round: int, lineage_id: str) -> str | None:
         """See `Snapshots`."""
         state, history = self._state, self._history
         if state.lineage_id == lineage_id:
             digest = await self._digest()
             return digest if self._valid() and state.lineage_id == lineage_id else None
-        rounds = (round for round in range(len(history.chain)) if history.lineage_id(round) == lineage_id)
-        return next(map(history.certified, rounds), None)
+        there = round < len(history.chain) and history.lineage_id(round) == lineage_id
+        return history.certified(round) if there else None
 
     def _held(self, lineage_id: str | None) -> SnapshotFile | None:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
@@ -275,7 +275,7 @@ class Shelf:
 
     async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:
         """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
-        if file.digest == await self.digest(file.meta.lineage_id):
+        if file.digest == await self.digest(file.meta.round, file.meta.lineage_id):
             return file
         log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
         file.path.unlink(missing_ok=True)

@@ -17,19 +17,19 @@ from peer.swarm.streams import StreamClosedError
 
 log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 3.0
-Ask = Callable[[str, str], Awaitable[str | None]]
+Ask = Callable[[str, Link], Awaitable[str | None]]
 
 
 async def ask_members(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, str]:
     """What those of these peers that were in the round of `link` say, by peer id, as far as they answer in time.
 
     Args:
-        ask: (peer id, lineage id) -> the digest of that peer's state there, None where it holds none.
+        ask: (peer id, link) -> the digest of that peer's state after the link, None where it holds none.
     """
 
     async def one(peer_id: str) -> str | None:
         try:
-            return await asyncio.wait_for(ask(peer_id, link.id), ASK_TIMEOUT_S)
+            return await asyncio.wait_for(ask(peer_id, link), ASK_TIMEOUT_S)
         except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
             log.info("%s does not say what the state after round %d is: %s", peer_id, link.round + 1, in_words(error))
             return None

@@ -114,4 +114,4 @@ async def test_a_state_in_doubt_is_kept_from_everybody(run, held):
     await keeper.doubt()
     assert (keeper.valid, keeper.memory.head, keeper.position) == (False, None, position)
     assert await keeper.shelf.offer(None, 0) is None
-    assert await keeper.shelf.digest(position.lineage_id) is None
+    assert await keeper.shelf.digest(1, position.lineage_id) is None

@@ -134,13 +134,17 @@ async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run,
     shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest)
     await HistoryServer(server, RUN, run.history, shelf).start()
 
-    async def said(round):
-        return await joiner.fetcher._state_digest(server.peer_id, run.history.lineage_id(round))
+    links = [certificate.link for certificate in run.history.chain]
 
-    assert [await said(round) for round in range(4)] == run.states
-    assert await joiner.fetcher._state_digest(server.peer_id, "f" * 64) is None
+    async def said(link):
+        return await joiner.fetcher._state_digest(server.peer_id, link)
+
+    assert [await said(link) for link in links] == run.states[1:]
+    for unknown in (links[1].model_copy(update={"round": 7}), links[1].model_copy(update={"update_digest": "f" * 64})):
+        assert await said(unknown) is None
+    assert await shelf.digest(0, run.history.genesis) == run.states[0]
     valid[0] = False
-    assert [await said(round) for round in range(4)] == [*run.states[:3], None]
+    assert [await said(link) for link in links] == [*run.states[1:3], None]
 
 
 def standing_at(run, peer_ids):

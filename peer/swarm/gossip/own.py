@@ -145,6 +145,6 @@ class OwnShelf:
         """See `Snapshots.get`."""
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
 
-    async def digest(self, lineage_id: str) -> str | None:
+    async def digest(self, round: int, lineage_id: str) -> str | None:  # noqa: ARG002
         """See `Snapshots.digest`: in gossip a lineage id is the digest."""
         return lineage_id if lineage_id == self._state.lineage_id and self._valid() else None

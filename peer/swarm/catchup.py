@@ -27,7 +27,7 @@ from peer.swarm.serving import SLICE_BYTES, history_name
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.witnesses import agreed, ask_members
+from peer.swarm.witnesses import agreed, ask_all, members_of
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
@@ -131,8 +131,8 @@ class Fetcher:
         return path
 
     async def said(self, link: Link, peers: Iterable[str]) -> dict[str, str]:
-        """What members of a round say that the state after it is, by peer id: those of `peers` that answer."""
-        return await ask_members(self._state_digest, link, peers)
+        """What these peers say that the state after a round is, by peer id: those of them that answer."""
+        return await ask_all(self._state_digest, link, peers)
 
     async def _replay(self, donor: str, onward: list[Certificate], standing: Standing, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
@@ -186,15 +186,10 @@ class Fetcher:
             open_stream = self._open if early is None else early.open
             if after:
                 _compare(donor, digests, meta, after[0].link.state_digest)
-                path, served = await self._chunks(donors, meta, digests, open_stream)
             else:
-                link, offered = chain[-1].link, state_digest(digests, meta.numel, meta.num_buffers)
-                looking = asyncio.ensure_future(self._look(donor, link, offered, others))
-                try:
-                    path, served = await self._chunks(donors, meta, digests, open_stream)
-                    await looking
-                finally:
-                    await cancel_and_wait([looking])
+                offered = state_digest(digests, meta.numel, meta.num_buffers)
+                donors = await self._believers(donors, chain[-1].link, offered, others)
+            path, served = await self._chunks(donors, meta, digests, open_stream)
         finally:
             try:
                 await cancel_and_wait([offering, linking, *preparing])
@@ -204,21 +199,27 @@ class Fetcher:
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
 
-    async def _look(self, donor: str, link: Link, offered: str, others: Sequence[str]) -> None:
-        """Refuse a state that no link certifies yet, unless the members of the round that led to it say the same."""
-        said = await self.said(link, others)
-        if link.place(donor) is not None:
-            said[donor] = offered
-        digest = agreed(said, link)
+    async def _believers(self, donors: list[str], link: Link, offered: str, others: Sequence[str]) -> list[str]:
+        """The donors that hold the state which the first of them offers, and which no link certifies yet.
+
+        Raises:
+            CatchUpError: members of the round that led to it hold another.
+            UndecidedError: or do not agree.
+        """
+        donor, *helpers = donors
+        said = {**await self.said(link, [*helpers, *members_of(link, others)]), donor: offered}
+        members, digest = members_of(link, said), agreed(said, link)
         if digest not in (None, offered):
             raise CatchUpError(f"{donor} serves another state than the {digest[:12]} that its round's members hold")
-        if digest is None and said:
-            raise UndecidedError(f"{len(said)} members of round {link.round + 1} name different states after it")
-        if said:
-            members = f"{len(said)} of the {len(link.roster)} members of round {link.round + 1}"
-            log.info("%s hold the state that %s serves", members, donor)
+        if digest is None and members:
+            raise UndecidedError(f"{len(members)} members of round {link.round + 1} name different states after it")
+        if members:
+            agree = sum(said[peer_id] == offered for peer_id in members)
+            those = f"{agree} of the {len(link.roster)} members of round {link.round + 1}"
+            log.info("%s hold the state that %s serves", those, donor)
         else:
             log.warning("nobody of round %d is in sight: its state is as good as %s's word", link.round + 1, donor)
+        return [peer_id for peer_id in donors if said.get(peer_id) == offered]
 
     async def _state_digest(self, peer_id: str, link: Link) -> str | None:
         request = HistoryRequest(what="state", run_id=self._run_id, from_round=link.round + 1, digest=link.id)

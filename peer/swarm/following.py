@@ -21,7 +21,7 @@ from peer.swarm.missed import Missed
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
-from peer.swarm.witnesses import agreed
+from peer.swarm.witnesses import agreed, members_of
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0
@@ -121,7 +121,7 @@ class Following:
         if not keeper.valid or not keeper.history.chain:
             return
         link, own = keeper.history.chain[-1].link, await keeper.digest()
-        said = await self.fetcher.said(link, self._directory.reachable)
+        said = await self.fetcher.said(link, members_of(link, self._directory.reachable))
         if link.place(self._own_id) is not None:
             said[self._own_id] = own
         digest = agreed(said, link)

@@ -20,8 +20,8 @@ ASK_TIMEOUT_S = 3.0
 Ask = Callable[[str, Link], Awaitable[str | None]]
 
 
-async def ask_members(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, str]:
-    """What those of these peers that were in the round of `link` say, by peer id, as far as they answer in time.
+async def ask_all(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, str]:
+    """What these peers say that the state after `link` is, by peer id, as far as they answer in time.
 
     Args:
         ask: (peer id, link) -> the digest of that peer's state after the link, None where it holds none.
@@ -34,14 +34,19 @@ async def ask_members(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, s
             log.info("%s does not say what the state after round %d is: %s", peer_id, link.round + 1, in_words(error))
             return None
 
-    members = [peer_id for peer_id in peers if link.place(peer_id) is not None]
-    answers = await asyncio.gather(*map(one, members))
-    return {peer_id: digest for peer_id, digest in zip(members, answers, strict=True) if digest is not None}
+    asked = list(dict.fromkeys(peers))
+    answers = await asyncio.gather(*map(one, asked))
+    return {peer_id: digest for peer_id, digest in zip(asked, answers, strict=True) if digest is not None}
+
+
+def members_of(link: Link, peers: Iterable[str]) -> list[str]:
+    """Those of these peers that were in the round."""
+    return [peer_id for peer_id in peers if link.place(peer_id) is not None]
 
 
 def agreed(said: Mapping[str, str], link: Link) -> str | None:
     """The one digest that members of the round name, or that two thirds of its roster do; else None."""
-    digests = Counter(digest for peer_id, digest in said.items() if link.place(peer_id) is not None)
+    digests = Counter(said[peer_id] for peer_id in members_of(link, said))
     for digest, count in digests.most_common(1):
         if len(digests) == 1 or count >= quorum(len(link.roster)):
             return digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,11 +52,24 @@ def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:
     assert [session_pids(leader) for leader in leaders] == [[], []]
 
 
+def hivemind_error(codec: str) -> float:
+    """Of one averaging. Its averager dies or hangs now and then, at whatever load: another pair is tried then."""
+    for _ in range(2):
+        with contextlib.suppress(PeerFailedError):
+            return pair_error(codec)
+    return pair_error(codec)
+
+
+def pair_error(codec: str) -> float:
+    with Peers("benchmarks.hivemind_peer", codec=codec, numel=20_000, peers=2, seed=1, timeout_s=15.0) as peers:
+        leaders = list(peers.leaders)
+        error = peers.average().error
+    assert [session_pids(leader) for leader in leaders] == [[], []]
+    return error
+
+
+@pytest.mark.timeout(300)
 def test_hivemind_averages_in_this_environment_where_its_codec_can() -> None:
     right = {"fp16": True, "uniform-8bit": numpy.lib.NumpyVersion(numpy.__version__) < "2.4.0"}
     for codec, works in right.items():
-        with Peers("benchmarks.hivemind_peer", codec=codec, numel=20_000, peers=2, seed=1) as peers:
-            leaders = list(peers.leaders)
-            error = peers.average().error
-        assert (error <= exchange.SYSTEMS["hivemind"].codecs[codec]) is works
-        assert [session_pids(leader) for leader in leaders] == [[], []]
+        assert (hivemind_error(codec) <= exchange.SYSTEMS["hivemind"].codecs[codec]) is works

@@ -76,10 +76,12 @@ async def test_members_that_disagree_are_believed_when_a_round_has_certified_wha
 
 
 async def test_where_nobody_of_the_round_is_in_sight_a_donors_word_is_all_there_is(network, run, joiner, caplog):
-    donor, other = [await ScriptedDonor(network.node(), run).start() for _ in range(2)]
+    donor, same, other = [await ScriptedDonor(network.node(), run).start() for _ in range(3)]
     other.poison()
-    await joiner.catch_up(donor, other)
+    await joiner.catch_up(donor, other, same)
     assert_same(joiner, run)
+    assert joiner.liars == {}  # who says that it holds another state is not asked for chunks of this one
+    assert other.chunks_asked == []
     assert f"nobody of round 3 is in sight: its state is as good as {donor.peer_id}'s word" in caplog.text
 
 

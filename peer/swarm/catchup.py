@@ -27,7 +27,7 @@ from peer.swarm.serving import SLICE_BYTES, history_name
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.witnesses import agreed, ask_all, members_of
+from peer.swarm.witnesses import ask_all, believers, members_of
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
@@ -39,10 +39,6 @@ Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
 
 class NotHeavierError(CatchUpError):
     """The donor's lineage is valid, but does not beat ours: nothing to do."""
-
-
-class UndecidedError(CatchUpError):
-    """The members of the donor's last round do not agree on the state after it: the next round will tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +183,9 @@ class Fetcher:
             if after:
                 _compare(donor, digests, meta, after[0].link.state_digest)
             else:
-                offered = state_digest(digests, meta.numel, meta.num_buffers)
-                donors = await self._believers(donors, chain[-1].link, offered, others)
+                link, offered = chain[-1].link, state_digest(digests, meta.numel, meta.num_buffers)
+                said = await self.said(link, [*donors[1:], *members_of(link, others)])
+                donors = believers(donors, offered, link, said)
             path, served = await self._chunks(donors, meta, digests, open_stream)
         finally:
             try:
@@ -198,28 +195,6 @@ class Fetcher:
                     await early.close()
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
-
-    async def _believers(self, donors: list[str], link: Link, offered: str, others: Sequence[str]) -> list[str]:
-        """The donors that hold the state which the first of them offers, and which no link certifies yet.
-
-        Raises:
-            CatchUpError: members of the round that led to it hold another.
-            UndecidedError: or do not agree.
-        """
-        donor, *helpers = donors
-        said = {**await self.said(link, [*helpers, *members_of(link, others)]), donor: offered}
-        members, digest = members_of(link, said), agreed(said, link)
-        if digest not in (None, offered):
-            raise CatchUpError(f"{donor} serves another state than the {digest[:12]} that its round's members hold")
-        if digest is None and members:
-            raise UndecidedError(f"{len(members)} members of round {link.round + 1} name different states after it")
-        if members:
-            agree = sum(said[peer_id] == offered for peer_id in members)
-            those = f"{agree} of the {len(link.roster)} members of round {link.round + 1}"
-            log.info("%s hold the state that %s serves", those, donor)
-        else:
-            log.warning("nobody of round %d is in sight: its state is as good as %s's word", link.round + 1, donor)
-        return [peer_id for peer_id in donors if said.get(peer_id) == offered]
 
     async def _state_digest(self, peer_id: str, link: Link) -> str | None:
         request = HistoryRequest(what="state", run_id=self._run_id, from_round=link.round + 1, digest=link.id)

@@ -13,7 +13,7 @@ from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier
-from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError, UndecidedError
+from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError
 from peer.swarm.directory import Directory
 from peer.swarm.donors import Standing, ahead, helpers
 from peer.swarm.keeper import Keeper, Position
@@ -21,7 +21,7 @@ from peer.swarm.missed import Missed
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
-from peer.swarm.witnesses import agreed, members_of
+from peer.swarm.witnesses import UndecidedError, agreed, members_of
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0

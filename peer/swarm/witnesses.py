@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Link, quorum
+from peer.swarm.chunks import CatchUpError
 from peer.swarm.streams import StreamClosedError
 
 log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 3.0
 Ask = Callable[[str, Link], Awaitable[str | None]]
+
+
+class UndecidedError(CatchUpError):
+    """The members of the donor's last round do not agree on the state after it: the next round will tell."""
 
 
 async def ask_all(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, str]:
@@ -51,3 +56,29 @@ def agreed(said: Mapping[str, str], link: Link) -> str | None:
         if len(digests) == 1 or count >= quorum(len(link.roster)):
             return digest
     return None
+
+
+def believers(donors: Sequence[str], offered: str, link: Link, said: Mapping[str, str]) -> list[str]:
+    """The donors that hold the state which the first of them offers, and which no link certifies yet.
+
+    Args:
+        offered: its digest.
+        said: digests that others name, by peer id.
+
+    Raises:
+        CatchUpError: members of the round that led to it hold another.
+        UndecidedError: or do not agree.
+    """
+    donor, round = donors[0], link.round + 1
+    said = {**said, donor: offered}
+    members, digest = members_of(link, said), agreed(said, link)
+    if digest not in (None, offered):
+        raise CatchUpError(f"{donor} serves another state than the {digest[:12]} that its round's members hold")
+    if digest is None and members:
+        raise UndecidedError(f"{len(members)} members of round {round} name different states after it")
+    if members:
+        agree = sum(said[peer_id] == offered for peer_id in members)
+        log.info("%d of the %d members of round %d hold what %s serves", agree, len(link.roster), round, donor)
+    else:
+        log.warning("nobody of round %d is in sight: its state is as good as %s's word", round, donor)
+    return [peer_id for peer_id in donors if said.get(peer_id) == offered]

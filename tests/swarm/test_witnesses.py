@@ -13,10 +13,10 @@ from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm import rounds as rounds_module
 from peer.swarm import witnesses
-from peer.swarm.catchup import CatchUpError, UndecidedError
+from peer.swarm.catchup import CatchUpError
 from peer.swarm.serving import HistoryServer, history_name
 from peer.swarm.snapshots import Shelf
-from peer.swarm.witnesses import agreed
+from peer.swarm.witnesses import UndecidedError, agreed
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -44,7 +44,7 @@ async def test_a_state_that_its_rounds_members_agree_on_is_taken(network, run, j
     donor, *others = await members(network, run, 4)
     assert (await joiner.catch_up(donor, *others)).snapshot_round == 3
     assert_same(joiner, run)
-    assert f"4 of the 4 members of round 3 hold the state that {donor.peer_id} serves" in caplog.text
+    assert f"4 of the 4 members of round 3 hold what {donor.peer_id} serves" in caplog.text
 
 
 @pytest.mark.parametrize("in_it", [True, False], ids=["a member", "a stranger"])

@@ -1,4 +1,4 @@
-"""G11: a newcomer among three donors of which one lies, over production nodes in one loop.
+"""G11: a newcomer among three donors, the members of the last round, of which one lies; production nodes in one loop.
 
 Everything that fetches and checks is production code; the liar serves what `tests.swarm.donor` lets it.
 """
@@ -34,7 +34,7 @@ LIES: dict[str, Callable[[random.Random, list[bytes], int], bytes]] = {
     "another chunk": lambda rng, pieces, at: pieces[(at + rng.randrange(1, CHUNKS)) % CHUNKS],
     "zeros": lambda _, pieces, at: bytes(len(pieces[at])),
 }
-WHOLE_LIES = ("digests", "meta", "chain", "updates")
+WHOLE_LIES = ("digests", "state", "meta", "chain", "updates")
 
 
 @contextmanager
@@ -69,7 +69,8 @@ class Trial:
         """-> counts of this trial."""
         network = MemoryNetwork()
         try:
-            donors = [await ScriptedDonor(network.node(), self._run).start() for _ in range(3)]
+            nodes = map(network.node, self._run.identities)
+            donors = [await ScriptedDonor(node, self._run).start() for node in nodes]
             liar = self._rng.choice(donors)
             self._corrupt(liar)
             return await self._join(network, donors, liar)
@@ -94,6 +95,8 @@ class Trial:
     def _corrupt_whole(self, liar: ScriptedDonor) -> None:
         if self.lie == "digests":
             liar.digests[self._rng.randrange(CHUNKS // 2)] = self._rng.randbytes(32)
+        elif self.lie == "state":
+            liar.poison(self._rng.randrange(CHUNKS))
         elif self.lie == "meta":
             liar.meta = liar.meta.model_copy(update={"lineage_id": "f" * 64})
         elif self.lie == "chain":

@@ -141,7 +141,7 @@ class StatePeer:
         began = time.monotonic()
         standing = Standing(state=self.state, history=keeper.history, valid=False, digest=keeper.digest)
         how = await fetcher.catch_up(donors[0], standing, apply, adopt, donors[1:])
-        said = await fetcher.said(keeper.history.chain[-1].link, donors)
+        said = await fetcher.said(keeper.history.chain[-1].link, donors, self._setup.timeout_s)
         return {
             "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,
             "chunks": [how.chunks.get(donor, 0) for donor in donors],

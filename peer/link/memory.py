@@ -3,7 +3,10 @@
 The trainer owns the descriptor, so the state outlives an agent that crashes: the next agent finds a head, checks the
 state digest that it names, and goes on from there. Nothing is left behind in any file system.
 
-layout, in bytes: head 4096 (length, CRC-32, JSON) | anchor 4P | snapshot 4P | outer buffers 4P each
+layout, in bytes: head 4096 | anchor 4P | snapshot 4P | outer buffers 4P each
+head: which of two slots counts, 0 for none (one byte, at 0) | at 8 and at 2048 a slot (length, CRC-32, JSON)
+
+A head is written to the slot that does not count, which then does: who dies on the way leaves the one before.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from torch import Tensor
 from peer.protocol.manifest import Digest, Spec
 
 HEAD_BYTES = 4096
+SLOTS = (8, 2048)  # where they begin
+SLOT_BYTES = 2040
 _HEADER = struct.Struct("<II")  # length of the head, its CRC-32
-READS = 100  # of a head that changes meanwhile; a write takes microseconds
+READS = 100  # of a head that changes meanwhile; two writes would have to fall into each
 
 
 class Head(Spec):
@@ -65,23 +70,28 @@ class SharedState:
     def head(self) -> Head | None:
         """The head, or None when there is no complete state (new memory, or a crash while applying).
 
-        The other process may write one at this moment: what was read in the middle of that does not fit its checksum.
+        The other process may write at this moment: what was read in the middle of that does not fit its checksum.
         """
         for _ in range(READS):
-            length, checksum = _HEADER.unpack_from(self._map, 0)
-            if not 0 < length <= HEAD_BYTES - _HEADER.size:
+            counts = self._map[0]
+            if not 1 <= counts <= len(SLOTS):
                 return None
-            text = self._map[_HEADER.size : _HEADER.size + length]
-            if zlib.crc32(text) == checksum:
+            place = SLOTS[counts - 1]
+            length, checksum = _HEADER.unpack_from(self._map, place)
+            text = self._map[place + _HEADER.size : place + _HEADER.size + min(length, SLOT_BYTES)]
+            if zlib.crc32(text) == checksum and len(text) == length:
                 return Head.model_validate_json(text)
         return None
 
     @head.setter
     def head(self, head: Head | None) -> None:
-        _HEADER.pack_into(self._map, 0, 0, 0)
         if head is None:
+            self._map[0] = 0
             return
         text = json.dumps(head.model_dump(mode="json")).encode()
-        assert len(text) <= HEAD_BYTES - _HEADER.size
-        self._map[_HEADER.size : _HEADER.size + len(text)] = text
-        _HEADER.pack_into(self._map, 0, len(text), zlib.crc32(text))
+        assert len(text) <= SLOT_BYTES - _HEADER.size
+        free = 2 if self._map[0] == 1 else 1
+        place = SLOTS[free - 1]
+        _HEADER.pack_into(self._map, place, len(text), zlib.crc32(text))
+        self._map[place + _HEADER.size : place + _HEADER.size + len(text)] = text
+        self._map[0] = free

@@ -21,7 +21,7 @@ from peer.protocol import hashing
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 PIECE = 1 << 19  # elements that are worked on at a time: of smaller pieces the calls cost more than the cache saves
 AnyUpdate = Update | Gathered
-LARGEST_VALUE = 2.0**48  # of an update: sums of 2^24 of their squares stay in fp32's range, in any outer optimizer
+LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
 _DIGEST_TAG = b"atoll-state-2"
 
 
@@ -175,7 +175,7 @@ class OuterState:
                 bound = max(-low.item(), high.item())
             else:
                 bound = max(one.bound for one in coded)
-            if bound > LARGEST_VALUE:
+            if not bound <= LARGEST_VALUE:  # NaN compares as false
                 values = f"values [{start}, {stop}) of the update"
                 raise NonFiniteError(f"{values} may reach {bound:.2g}: more than {LARGEST_VALUE:.2g} is not applied")
 

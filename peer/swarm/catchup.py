@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
 LATEST = 2**53 - 1
 DIGEST_BYTES = 32
+PATIENCE_S = 10.0  # for members that do not say what their state is
+HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
 
@@ -72,12 +74,14 @@ class Fetcher:
         self._distrust = distrust
 
     async def catch_up(
-        self, donor: str, standing: Standing, apply: Apply, adopt: Adopt, others: Sequence[str] = ()
-    ) -> CaughtUp:
+        self, donor: str, standing: Standing, apply: Apply, adopt: Adopt, others: Sequence[str] = (),
+        witnesses: Sequence[str] = (),
+    ) -> CaughtUp:  # fmt: skip
         """Bring the state to the donor's tip.
 
         Args:
-            others: peers that may serve the same snapshot, the best first, or say what is in it.
+            others: peers that may serve the same snapshot, the best first.
+            witnesses: peers in sight: those of them that made its state may say what that is.
 
         Raises:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
@@ -88,7 +92,7 @@ class Fetcher:
             replayed = await self._replay(donor, onward, standing, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
-        return await self._snapshot(donor, standing, adopt, others)
+        return await self._snapshot(donor, standing, adopt, others, witnesses)
 
     async def onward(self, donor: str, standing: Standing) -> list[Certificate]:
         """The donor's certificates that follow this peer's position, checked; none if it is no further. As `catch_up`
@@ -126,9 +130,11 @@ class Fetcher:
         path, _ = await self._chunks([donor], meta, digests, self._open)
         return path
 
-    async def said(self, link: Link, peers: Iterable[str]) -> dict[str, str]:
-        """What these peers say that the state after a round is, by peer id: those of them that answer."""
-        return await ask_all(self._state_digest, link, peers)
+    async def said(
+        self, link: Link, peers: Iterable[str], patience_s: float, known: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """What peers say that the state after a link is: see `ask_all`."""
+        return await ask_all(self._state_digest, link, peers, patience_s, known)
 
     async def _replay(self, donor: str, onward: list[Certificate], standing: Standing, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
@@ -154,7 +160,9 @@ class Fetcher:
             await apply(update, certificate)
         return len(onward)
 
-    async def _snapshot(self, donor: str, standing: Standing, adopt: Adopt, others: Sequence[str]) -> CaughtUp:
+    async def _snapshot(
+        self, donor: str, standing: Standing, adopt: Adopt, others: Sequence[str], witnesses: Sequence[str]
+    ) -> CaughtUp:
         """Verify the donor's chain from genesis, then its state chunk by chunk, from whoever has it."""
         donors = [donor, *others[: DONORS_AT_ONCE - 1]]
         # all write their files at the same time, that is of the same round
@@ -183,9 +191,10 @@ class Fetcher:
             if after:
                 _compare(donor, digests, meta, after[0].link.state_digest)
             else:
-                link, offered = chain[-1].link, state_digest(digests, meta.numel, meta.num_buffers)
-                said = await self.said(link, [*donors[1:], *members_of(link, others)])
-                donors = believers(donors, offered, link, said)
+                link, offered = chain[-1].link, {donor: state_digest(digests, meta.numel, meta.num_buffers)}
+                patience_s = PATIENCE_S + meta.numel / HASHED_PER_S
+                said = await self.said(link, [*donors, *members_of(link, witnesses)], patience_s, offered)
+                donors = believers(donors, link, said)
             path, served = await self._chunks(donors, meta, digests, open_stream)
         finally:
             try:

@@ -12,7 +12,7 @@ from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state import AnyUpdate
-from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier
+from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier, quorum
 from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError
 from peer.swarm.directory import Directory
 from peer.swarm.donors import Standing, ahead, helpers
@@ -21,13 +21,14 @@ from peer.swarm.missed import Missed
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
-from peer.swarm.witnesses import UndecidedError, agreed, members_of
+from peer.swarm.witnesses import UndecidedError, members_of, most_named
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0
 UNREACHABLE_S = 1.0
 NEXT_DONOR_S = 1.0  # a donor that sleeps takes its connections all the same, and says nothing
 DISTRUST_S = 60.0
+VOTED_S = 2.0  # to say what a state is that one has just named in a vote
 
 
 class Following:
@@ -96,7 +97,10 @@ class Following:
                 try:
                     answer.result()
                     others = helpers(self._directory.reachable, donor, self._distrusted)
-                    how = await self.fetcher.catch_up(donor, self.standing(), self._replay, self._keeper.adopt, others)
+                    how = await self.fetcher.catch_up(
+                        donor, self.standing(), self._replay, self._keeper.adopt, others,
+                        list(self._directory.reachable),
+                    )  # fmt: skip
                 except (NotHeavierError, UndecidedError) as error:
                     log.info("%s", error)
                     self._distrust(donor, NOT_HEAVIER_S)
@@ -116,17 +120,20 @@ class Following:
         return True
 
     async def look_at_own_state(self) -> None:
-        """After votes that differ: give the state up if the members of the round that led to it hold another one."""
+        """After votes that differ: give the state up if two thirds of the round that led to it hold another one."""
         keeper = self._keeper
         if not keeper.valid or not keeper.history.chain:
             return
         link, own = keeper.history.chain[-1].link, await keeper.digest()
-        said = await self.fetcher.said(link, members_of(link, self._directory.reachable))
-        if link.place(self._own_id) is not None:
-            said[self._own_id] = own
-        digest = agreed(said, link)
-        if digest not in (None, own):
-            log.error("after round %d others hold %s, we %s: taking theirs", link.round + 1, digest[:12], own[:12])
+        members = members_of(link, self._directory.reachable)
+        said = await self.fetcher.said(link, members, VOTED_S, {self._own_id: own})
+        digest, count = most_named(said, link)
+        words = f"{count} of the {len(link.roster)} members of round {link.round + 1} hold {str(digest)[:12]}"
+        if count < quorum(len(link.roster)):
+            if set(said.values()) != {own}:
+                log.error("%s, this peer %s: nobody can tell which is right", words, own[:12])
+        elif digest != own:
+            log.error("%s, this peer %s: it takes theirs", words, own[:12])
             await keeper.doubt()
 
     def _accuse(self, donor: str, why: str) -> None:

@@ -66,6 +66,7 @@ class Keeper:
             and any(self.history.load(path, head.lineage_id) for path in chains)
         ):
             self.state.round, self.state.lineage_id = head.round, head.lineage_id
+            self.memory.head = head.model_copy(update={"state_digest": digest})
             self._settle()
             return head
         if head is not None:
@@ -81,6 +82,7 @@ class Keeper:
         link = certificate.link
         async with self._lock:
             await self._synced()
+            await self.digest()  # a chain must not be ahead of its state, should this fail
             await asyncio.to_thread(self.history.append, certificate, *update.parts)
             await self._unsettle()
             await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
@@ -109,6 +111,7 @@ class Keeper:
         """The state is not that of this peer's lineage: it is kept from everybody until another one is adopted."""
         async with self._lock:
             await self._unsettle()
+        await self.shelf.clear()
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

@@ -27,7 +27,7 @@ class PartialFile:
     Args:
         folder: holds `incoming.bin` and `incoming.index`.
         meta: of the snapshot.
-        digests: of its chunks, checked against the certified state digest.
+        digests: of its chunks, checked against the state's digest.
 
     Attributes:
         has: one byte for each chunk, 1 if it is there.

@@ -209,11 +209,10 @@ class Shelf:
     async def digest(self, round: int, lineage_id: str) -> str | None:
         """See `Snapshots`."""
         state, history = self._state, self._history
-        if state.lineage_id == lineage_id:
-            digest = await self._digest()
-            return digest if self._valid() and state.lineage_id == lineage_id else None
-        there = round < len(history.chain) and history.lineage_id(round) == lineage_id
-        return history.certified(round) if there else None
+        if round < len(history.chain) and history.lineage_id(round) == lineage_id:
+            return history.certified(round)
+        digest = await self._digest() if state.lineage_id == lineage_id else None
+        return digest if self._valid() and state.lineage_id == lineage_id else None
 
     def _held(self, lineage_id: str | None) -> SnapshotFile | None:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
@@ -229,6 +228,12 @@ class Shelf:
             round, history = file.meta.round, self._history
             there = round <= len(history.chain) and history.lineage_id(round) == file.meta.lineage_id
             if not there or history.certified(round) not in (None, file.digest):
+                self._remove(file)
+
+    async def clear(self) -> None:
+        """The state was a wrong one, and so may be the files."""
+        async with self._writing:
+            for file in tuple(self.files):
                 self._remove(file)
 
     def _remove(self, file: SnapshotFile) -> None:
@@ -275,9 +280,11 @@ class Shelf:
 
     async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:
         """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
-        if file.digest == await self.digest(file.meta.round, file.meta.lineage_id):
+        expected = await self.digest(file.meta.round, file.meta.lineage_id)
+        if file.digest == expected:
             return file
-        log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
+        if expected is not None:  # else this peer is on another lineage by now
+            log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
         file.path.unlink(missing_ok=True)
         return None
 

@@ -15,9 +15,11 @@ from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Link, quorum
 from peer.swarm.chunks import CatchUpError
 from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-ASK_TIMEOUT_S = 3.0
+AGAIN_S = 0.25  # after an answer of who has not come that far, or is about to apply the round
+GRACE_S = 1.0  # for the others once two thirds have spoken
 Ask = Callable[[str, Link], Awaitable[str | None]]
 
 
@@ -25,23 +27,42 @@ class UndecidedError(CatchUpError):
     """The members of the donor's last round do not agree on the state after it: the next round will tell."""
 
 
-async def ask_all(ask: Ask, link: Link, peers: Iterable[str]) -> dict[str, str]:
-    """What these peers say that the state after `link` is, by peer id, as far as they answer in time.
+async def ask_all(
+    ask: Ask, link: Link, peers: Iterable[str], patience_s: float, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What these peers say that the state after `link` is, by peer id.
+
+    Returns when two thirds of the roster have named the same; or when all members that are asked have answered, or are
+    gone; else when the time is up: whoever is silent could be outvoted by who answers at once.
 
     Args:
         ask: (peer id, link) -> the digest of that peer's state after the link, None where it holds none.
+        known: what is known before, and returned with the rest.
     """
+    said = dict(known or {})
 
-    async def one(peer_id: str) -> str | None:
+    async def one(peer_id: str) -> None:
         try:
-            return await asyncio.wait_for(ask(peer_id, link), ASK_TIMEOUT_S)
+            while (digest := await ask(peer_id, link)) is None:
+                await asyncio.sleep(AGAIN_S)
+            said[peer_id] = digest
         except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
             log.info("%s does not say what the state after round %d is: %s", peer_id, link.round + 1, in_words(error))
-            return None
 
-    asked = list(dict.fromkeys(peers))
-    answers = await asyncio.gather(*map(one, asked))
-    return {peer_id: digest for peer_id, digest in zip(asked, answers, strict=True) if digest is not None}
+    asked = {asyncio.ensure_future(one(peer_id)): peer_id for peer_id in dict.fromkeys(peers) if peer_id not in said}
+    pending, deadline = set(asked), _now() + patience_s
+    try:
+        while _now() < deadline and most_named(said, link)[1] < quorum(len(link.roster)):
+            if not members_of(link, map(asked.__getitem__, pending)):
+                break
+            _, pending = await asyncio.wait(
+                pending, timeout=deadline - _now(), return_when=asyncio.FIRST_COMPLETED
+            )
+        if pending and _now() < deadline:
+            await asyncio.wait(pending, timeout=GRACE_S)
+    finally:
+        await cancel_and_wait(asked)
+    return said
 
 
 def members_of(link: Link, peers: Iterable[str]) -> list[str]:
@@ -49,36 +70,34 @@ def members_of(link: Link, peers: Iterable[str]) -> list[str]:
     return [peer_id for peer_id in peers if link.place(peer_id) is not None]
 
 
-def agreed(said: Mapping[str, str], link: Link) -> str | None:
-    """The one digest that members of the round name, or that two thirds of its roster do; else None."""
+def most_named(said: Mapping[str, str], link: Link) -> tuple[str | None, int]:
+    """The digest that most members of the round name, and how many do."""
     digests = Counter(said[peer_id] for peer_id in members_of(link, said))
-    for digest, count in digests.most_common(1):
-        if len(digests) == 1 or count >= quorum(len(link.roster)):
-            return digest
-    return None
+    return next(iter(digests.most_common(1)), (None, 0))
 
 
-def believers(donors: Sequence[str], offered: str, link: Link, said: Mapping[str, str]) -> list[str]:
+def believers(donors: Sequence[str], link: Link, said: Mapping[str, str]) -> list[str]:
     """The donors that hold the state which the first of them offers, and which no link certifies yet.
 
     Args:
-        offered: its digest.
-        said: digests that others name, by peer id.
+        said: digests by peer id, the first donor's among them.
 
     Raises:
-        CatchUpError: members of the round that led to it hold another.
-        UndecidedError: or do not agree.
+        CatchUpError: two thirds of the roster, or all other members that have spoken, hold another.
+        UndecidedError: the members do not agree.
     """
-    donor, round = donors[0], link.round + 1
-    said = {**said, donor: offered}
-    members, digest = members_of(link, said), agreed(said, link)
+    donor, round, offered = donors[0], link.round + 1, said[donors[0]]
+    members, (digest, count) = members_of(link, said), most_named(said, link)
+    if digest is not None and count < min(quorum(len(link.roster)), len(members)):
+        raise UndecidedError(f"{len(members)} members of round {round} name different states after it")
     if digest not in (None, offered):
         raise CatchUpError(f"{donor} serves another state than the {digest[:12]} that its round's members hold")
-    if digest is None and members:
-        raise UndecidedError(f"{len(members)} members of round {round} name different states after it")
     if members:
-        agree = sum(said[peer_id] == offered for peer_id in members)
-        log.info("%d of the %d members of round %d hold what %s serves", agree, len(link.roster), round, donor)
+        log.info("%d of the %d members of round %d hold what %s serves", count, len(link.roster), round, donor)
     else:
         log.warning("nobody of round %d is in sight: its state is as good as %s's word", round, donor)
     return [peer_id for peer_id in donors if said.get(peer_id) == offered]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

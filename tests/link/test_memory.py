@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from peer.link.memory import HEAD_BYTES, Head, SharedState
+from peer.link.memory import HEAD_BYTES, SLOT_BYTES, SLOTS, Head, SharedState
 from peer.link.supervisor import create_descriptor
 
 HEAD = Head(round=7, lineage_id="a" * 64, state_digest="b" * 64, contributed=3)
@@ -16,17 +17,19 @@ HEAD = Head(round=7, lineage_id="a" * 64, state_digest="b" * 64, contributed=3)
 CHILD = """
 import array, json, mmap, os, struct, sys, zlib
 state = mmap.mmap(int(sys.argv[1]), os.fstat(int(sys.argv[1])).st_size)
-length, checksum = struct.unpack_from("<II", state)
-head = json.loads(state[8 : 8 + length])
-assert zlib.crc32(state[8 : 8 + length]) == checksum
+assert state[0] == 1  # the first slot
+length, checksum = struct.unpack_from("<II", state, 8)
+head = json.loads(state[16 : 16 + length])
+assert zlib.crc32(state[16 : 16 + length]) == checksum
 assert (head["round"], head["contributed"]) == (7, 3), head
 anchor, snapshot, second_buffer = 4096, 4096 + 4000, 4096 + 3 * 4000
 assert sum(array.array("f", state[anchor:snapshot])) == 499500.0
 state[snapshot : snapshot + 4000] = state[anchor:snapshot]
 state[second_buffer : second_buffer + 4000] = array.array("f", [2.5] * 1000).tobytes()
 text = json.dumps({**head, "round": 8, "contributed": None}).encode()
-state[8 : 8 + len(text)] = text
-struct.pack_into("<II", state, 0, len(text), zlib.crc32(text))
+struct.pack_into("<II", state, 2048, len(text), zlib.crc32(text))
+state[2056 : 2056 + len(text)] = text
+state[0] = 2
 """
 
 
@@ -78,24 +81,42 @@ def test_a_head_survives_in_another_mapping(descriptor):
 def test_a_head_of_impossible_length_is_no_head(descriptor):
     state = SharedState(descriptor, 10, 0)
     state.head = HEAD
-    for length in (0, HEAD_BYTES - 3, 2**32 - 1):
-        os.pwrite(descriptor, length.to_bytes(4, "little"), 0)
+    for length in (0, SLOT_BYTES - 3, 2**32 - 1):
+        os.pwrite(descriptor, length.to_bytes(4, "little"), SLOTS[0])
+        assert state.head is None
+    for slot in (3, 255):
+        os.pwrite(descriptor, bytes([slot]), 0)
         assert state.head is None
 
 
-def test_a_head_in_the_middle_of_being_written_is_no_head(descriptor):
+def test_whoever_dies_while_it_writes_a_head_leaves_the_one_before(descriptor):
+    """Whatever of the new one has been written, in any order, and whichever slot it goes to."""
+    memory, rng = SharedState(descriptor, 5, 1), random.Random(1)
+    for round in range(9, 14):
+        old = Head(round=round, lineage_id="1" * 64, contributed=round)
+        memory.head = old
+        before = os.pread(descriptor, HEAD_BYTES, 0)
+        memory.head = new = old.model_copy(update={"state_digest": "4" * 64})
+        after = os.pread(descriptor, HEAD_BYTES, 0)
+        changed = [place for place in range(1, HEAD_BYTES) if before[place] != after[place]]
+        for _ in range(100):
+            os.pwrite(descriptor, before, 0)
+            for place in rng.sample(changed, rng.randrange(len(changed) + 1)):
+                os.pwrite(descriptor, after[place : place + 1], place)
+            assert memory.head == old
+        os.pwrite(descriptor, after, 0)
+        assert memory.head == new
+
+
+def test_what_is_read_in_the_middle_of_a_write_is_no_head(descriptor):
     memory = SharedState(descriptor, 5, 1)
-    memory.head = Head(round=9, lineage_id="1" * 64, state_digest="2" * 64, contributed=9)
-    before = os.pread(descriptor, HEAD_BYTES, 0)
-    memory.head = Head(round=10, lineage_id="3" * 64, state_digest="4" * 64, contributed=10)
-    after = os.pread(descriptor, HEAD_BYTES, 0)
-    for cut in range(1, after.index(b"}")):
-        os.pwrite(descriptor, before, 0)
-        os.pwrite(descriptor, after[8 : 8 + cut], 8)
-        assert memory.head is None or memory.head.round == 9, cut  # as long as only what is equal was written
-    os.pwrite(descriptor, after, 0)
-    assert memory.head is not None
-    assert memory.head.round == 10
+    memory.head = HEAD
+    for place in (SLOTS[0], SLOTS[0] + 4, SLOTS[0] + 9):  # length, checksum, text
+        byte = os.pread(descriptor, 1, place)
+        os.pwrite(descriptor, bytes([byte[0] ^ 1]), place)
+        assert memory.head is None
+        os.pwrite(descriptor, byte, place)
+    assert memory.head == HEAD
 
 
 def test_a_head_is_strict_about_digests():

@@ -81,6 +81,16 @@ def test_applying_moves_the_anchor_by_the_aggregate() -> None:
     assert torch.equal(state.anchor, before - update.decode_range(0, NUMEL))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3e14])
+def test_an_aggregate_that_no_state_may_take_is_refused(bad: float) -> None:
+    """Of contributions near fp32's end, an aggregator of whole vectors may make what is no number."""
+    state, vector = state_of(), torch.zeros(NUMEL)
+    state.check(Gathered((b"",), vector, None, {}))
+    vector[7] = bad
+    with pytest.raises(NonFiniteError, match=r"values \[0, 5000\) of the update may reach (nan|inf|3e\+14)"):
+        state.check(Gathered((b"",), vector, None, {}))
+
+
 def test_random_masks_are_of_the_run_and_the_round() -> None:
     first, later = state_of("random0.1+fp32"), state_of("random0.1+fp32", round=1)
     (payload,) = payloads_of(first, locals_of(first, 1))

@@ -153,7 +153,7 @@ class Joiner:
 
     async def catch_up(self, donor, *others):
         ids = [other.peer_id for other in others]
-        work = self.fetcher.catch_up(donor.peer_id, self.standing(), self.apply, self.adopt, ids)
+        work = self.fetcher.catch_up(donor.peer_id, self.standing(), self.apply, self.adopt, ids, ids)
         return await asyncio.wait_for(work, 20.0)
 
     async def refuses(self, donor, error=ProtocolError, match=None):

@@ -92,6 +92,7 @@ async def test_an_agent_that_starts_anew_takes_up_a_state_that_was_whole(run, he
     taken = again.restore([again.history.chain_path])
     assert (taken.round, taken.lineage_id, taken.contributed) == (1, head.lineage_id, 5)
     assert (again.valid, await again.digest()) == (True, run.state.digest())
+    assert held.memory.head == head  # as if it had been hashed then
 
 
 async def test_a_state_that_is_not_what_its_head_says_is_not_taken_up(run, held, caplog):
@@ -110,8 +111,11 @@ async def test_a_state_in_doubt_is_kept_from_everybody(run, held):
     keeper = held.keeper()
     keeper.restore([])
     await keeper.apply(*next_round(run), 5)
-    position = keeper.position
+    position, served = keeper.position, await keeper.shelf.offer(None, 0)
+    assert served is not None
     await keeper.doubt()
     assert (keeper.valid, keeper.memory.head, keeper.position) == (False, None, position)
     assert await keeper.shelf.offer(None, 0) is None
+    assert await keeper.shelf.get(position.lineage_id) is None
+    assert not served.path.exists()
     assert await keeper.shelf.digest(1, position.lineage_id) is None

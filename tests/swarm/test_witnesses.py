@@ -11,12 +11,12 @@ from peer.outer.record import RoundRecord
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm import catchup, witnesses
 from peer.swarm import rounds as rounds_module
-from peer.swarm import witnesses
 from peer.swarm.catchup import CatchUpError
 from peer.swarm.serving import HistoryServer, history_name
 from peer.swarm.snapshots import Shelf
-from peer.swarm.witnesses import UndecidedError, agreed
+from peer.swarm.witnesses import UndecidedError, ask_all, believers, members_of, most_named
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -98,9 +98,18 @@ async def test_a_state_that_members_did_not_carry_on_is_replaced(network, run, j
 
 
 @pytest.mark.parametrize("silence", ["says nothing", "has no such state", "says too little", "cannot be reached"])
-async def test_who_does_not_say_holds_nobody_up(network, run, joiner, monkeypatch, silence):
-    monkeypatch.setattr(witnesses, "ASK_TIMEOUT_S", 0.05)
+async def test_who_does_not_say_holds_nobody_up_for_long(network, run, joiner, monkeypatch, silence):
+    monkeypatch.setattr(catchup, "PATIENCE_S", 0.5)
     donor, other = await members(network, run, 2)
+    await answers(other, silence)
+    if silence == "cannot be reached":
+        network.cut(other.peer_id)
+    await joiner.catch_up(donor, other)
+    assert_same(joiner, run)
+
+
+async def answers(donor, silence):
+    """What it says when it is asked for its state."""
 
     async def answer(stream):
         await stream.receive_message(Kind.REQUEST, HistoryRequest)
@@ -110,25 +119,85 @@ async def test_who_does_not_say_holds_nobody_up(network, run, joiner, monkeypatc
             await stream.send(Kind.END)
         await stream.closed()
 
-    await other.node.serve(history_name(RUN), "history", answer)
-    if silence == "cannot be reached":
-        network.cut(other.peer_id)
-    await joiner.catch_up(donor, other)
-    assert_same(joiner, run)
+    await donor.node.serve(history_name(RUN), "history", answer)
+
+
+async def test_who_answers_at_once_does_not_outvote_those_that_need_a_moment(network, run, joiner, monkeypatch):
+    """They are about to apply the round, or hash what it led to."""
+    monkeypatch.setattr(witnesses, "AGAIN_S", 0.02)
+    liar, *honest = await members(network, run, 4)
+    liar.poison()
+    asked = dict.fromkeys((donor.peer_id for donor in honest), 0)
+    for donor in honest:
+
+        async def not_yet(stream, donor=donor, ask=donor._answer):
+            request = await stream.receive_message(Kind.REQUEST, HistoryRequest)
+            asked[donor.peer_id] += request.what == "state"
+            if asked[donor.peer_id] > 4:
+                await donor.node.serve(history_name(RUN), "history", ask)
+            await stream.send(Kind.END)
+            await stream.closed()
+
+        await donor.node.serve(history_name(RUN), "history", not_yet)
+    with pytest.raises(CatchUpError, match=r"serves another state than the [0-9a-f]{12} that its round"):
+        await joiner.catch_up(liar, *honest)
+    assert min(asked.values()) > 4
+    assert joiner.adopted == 0
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
-    [("", None), ("a", "a"), ("aa", "a"), ("ab", None), ("aab", None), ("aaab", "a"), ("abb", None), ("abbb", "b"),
-     ("aabb", None)],
+    ("said", "named", "of_first", "of_second"),
+    [("a", ("a", 1), "takes", None), ("aa", ("a", 2), "takes", "takes"), ("ab", ("a", 1), "undecided", "undecided"),
+     ("aab", ("a", 2), "undecided", "undecided"), ("aaab", ("a", 3), "takes", "takes"),
+     ("abbb", ("b", 3), "refuses", "takes"), ("aabb", ("a", 2), "undecided", "undecided")],
 )  # fmt: skip
-def test_two_thirds_or_all_who_answer_decide(run, said, expected):
+def test_two_thirds_or_all_who_answer_decide(run, said, named, of_first, of_second):
     link = run.history.chain[-1].link
     ids = [identity.peer_id for identity in run.identities]
-    statements = {peer_id: digest * 64 for peer_id, digest in zip(ids, said, strict=False)}
-    assert agreed(statements, link) == (expected and expected * 64)
     strangers = {Identity.generate().peer_id: "f" * 64 for _ in range(9)}
-    assert agreed({**strangers, **statements}, link) == (expected and expected * 64)
+    statements = {**strangers, **{peer: digest * 64 for peer, digest in zip(ids, said, strict=False)}}
+    assert most_named(statements, link) == (named[0] * 64, named[1])
+    for donor, outcome in zip(ids, (of_first, of_second), strict=False):
+        others = [peer_id for peer_id in (*ids, *strangers) if peer_id != donor]
+        if outcome == "takes":
+            same = [peer_id for peer_id in others if statements.get(peer_id) == statements[donor]]
+            assert believers([donor, *others], link, statements) == [donor, *same]
+        elif outcome is not None:
+            with pytest.raises(UndecidedError if outcome == "undecided" else CatchUpError) as caught:
+                believers([donor, *others], link, statements)
+            assert isinstance(caught.value, UndecidedError) is (outcome == "undecided")
+
+
+async def test_two_thirds_are_enough_and_the_rest_have_a_moment_more(run, monkeypatch):
+    monkeypatch.setattr(witnesses, "GRACE_S", 0.05)
+    link, ids = run.history.chain[-1].link, [identity.peer_id for identity in run.identities]
+
+    async def ask(peer_id, _):
+        if peer_id in ids[:2]:
+            return "a" * 64
+        await asyncio.Event().wait()
+
+    asking = ask_all(ask, link, ids, 60.0, {ids[3]: "a" * 64})
+    assert await asyncio.wait_for(asking, 5.0) == dict.fromkeys((ids[3], *ids[:2]), "a" * 64)
+    assert members_of(link, ["nobody", *ids[:2]]) == ids[:2]
+
+
+async def test_one_liar_convinces_nobody_where_honest_members_are_in_sight(network, tmp_path):
+    """Whatever order a newcomer comes to them in; nobody that it did not believe is missing as a witness."""
+    run = Run(tmp_path / "run", members=8).commit(3)
+    donors = await members(network, run, 6)
+    donors[5].poison()
+    for donor in donors:
+        donor.updates.clear()  # what can be replayed needs nobody's word
+    rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
+    rounds._directory.peers = rounds._directory.reachable = standing_at(run, [donor.peer_id for donor in donors])
+    for _ in range(3):
+        assert not await rounds._following.catch_up()  # five of eight are fewer than two thirds
+        rounds._following._distrusted.clear()
+    last = await ScriptedDonor(network.node(run.identities[6]), run).start()
+    rounds._directory.reachable.update(standing_at(run, [last.peer_id]))
+    assert await rounds._following.catch_up()
+    assert rounds.keeper.state.digest() == run.states[3]
 
 
 async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run, joiner):
@@ -162,12 +231,11 @@ def standing_at(run, peer_ids):
 async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_take_the_true_one(
     network, run, tmp_path, told
 ):
-    liar, *honest = await members(network, run, 3)
+    liar, *honest = await members(network, run, 4)
     liar.updates.clear()  # what can be replayed needs nobody's word
     if told == "false":
         liar.poison()
-    said = []
-    rounds = rounds_at_genesis(network, tmp_path, run, said, Identity.generate())
+    rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
     peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [liar.peer_id])
     assert await rounds._following.catch_up()  # nobody else is in sight
     before = rounds.position()
@@ -184,6 +252,21 @@ async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_tak
     if told == "false":
         assert await rounds._following.catch_up()
     assert (rounds.position(), rounds.keeper.state.digest()) == (before, run.states[3])
+
+
+async def test_one_members_word_topples_nobody(network, run, tmp_path, caplog):
+    liar, honest = await members(network, run, 2)
+    honest.updates.clear()
+    rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
+    peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [honest.peer_id])
+    assert await rounds._following.catch_up()
+    liar.poison()
+    del peers[honest.peer_id]
+    peers.update(standing_at(run, [liar.peer_id]))
+    await rounds._following.look_at_own_state()
+    assert rounds.keeper.valid
+    assert "1 of the 4 members of round 3 hold" in caplog.text
+    assert "nobody can tell which is right" in caplog.text
 
 
 async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_path, monkeypatch):

@@ -162,8 +162,8 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overri
             clip_(scaled, peer.inner.max_grad_norm * rate(number))
             parts.append(peer.state.encode_whole(scaled, peer.encoder))
         update = peers[0].state.update_of(parts, [BATCH] * PEERS)
-        foretold = {peer.commit(update) for peer in peers}
-        assert len(foretold) == 1
+        digests = {peer.commit(update) for peer in peers}
+        assert len(digests) == 1
         for peer in peers:
             peer.local.copy_(peer.state.anchor)
     learner = run.simulation.replicas[0].learner

@@ -340,6 +340,44 @@ VECTORS int all_finite(const float *x, size_t n)
     return largest_magnitude(x, n) < INFINITE;
 }
 
+VECTORS float largest(const float *x, size_t n)
+{
+    return float_of(largest_magnitude(x, n));
+}
+
+/* Of vectors that are rounded to integers first: no magnitude times its scale is above 2^15, so that sums of up to 2^23
+   products are exact, in whatever order. LANES of them are added side by side. */
+#define STRIP 1024 /* values of each vector that lie in `strips` at a time */
+#define LANES 32
+
+VECTORS void inner_products(
+    const float *const *vectors, const float *scales, size_t count, size_t n, double *restrict strips,
+    double *restrict sums)
+{
+    for (size_t at = 0; at < n; at += STRIP) {
+        size_t width = n - at < STRIP ? n - at : STRIP;
+        for (size_t i = 0; i < count; i++) {
+            const float *x = vectors[i] + at;
+            double *restrict own = strips + i * STRIP;
+            float scale = scales[i];
+            for (size_t k = 0; k < width; k++)
+                own[k] = (double)((x[k] * scale + ROUNDER) - ROUNDER);
+            for (size_t k = width; k < STRIP; k++)
+                own[k] = 0.0;
+            for (size_t j = 0; j <= i; j++) {
+                const double *other = strips + j * STRIP;
+                double lanes[LANES] = {0.0}, sum = 0.0;
+                for (size_t k = 0; k < STRIP; k += LANES)
+                    for (size_t lane = 0; lane < LANES; lane++)
+                        lanes[lane] += own[k + lane] * other[k + lane];
+                for (size_t lane = 0; lane < LANES; lane++)
+                    sum += lanes[lane];
+                sums[i * count + j] += sum;
+            }
+        }
+    }
+}
+
 VECTORS void add_scaled(float *restrict total, const float *restrict x, size_t n, float factor)
 {
     for (size_t i = 0; i < n; i++)

@@ -28,6 +28,7 @@ _DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
 _CHECK = [_VECTOR, _VECTOR, _COUNT, _COUNT, ctypes.c_uint32, ctypes.c_uint32]
 _ANSWERS = ("quantize", "check", "all_finite")
 _STEP = [_VECTOR, _VECTOR, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
+STRIP = 1024  # values of each vector that `inner_products` has rounded at a time
 LONGEST_ROW = 2048  # of what `nesterov_coded` reads
 
 
@@ -72,6 +73,8 @@ class Kernels:
             *((f"quantize_int{bits}", _QUANTIZE) for bits in (2, 4, 8)),
             *((f"dequantize_int{bits}", _DEQUANTIZE) for bits in (2, 4, 8)),
             ("check_int8", _CHECK), ("check_int4", _CHECK), ("all_finite", [_VECTOR, _COUNT]),
+            ("largest", [_VECTOR, _COUNT]),
+            ("inner_products", [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR, _VECTOR]),
             ("add_scaled", [_VECTOR, _VECTOR, _COUNT, _NUMBER]),
             ("nesterov", [_VECTOR, _VECTOR, _VECTOR, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]),
             *((f"nesterov_int{bits}", [_VECTOR, _VECTOR, _COUNT, _COUNT, *_STEP]) for bits in (2, 4, 8)),
@@ -79,6 +82,7 @@ class Kernels:
             function = getattr(library, name)
             function.argtypes = arguments
             function.restype = ctypes.c_int if name.startswith(_ANSWERS) else None
+        library.largest.restype = _NUMBER
         self._library = library
 
     @property
@@ -130,6 +134,28 @@ class Kernels:
     def all_finite(self, x: Tensor) -> bool:
         """Whether no element of fp32 [n] is NaN or infinite."""
         return bool(self._library.all_finite(x.data_ptr(), x.numel()))
+
+    def largest(self, x: Tensor) -> float:
+        """The largest magnitude in fp32 [n]: NaN or infinite if any is; 0 for no values."""
+        return float(self._library.largest(x.data_ptr(), x.numel()))
+
+    def inner_products(self, vectors: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
+        """Of all pairs of vectors, fp32 [n] each, whose values are multiplied by their scale and rounded to integers
+        first, ties to even; exact for n up to 2^23.
+
+        Args:
+            scales: one for each; no value times its scale may be above 2^15 in magnitude.
+
+        Returns:
+            fp64 [count, count].
+        """
+        count, numel = len(vectors), vectors[0].numel()
+        _check_sizes([x.numel() for x in vectors], [numel] * len(scales))
+        places, factors = np.array([x.data_ptr() for x in vectors], np.uintp), np.array(scales, np.float32)
+        strips, sums = (torch.empty(count, width, dtype=torch.float64) for width in (STRIP, count))  # aligned
+        arrays = places.ctypes.data, factors.ctypes.data
+        self._library.inner_products(*arrays, count, numel, strips.data_ptr(), sums.zero_().data_ptr())
+        return sums + sums.tril(-1).T
 
     def add_scaled(self, total: Tensor, x: Tensor, factor: float) -> None:
         """total <- total + factor x, in place; fp32 [n] each."""

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from peer.outer.kernels import kernels_for
 from peer.outer.sums import CHUNK, chunks
 
 _BITS: Final = 15
@@ -27,6 +28,8 @@ def largest_magnitude(x: Tensor) -> float:
     """The largest magnitude of fp32 [n]: NaN or infinite if any value is; 0 for no values."""
     if x.numel() == 0:
         return 0.0
+    if kernels := kernels_for(x):
+        return kernels.largest(x)
     low, high = (float(value) for value in torch.aminmax(x))
     return max(abs(low), abs(high)) if low == low else math.nan
 
@@ -41,21 +44,22 @@ def inner_products(vectors: Sequence[Tensor], magnitudes: Sequence[float]) -> Pr
     count, shifts = len(vectors), [_shift(magnitude) for magnitude in magnitudes]
     if not count:
         return []
-    numel = vectors[0].numel()
+    scales = [2.0**shift for shift in shifts]
     total = torch.zeros(count, count, dtype=torch.float64)
-    rounded = torch.empty(count, min(CHUNK, numel))  # reused: fresh memory costs more than the arithmetic
-    exact = torch.empty_like(rounded, dtype=torch.float64)
-    for chunk in chunks(numel):
-        width = chunk.stop - chunk.start
-        small, wide = rounded[:, :width], exact[:, :width]
-        for row, x, shift in zip(small, vectors, shifts, strict=True):
-            torch.mul(x[chunk], 2.0**shift, out=row)
-        wide.copy_(small.round_())
-        total.add_(wide @ wide.T)  # integers: exact in any order
+    for chunk in chunks(vectors[0].numel()):
+        total.add_(_of_integers([x[chunk] for x in vectors], scales))
     return [
         [math.ldexp(value, -shifts[i] - shifts[j]) for j, value in enumerate(row)]
         for i, row in enumerate(total.tolist())
     ]
+
+
+def _of_integers(vectors: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
+    """fp64 [count, count]: the inner products of the vectors times their scales, rounded, ties to even."""
+    if kernels := kernels_for(*vectors):
+        return kernels.inner_products(vectors, scales)
+    rounded = torch.stack([x * scale for x, scale in zip(vectors, scales, strict=True)]).round_().double()
+    return rounded @ rounded.T  # integers: exact in any order
 
 
 def _shift(magnitude: float) -> int:

@@ -12,6 +12,7 @@ from peer.outer.compress.base import Compressor, Payload, PayloadError, Read, ch
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gated import Gated
 
+Decoded = Callable[[int, Tensor], Tensor]  # (place of a contribution, where to write it) -> that
 COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
 
 
@@ -66,6 +67,7 @@ def reduce_range(
     gram: Tensor,
     encode: Callable[[int, Read], bytes] | None = None,
     dropped: dict[int, str] | None = None,
+    room: Tensor | None = None,
 ) -> bytes:
     """`reduce_part` of one slice: a function of its arguments alone, the same bits on every machine.
 
@@ -73,6 +75,7 @@ def reduce_range(
         aggregator: `bound` to the members already.
         gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
         dropped: takes the reason for each contribution that the aggregator dropped, by its place.
+        room: fp32 [members, at least `numel`], scratch: fresh memory costs more than the decoding. None: it is made.
 
     Raises:
         ValueError: not one weight per payload; see `Aggregator.aggregate`.
@@ -89,17 +92,17 @@ def reduce_range(
         return result
 
     def aggregate(start: int, stop: int) -> Tensor:
-        sample = torch.empty(len(payloads), min(COSINE_SAMPLE, stop - start))
+        count = 1 if isinstance(aggregator, Mean) else len(payloads)
+        rows = torch.empty(count, stop - start) if room is None else room[:count, : stop - start]
 
-        def decoded(index: int, out: Tensor | None = None) -> Tensor:
-            piece = _decoded(payloads[index], numel, start, stop, compressor, aggregator, out)
-            sample[index] = piece[:COSINE_SAMPLE]
-            return piece
+        def decoded(index: int, out: Tensor) -> Tensor:
+            return _decoded(payloads[index], numel, start, stop, compressor, aggregator, out)
 
         if isinstance(aggregator, Mean):
-            result = _mean(decoded, aggregator.factors(weights))
+            result, sample = _mean(decoded, aggregator.factors(weights), rows[0])
         else:
-            result = combine([decoded(index) for index in range(len(payloads))])
+            result = combine([decoded(index, row) for index, row in enumerate(rows)])
+            sample = rows[:, :COSINE_SAMPLE]
         gram.add_((sample @ sample.T).double())
         return result
 
@@ -107,18 +110,24 @@ def reduce_range(
     return (encode or compressor.encode_ranges)(numel, read)
 
 
-def _mean(decoded: Callable[[int, Tensor | None], Tensor], factors: Sequence[float]) -> Tensor:
-    """`scaled_sum` of contributions that are decoded one at a time: two vectors, however many there are."""
-    result = decoded(0, None).mul_(factors[0])
-    scratch = torch.empty_like(result)
+def _mean(decoded: Decoded, factors: Sequence[float], scratch: Tensor) -> tuple[Tensor, Tensor]:
+    """`scaled_sum` of contributions that are decoded one at a time: two vectors, however many there are.
+
+    Returns:
+        the sum, and the first COSINE_SAMPLE values of each contribution.
+    """
+    sample = torch.empty(len(factors), min(COSINE_SAMPLE, scratch.numel()))
+    result = decoded(0, torch.empty_like(scratch))
+    sample[0] = result[:COSINE_SAMPLE]
+    result.mul_(factors[0])
     for index in range(1, len(factors)):
         add_scaled(result, decoded(index, scratch), factors[index])
-    return result
+        sample[index] = scratch[:COSINE_SAMPLE]
+    return result, sample
 
 
 def _decoded(
-    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator,
-    out: Tensor | None = None,
+    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator, out: Tensor
 ) -> Tensor:  # fmt: skip
     """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
     try:
@@ -126,7 +135,7 @@ def _decoded(
     except PayloadError:
         if not isinstance(aggregator, Gated):
             raise
-        return torch.full((stop - start,), torch.nan)
+        return out.fill_(torch.nan)
 
 
 def _slices_of(whole: Tensor) -> Read:

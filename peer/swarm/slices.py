@@ -133,6 +133,7 @@ class _Reduction:
         self._weights = [member.tokens for member in group.members]
         self._dropped: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
+        self._room: Tensor | None = None
 
     def one(self, payloads: list[Payload], codec: Compressor, start: int, stop: int) -> bytes:
         """Aggregate the slice [start, stop) and encode the result once."""
@@ -143,7 +144,7 @@ class _Reduction:
         try:
             reduced = reduce_range(
                 payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start),
-                dropped,
+                dropped, self._room_of(stop - start),
             )  # fmt: skip
         except PayloadError:
             self._blame(payloads, codec, stop - start)
@@ -162,6 +163,12 @@ class _Reduction:
             Drop(peer_id=peer_id, slices=count, of=slices, reason=self._reasons[peer_id])
             for peer_id, count in self._dropped.most_common(MAX_DROPS)
         )
+
+    def _room_of(self, numel: int) -> Tensor:
+        """Scratch for slices of so many values, of which only the last may be shorter."""
+        if self._room is None:
+            self._room = torch.empty(len(self._weights), numel)
+        return self._room
 
     def _encode(self, codec: Compressor, start: int) -> Encode | None:
         lost = self._lost

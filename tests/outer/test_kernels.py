@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from peer.outer.compress.base import NonFiniteError, PayloadError, is_finite
 from peer.outer.compress.registry import VALUES, compressor
 from peer.outer.kernels import Coded, compiled, kernels_for
 from peer.outer.optimizer import Nesterov, Vectors
+from peer.outer.products import inner_products, largest_magnitude
 
 # Zero of both signs, the smallest and largest subnormals, what rounds to halves, what almost overflows.
 SPECIAL = [0.0, -0.0, 1e-45, -1.1754942e-38, 1.1754944e-38, 0.5, -1.5, 126.5, 127.0, 1e30, -3.4028235e38, 3.4e38]
@@ -154,6 +156,24 @@ def test_scaled_sums_round_twice(x: Tensor, factor: float, seed: int) -> None:
     assert bits(total) == bits(by_tensors)
 
 
+@given(x=vectors(), count=st.integers(1, 5), scale=st.sampled_from([1e-38, 1e-3, 1.0, 1e4]))
+def test_inner_products_are_the_same_sums_of_integers(x: Tensor, count: int, scale: float) -> None:
+    """Of long vectors too, whose last strip is cut, with halves, which are rounded to even."""
+    long = torch.cat([x.clamp(-1e30, 1e30), torch.arange(-999, 1000) / 2.0]).repeat(2)
+    found = [long.roll(7 * k) * scale * (k + 1) / 5.0 for k in range(count)]
+    magnitudes = [largest_magnitude(one) for one in found]
+    assert magnitudes == without(lambda: [largest_magnitude(one) for one in found])
+    assert inner_products(found, magnitudes) == without(lambda: inner_products(found, magnitudes))
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_the_largest_magnitude_of_what_is_not_finite_is_not_either(value: float) -> None:
+    x = torch.ones(1000)
+    x[317] = value
+    assert not math.isfinite(largest_magnitude(x))
+    assert largest_magnitude(torch.zeros(0)) == 0.0
+
+
 @given(x=vectors(), beta=st.floats(0.0, 0.999), lr=st.floats(1e-3, 2.0), in_place=st.booleans())
 def test_the_nesterov_step_is_the_same_in_place_and_beside(x: Tensor, beta: float, lr: float, in_place: bool) -> None:
     optimizer, generator = Nesterov(lr=lr, momentum=beta), torch.Generator().manual_seed(x.numel())
@@ -217,6 +237,9 @@ def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -
     assert bits == 2 or loops.fits(bits, memoryview(bytes(wide[0])), memoryview(b""), (3, 0), (1, 2)) is False
     with pytest.raises(ValueError, match="do not fit"):
         loops.add_scaled(torch.zeros(3), torch.zeros(2), 1.0)
+    for others, factors in (([torch.zeros(2)], [1.0, 1.0]), ([], [1.0, 1.0])):
+        with pytest.raises(ValueError, match="do not fit"):
+            loops.inner_products([torch.zeros(3), *others], factors)
     two, three = (torch.zeros(2), torch.zeros(2)), (torch.zeros(3), torch.zeros(3))
     for old, new in ((two, three), (three, two)):
         with pytest.raises(ValueError, match="do not fit"):

@@ -16,6 +16,7 @@ from peer.protocol.records import dump_json, parse_json
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
+ON_DISK_S = 60.0  # Linux writes to the disk what is 30 s old, and looks every 5 s
 
 
 class History:
@@ -49,37 +50,28 @@ class History:
         if lineage_id not in ids:
             return False
         self.replace(chain[: ids.index(lineage_id)])
-        self._drop_torn_update()
+        self._drop_torn_updates()
         return True
 
-    def append(self, certificate: Certificate, *parts: Payload) -> None:
-        """Record a committed round: the update, whose bytes are `parts`, then the link.
-
-        Both outlive this process from here on, and the machine once `sync` has returned, which must be called before
-        the next round is appended: at most the newest update can be torn.
-        """
-        path = self._update_path(certificate.link.update_digest)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.writelines(parts)
-        temporary.replace(path)
+    def append(self, certificate: Certificate) -> None:
+        """Record a committed round; it outlives this process from here on. Its update is kept apart."""
         with self.chain_path.open("ab") as file:
             file.write(dump_json(certificate) + b"\n")
         self.chain.append(certificate)
         self.weight += certificate.link.weight
         self.seen.update(member.peer_id for member in certificate.link.roster)
-        self._forget_oldest()
 
-    def sync(self) -> None:
-        """Wait until the round that was appended last is on the disk; no round waits for this but the one after it."""
-        newest = [self._update_path(self.chain[-1].link.update_digest)] if self.chain else []
-        for path in (*newest, self.chain_path):
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+    def keep_update(self, *parts: Payload) -> None:
+        """Write the update of the newest round, whose bytes are `parts`, and forget the oldest one.
+
+        Nothing depends on it but who catches up from here, so it is left to the machine when it reaches the disk.
+        """
+        path = self._update_path(self.chain[-1].link.update_digest)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.writelines(parts)
+        temporary.replace(path)
+        self._forget_oldest()
 
     def replace(self, chain: list[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one)."""
@@ -96,12 +88,14 @@ class History:
             if all(one.link.update_digest != digest for one in self.chain[-KEPT_UPDATES:]):
                 self._update_path(digest).unlink(missing_ok=True)
 
-    def _drop_torn_update(self) -> None:
-        """The newest update, if the machine went down before it was on the disk: donors would serve it."""
-        if self.chain:
-            digest = self.chain[-1].link.update_digest
-            path = self._update_path(digest)
-            if path.exists() and hashing.digest(path.read_bytes()).hex() != digest:
+    def _drop_torn_updates(self) -> None:
+        """What was not on the disk yet if the machine went down: it must not be served."""
+        written = {path: path.stat().st_mtime for path in self.folder.glob("update-*.bin")}
+        newest = max(written.values(), default=0.0)
+        for path, at in written.items():
+            whole = newest - at > ON_DISK_S or self._update_path(hashing.digest(path.read_bytes()).hex()) == path
+            if not whole:
+                log.warning("%s is damaged and is not served any more", path)
                 path.unlink()
 
     def _prune(self) -> None:

@@ -46,10 +46,10 @@ class Keeper:
         self.valid = False
         self.position = Position(0, history.genesis, 0)
         self._lock = asyncio.Lock()
-        self._syncing: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
         self._digest = ""
         self._hashing: asyncio.Future[None] | None = None
-        self.shelf = Shelf(history, state, self.still, lambda: self.valid, self.digest)
+        self.shelf = Shelf(history, state, self.still, lambda: self.valid, self.digest, self.written)
 
     def restore(self, chains: list[Path]) -> Head | None:
         """Take up what the shared memory holds: a state with a head, whose chain is in one of the files, or genesis.
@@ -78,22 +78,35 @@ class Keeper:
         return None
 
     async def apply(self, update: AnyUpdate, certificate: Certificate, contributed: int | None) -> None:
-        """Apply a certified update; `contributed` is the snapshot of this peer that went into it."""
-        link = certificate.link
+        """Apply a certified update; `contributed` is the snapshot of this peer that went into it.
+
+        The update's file is written afterwards: nobody waits for it but the next round's step.
+        """
         async with self._lock:
-            await self._synced()
+            await self.written()
             await self.digest()  # a chain must not be ahead of its state, should this fail
-            await asyncio.to_thread(self.history.append, certificate, *update.parts)
-            await self._unsettle()
-            await asyncio.to_thread(self.state.apply, update, link.round + 1, link.id)
+            await asyncio.to_thread(self._step, update, certificate)
             self._write_head(contributed)
-            self._syncing = asyncio.get_running_loop().run_in_executor(None, self.history.sync)
+            self._writing = asyncio.ensure_future(self._keep(update))
+
+    def _step(self, update: AnyUpdate, certificate: Certificate) -> None:
+        link = certificate.link
+        self.history.append(certificate)
+        self._unsettle()
+        self.state.apply(update, link.round + 1, link.id)
+
+    async def _keep(self, update: AnyUpdate) -> None:
+        try:
+            await asyncio.to_thread(self.history.keep_update, *update.parts)
+        except OSError as error:
+            log.error("the update of round %d is not kept for those who catch up: %s", self.state.round, error)
 
     async def adopt(self, path: Path, chain: list[Certificate]) -> None:
         """Take a verified snapshot file as the state, and its verified chain."""
         async with self._lock:
-            await self._synced()
-            await self._unsettle()
+            await self.written()
+            await self.digest()  # which is still being read
+            self._unsettle()
             await asyncio.to_thread(load_snapshot, path, self.state)
             self.state.round = len(chain)
             self.state.lineage_id = chain[-1].link.id if chain else self.history.genesis
@@ -110,7 +123,8 @@ class Keeper:
     async def doubt(self) -> None:
         """The state is not that of this peer's lineage: it is kept from everybody until another one is adopted."""
         async with self._lock:
-            await self._unsettle()
+            await self.digest()  # which is still being read
+            self._unsettle()
         await self.shelf.clear()
 
     @contextlib.asynccontextmanager
@@ -119,14 +133,12 @@ class Keeper:
         async with self._lock:
             yield
 
-    async def _synced(self) -> None:
-        """Return when the round before is on the disk."""
-        syncing, self._syncing = self._syncing, None
-        if syncing is not None:
-            await syncing
+    async def written(self) -> None:
+        """Return when the newest update is in its file."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
 
-    async def _unsettle(self) -> None:
-        await self.digest()  # which is still being read
+    def _unsettle(self) -> None:
         self.memory.head = None
         self.valid = False
 

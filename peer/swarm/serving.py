@@ -100,7 +100,7 @@ class HistoryServer:
             await _send(stream, Kind.DATA, bytes.fromhex(digest))
 
     async def _send_update(self, stream: Stream, request: HistoryRequest) -> None:
-        path = self._history.update(request.digest) if request.digest else None
+        path = await self._snapshots.update(request.digest) if request.digest else None
         if path is None:
             return
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:

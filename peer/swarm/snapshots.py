@@ -141,6 +141,9 @@ class Snapshots(Protocol):
     async def digest(self, round: int, lineage_id: str) -> str | None:
         """Of the state of that round, at that lineage id, as far as this peer knows."""
 
+    async def update(self, digest: str) -> Path | None:
+        """The file of that update, if it is kept."""
+
 
 class OneSnapshot:
     """A snapshot that never changes: the genesis state of a bootstrap."""
@@ -158,6 +161,10 @@ class OneSnapshot:
         """See `Snapshots`; of the genesis state that is its lineage id."""
         return lineage_id if self._file.meta.lineage_id == lineage_id else None
 
+    async def update(self, digest: str) -> Path | None:  # noqa: ARG002
+        """See `Snapshots`; none has been made."""
+        return None
+
 
 class Shelf:
     """The snapshots of a state that goes on: the newest, and the one before it while somebody reads that.
@@ -170,6 +177,7 @@ class Shelf:
         still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
         valid: whether the state is whole; asked while it is held still.
         digest: -> that of the state as it was when it was new.
+        written: returns when the newest update is in its file.
 
     Attributes:
         courtesy: to be told of rounds, which go first.
@@ -182,8 +190,9 @@ class Shelf:
         still: Callable[[], AbstractAsyncContextManager[None]],
         valid: Callable[[], bool],
         digest: Callable[[], Awaitable[str]],
+        written: Callable[[], Awaitable[None]],
     ) -> None:
-        self.courtesy = Courtesy()
+        self.courtesy, self._written = Courtesy(), written
         self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
         self._writing = asyncio.Lock()
         self.files: list[SnapshotFile] = []
@@ -213,6 +222,11 @@ class Shelf:
             return history.certified(round)
         digest = await self._digest() if state.lineage_id == lineage_id else None
         return digest if self._valid() and state.lineage_id == lineage_id else None
+
+    async def update(self, digest: str) -> Path | None:
+        """See `Snapshots`."""
+        await self._written()
+        return self._history.update(digest)
 
     def _held(self, lineage_id: str | None) -> SnapshotFile | None:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)

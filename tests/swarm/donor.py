@@ -134,7 +134,8 @@ class Joiner:
         self.valid, self.applied, self.adopted = True, 0, 0
 
     async def apply(self, update, certificate):
-        self.history.append(certificate, update.payload)
+        self.history.append(certificate)
+        self.history.keep_update(update.payload)
         self.state.apply(update, certificate.link.round + 1, certificate.link.id)
         self.applied += 1
 

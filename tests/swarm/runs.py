@@ -60,7 +60,8 @@ class Run:
             locals_ = contributions(self.state, len(self.identities), self.state.round + 1000 * seed)
             update = reduce_all(self.state, locals_, [tokens] * len(locals_))
             certificate = self.certify(update, tokens=tokens)
-            self.history.append(certificate, update.payload)
+            self.history.append(certificate)
+            self.history.keep_update(update.payload)
             self.state.apply(update, self.state.round + 1, certificate.link.id)
             self.states.append(self.state.digest())
         return self
@@ -68,6 +69,9 @@ class Run:
     async def digest(self):
         """Of the state, as it was when it was new."""
         return self.states[-1]
+
+    async def written(self):
+        """Everything is in its file."""
 
     def certify(self, update, *, signers=None, tokens=TOKENS, **changes):
         """A certificate for `update` on the present state; `changes` are lies about the link."""

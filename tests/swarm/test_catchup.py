@@ -144,7 +144,8 @@ async def test_a_certified_update_that_overflows(network, tmp_path, joiner):
 async def _one_lying_round(network, run, update, payload, **lies):
     lies = {"update_digest": blake3(payload).hexdigest(), **lies}
     certificate = run.certify(update, **lies)
-    run.history.append(certificate, payload)
+    run.history.append(certificate)
+    run.history.keep_update(payload)
     return await ScriptedDonor(network.node(), run).start()
 
 

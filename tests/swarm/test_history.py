@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from blake3 import blake3
@@ -7,7 +9,7 @@ from blake3 import blake3
 from peer.outer.state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
 from peer.swarm import history as history_module
-from peer.swarm.history import History, read_chain
+from peer.swarm.history import ON_DISK_S, History, read_chain
 from peer.swarm.snapshots import SnapshotFile, chunk_lengths, load_snapshot
 from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
 
@@ -74,27 +76,37 @@ def test_rounds_go_on_after_a_torn_line(run):
     again = History(path.parent, run.history.genesis)
     lineage_id = run.history.chain[0].link.id
     assert again.load(path, lineage_id)
-    again.append(run.history.chain[1], b"update")
+    again.append(run.history.chain[1])
     assert read_chain(path) == run.history.chain
 
 
-def test_an_update_that_was_torn_by_a_loss_of_power_is_not_served(run):
-    run.commit(3)
+def damage(path):
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00\x00")
+
+
+def test_updates_that_were_torn_by_a_loss_of_power_are_not_served(run, caplog):
+    run.commit(4)
     digests = [certificate.link.update_digest for certificate in run.history.chain]
-    torn = run.history.update(digests[2])
-    torn.write_bytes(torn.read_bytes()[:-1] + b"\x00\x00")
+    damage(run.history.update(digests[1]))
+    run.history.update(digests[3]).write_bytes(b"")
     again = History(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
     assert again.chain == run.history.chain
-    assert [again.update(digest) is not None for digest in digests] == [True, True, False]
+    assert [again.update(digest) is not None for digest in digests] == [True, False, True, False]
+    assert caplog.text.count("is damaged and is not served any more") == 2
 
 
-def test_syncing_survives_an_update_that_is_gone(run):
-    run.history.sync()
-    run.commit(2)
-    run.history.update(run.history.chain[-1].link.update_digest).unlink()
-    run.history.sync()
-    assert read_chain(run.history.chain_path) == run.history.chain
+def test_updates_that_have_long_been_on_the_disk_are_not_read_again(run):
+    run.commit(3)
+    old, new, _ = (run.history.update(certificate.link.update_digest) for certificate in run.history.chain)
+    newest = max(path.stat().st_mtime for path in run.history.folder.glob("update-*.bin"))
+    for path, age in ((old, ON_DISK_S + 1), (new, ON_DISK_S - 1)):
+        damage(path)
+        os.utime(path, (newest - age, newest - age))
+    again = History(run.history.folder, run.history.genesis)
+    assert again.load(again.chain_path, run.history.chain[-1].link.id)
+    assert old.exists()
+    assert not new.exists()
 
 
 def updates_on_disk(history):
@@ -117,7 +129,8 @@ def test_an_update_that_two_rounds_share_stays_while_the_newer_is_kept(run, monk
     monkeypatch.setattr(history_module, "KEPT_UPDATES", 2)
     twice, once = (reduce_all(run.state, contributions(run.state, 3, seed), [1, 1, 1]) for seed in (1, 2))
     for update in (twice, once, twice):
-        run.history.append(run.certify(update), update.payload)
+        run.history.append(run.certify(update))
+        run.history.keep_update(update.payload)
     assert updates_on_disk(run.history) == names(run.history.chain)
     assert run.history.update(twice.digest()).read_bytes() == twice.payload
 

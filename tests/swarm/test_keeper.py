@@ -119,3 +119,46 @@ async def test_a_state_in_doubt_is_kept_from_everybody(run, held):
     assert await keeper.shelf.get(position.lineage_id) is None
     assert not served.path.exists()
     assert await keeper.shelf.digest(1, position.lineage_id) is None
+
+
+async def test_an_update_is_served_once_it_is_in_its_file_and_the_next_step_waits_for_that(run, held):
+    keeper = held.keeper()
+    keeper.restore([])
+    free, write = threading.Event(), keeper.history.keep_update
+
+    def keep_update(*parts):
+        assert free.wait(10.0)
+        write(*parts)
+
+    keeper.history.keep_update = keep_update
+    first = next_round(run)
+    await keeper.apply(*first, 1)
+    assert (keeper.valid, keeper.position.round) == (True, 1)
+    asking = asyncio.ensure_future(keeper.shelf.update(first[1].link.update_digest))
+    second = next_round(run)
+    applying = asyncio.ensure_future(keeper.apply(*second, 2))
+    await asyncio.wait([asking, applying], timeout=0.1)
+    assert (asking.done(), applying.done(), keeper.state.round) == (False, False, 1)
+    free.set()
+    assert (await asking).read_bytes() == first[0].payload
+    await applying
+    assert keeper.state.round == 2
+    assert await keeper.shelf.update("f" * 64) is None
+
+
+async def test_a_full_disk_costs_those_who_catch_up_an_update_and_no_round(run, held, caplog):
+    keeper = held.keeper()
+    keeper.restore([])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    keeper.history.keep_update = full
+    first, second = next_round(run), next_round(run)
+    await keeper.apply(*first, 1)
+    await keeper.apply(*second, 2)
+    await keeper.written()
+    assert (keeper.valid, keeper.position.round) == (True, 2)
+    assert await keeper.shelf.update(first[1].link.update_digest) is None
+    assert "the update of round 1 is not kept for those who catch up" in caplog.text
+    assert "No space left" in caplog.text

@@ -23,7 +23,7 @@ def serve(network, tmp_path):
     async def start(numel=1000, rounds=3, snapshot=True):
         run = Run(tmp_path / "donor", numel=numel).commit(rounds)
         node = network.node()
-        shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: snapshot, run.digest)
+        shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: snapshot, run.digest, run.written)
         await HistoryServer(node, RUN, run.history, shelf).start()
         return run, node
 

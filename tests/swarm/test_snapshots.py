@@ -28,7 +28,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def shelf(run):
-    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest)
+    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
 
 
 def content(state):
@@ -117,7 +117,7 @@ async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it
 async def test_files_of_an_earlier_life_are_removed(run):
     (run.history.folder / "snapshot-0123.bin").write_bytes(b"x")
     (run.history.folder / "snapshot-0123.tmp").write_bytes(b"x")
-    Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest)
+    Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
     assert on_disk(run) == set()
 
 
@@ -133,7 +133,7 @@ async def test_rounds_that_commit_while_a_file_is_written_are_not_mixed(run, int
         whole.append(run.state.round)
         yield
 
-    file = await Shelf(run.history, run.state, still, lambda: True, run.digest).offer(None, 0)
+    file = await Shelf(run.history, run.state, still, lambda: True, run.digest, run.written).offer(None, 0)
     assert file.meta.round == 1 + interruptions == run.state.round
     assert file.path.read_bytes() == content(run.state)
     chunks = len(file.places)
@@ -142,7 +142,7 @@ async def test_rounds_that_commit_while_a_file_is_written_are_not_mixed(run, int
 
 
 async def test_an_invalid_state_is_not_served(run):
-    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: False, run.digest)
+    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: False, run.digest, run.written)
     assert await shelf.offer(None, 0) is None
     assert await shelf.get(run.state.lineage_id) is None
     assert on_disk(run) == set()

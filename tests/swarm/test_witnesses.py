@@ -202,7 +202,7 @@ async def test_one_liar_convinces_nobody_where_honest_members_are_in_sight(netwo
 
 async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run, joiner):
     server, valid = network.node(run.identities[0]), [True]
-    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest)
+    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest, run.written)
     await HistoryServer(server, RUN, run.history, shelf).start()
 
     links = [certificate.link for certificate in run.history.chain]

@@ -148,3 +148,7 @@ class OwnShelf:
     async def digest(self, round: int, lineage_id: str) -> str | None:  # noqa: ARG002
         """See `Snapshots.digest`: in gossip a lineage id is the digest."""
         return lineage_id if lineage_id == self._state.lineage_id and self._valid() else None
+
+    async def update(self, digest: str) -> Path | None:  # noqa: ARG002
+        """See `Snapshots.update`: in gossip there are none."""
+        return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.kernels import kernels_for
-from peer.outer.sums import CHUNK, chunks
+from peer.outer.sums import chunks
 
 _BITS: Final = 15
 _LARGEST_SHIFT: Final = 126  # 2^127 and what is smaller than 2^-126 are at the edge of fp32

@@ -26,15 +26,16 @@ Real nodes and libp2p daemons, one process with one torch thread for each peer. 
 request to the last verified chunk in its file: the donor's chain is checked, every chunk is hashed and written. `first`
 is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
-donors, or two peers where there is one donor, each after a pause as long as a round, one transfer after another;
-`delay` is the median of those that a transfer overlaps over the median of those without, the donors' writing of their
-files included. Newcomer and donors share the cores, so what the newcomer does slows the rounds here, too."""
+donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
+with one transfer after another, three times in turn; `delay` is the median of those that a transfer overlaps over the
+median of those without, the donors' writing of their files included. Newcomer and donors share the cores, so what the
+newcomer does slows the rounds here, too."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
 WARM_UP = 2
-QUIET_ROUNDS = 6
-BUSY_ROUNDS = 6
+TURNS = 3
+ROUNDS = 6  # without transfers, and then with them, in each turn
 PAUSE_IN_ROUNDS = 1.0
 MB_PER_SECOND = 250.0
 DELAY = 1.05
@@ -115,9 +116,14 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
         _, fetched = work(peers, donors, fetches=repeats)
         cpu = [(after - earlier) / repeats for after, earlier in zip(processor_seconds(peers), before, strict=True)]
         pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP)[0]))
-        quiet, _ = work(peers, donors, rounds=QUIET_ROUNDS, pause_s=pause_s)
-        fetch_s = BUSY_ROUNDS * (median(durations(quiet)) + pause_s)
-        mixed, during = work(peers, donors, rounds=BUSY_ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
+        quiet: list[Interval] = []
+        mixed: list[Interval] = []
+        during: list[Row] = []
+        for _ in range(TURNS):
+            quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s)[0]
+            fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
+            rounds, transfers = work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
+            mixed, during = mixed + rounds, during + transfers
     if not all(one["right"] for one in (*first, *fetched, *during)):
         raise UserError("a newcomer's state is not the certified one", "this is a bug")
     return row(params, donors, first[0], fetched, cpu, quiet, mixed, during)

@@ -206,13 +206,17 @@ class Shelf:
             held = self._held(wanted)
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
-            return held or await self._renewed()
+            return held or await self._renewed(TRIES)
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """See `Snapshots`."""
+        """See `Snapshots`. Whoever asks has an offer from another donor: it is written here as well if no round comes
+        between, and no round waits for that.
+        """
+        if (held := self._held(lineage_id)) is not None:
+            return held
         async with self._writing:
             if self._held(lineage_id) is None and self._state.lineage_id == lineage_id:
-                await self._renewed()
+                await self._renewed(0)
             return self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
@@ -254,24 +258,34 @@ class Shelf:
         self.files.remove(file)
         file.path.unlink(missing_ok=True)
 
-    async def _renewed(self) -> SnapshotFile | None:
-        """The newest file after writing one of the state as it is, if there is room for it and the state is whole."""
+    async def _renewed(self, tries: int) -> SnapshotFile | None:
+        """The newest file after writing one of the state as it is, if there is room for it and the state is whole; see
+        `_capture`.
+        """
         while len(self.files) >= MAX_FILES:
             if self.files[0].in_use:
                 return self.files[-1]
             self._remove(self.files[0])
-        file = await self._capture()
+        file = await self._capture(tries)
         if file is not None:
             self.files.append(file)
         return file
 
-    async def _capture(self) -> SnapshotFile | None:
-        for attempt in range(TRIES):
+    async def _capture(self, tries: int) -> SnapshotFile | None:
+        """A file of the state as it is.
+
+        Args:
+            tries: how often it may be begun while rounds go first, and then beside them; in the end they wait for it.
+                0: once, while they go first, or not at all.
+        """
+        for attempt in range(max(1, tries)):
             if not self._valid():
                 return None
             file = await self._copy(courteous=attempt == 0)
             if file is not None:
                 return await self._checked(file)
+        if not tries:
+            return None
         log.info("rounds come faster than a snapshot can be written: the next one waits for it")
         async with self._still():
             if not self._valid():

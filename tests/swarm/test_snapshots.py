@@ -141,6 +141,45 @@ async def test_rounds_that_commit_while_a_file_is_written_are_not_mixed(run, int
     assert on_disk(run) == names(run.state.lineage_id)
 
 
+async def test_a_donor_beside_another_lets_a_round_end_its_attempt(run):
+    """It is written once, while rounds go first; the joiner has another donor."""
+    entered, wanted = itertools.count(), run.state.lineage_id
+
+    @contextlib.asynccontextmanager
+    async def still():
+        if next(entered) == 3:
+            run.commit()
+        yield
+
+    shelf = Shelf(run.history, run.state, still, lambda: True, run.digest, run.written)
+    assert await shelf.get(wanted) is None
+    assert next(entered) == 4
+    assert on_disk(run) == set()
+    assert (await shelf.get(run.state.lineage_id)).path.read_bytes() == content(run.state)
+
+
+async def test_chunks_of_a_file_that_is_here_do_not_wait_for_one_that_is_written(run):
+    free, holds = asyncio.Event(), asyncio.Event()
+    free.set()
+
+    @contextlib.asynccontextmanager
+    async def still():
+        holds.set()
+        await free.wait()
+        yield
+
+    shelf = Shelf(run.history, run.state, still, lambda: True, run.digest, run.written)
+    first = await shelf.offer(None, 0)
+    run.commit()
+    free.clear()
+    holds.clear()
+    writing = asyncio.ensure_future(shelf.offer(None, LATEST))
+    await holds.wait()
+    assert await shelf.get(first.meta.lineage_id) is first
+    free.set()
+    assert (await writing).meta.round == 2
+
+
 async def test_an_invalid_state_is_not_served(run):
     shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: False, run.digest, run.written)
     assert await shelf.offer(None, 0) is None

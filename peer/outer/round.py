@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from peer.errors import AtollError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.record import Drop, Instead, RoundRecord
 from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.threads import beside
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 
@@ -149,7 +149,7 @@ async def link_of(group: Group, exchanged: Exchanged, state: OuterState, digest:
         return exchanged.update.digest()
 
     try:
-        update_digest = await asyncio.to_thread(look)
+        update_digest = await beside(state.numel, look)
     except NonFiniteError as error:
         raise RoundAborted("exchange", str(error)) from None
     return Link(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.threads import beside
 from peer.protocol.lineage import Certificate
 from peer.swarm.history import History
 from peer.swarm.snapshots import Shelf, load_snapshot
@@ -85,7 +86,7 @@ class Keeper:
         async with self._lock:
             await self.written()
             await self.digest()  # a chain must not be ahead of its state, should this fail
-            await asyncio.to_thread(self._step, update, certificate)
+            await beside(update.numel, self._step, update, certificate)
             self._write_head(contributed)
             self._writing = asyncio.ensure_future(self._keep(update))
 

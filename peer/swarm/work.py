@@ -132,6 +132,7 @@ class Work(ABC):
             await asyncio.to_thread(end, feedback)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """What `work` returns, in a thread; `idle` waits for it even where nobody else does any more."""
         running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
         self._running.add(running)
         running.add_done_callback(self._ended)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.outer import state
+from peer.outer import state, threads
 from peer.swarm import invitations, leading, snapshots
 from tests.swarm.network import MemoryNetwork
 
@@ -13,6 +13,13 @@ async def network():
     network = MemoryNetwork()
     yield network
     await network.close()
+
+
+@pytest.fixture(params=["in place", "in threads"])
+def arithmetic(request, monkeypatch):
+    """What there is to compute is done where it is for small states, or where it is for large ones."""
+    if request.param == "in threads":
+        monkeypatch.setattr(threads, "SMALL", 0)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tests.swarm.table import Table
 
 GATED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator="gated"))
 NAN_SCALE = b"\x00\x00\xc0\x7f"
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
 def part_of(table, liar, to):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -97,13 +98,17 @@ class Gathering:
         view = memoryview(payload)
         return tuple(view[start : start + size] for start in range(0, len(view), size))
 
-    def update(self, parts: Sequence[Payload], weights: Sequence[int], numel: int, round: int) -> Gathered:
+    def update(
+        self, parts: Sequence[Payload], weights: Sequence[int], numel: int, round: int,
+        known: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> Gathered:  # fmt: skip
         """Decode and aggregate what the members of a round sent.
 
         Args:
             parts: one payload of `numel` elements per member, in roster order.
             weights: tokens per member.
             round: rounds of the state that the update carries on.
+            known: what payloads decode to, fp32 [numel] by their places; overwritten.
 
         Raises:
             PartError: a payload is malformed, and the aggregator does not drop such.
@@ -117,7 +122,7 @@ class Gathering:
         dropped: Mapping[int, str] = {}
 
         def decoded(place: int) -> Tensor:
-            vector = self._decoded(codec, parts[place], numel, place)
+            vector = known[place] if place in known else self._decoded(codec, parts[place], numel, place)
             sample[place] = vector[::stride]
             return vector
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload
-from peer.outer.compress.feedback import Encoder
+from peer.outer.compress.feedback import Encoder, Sent
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
@@ -112,30 +113,35 @@ class OuterState:
                 raise NonFiniteError(f"local parameters [{start}, {stop}) hold NaN or infinity") from None
         return payloads
 
-    def encode_whole(self, local: Tensor, encoder: Encoder) -> bytes:
-        """The payload of `local` (fp32 [P], CPU) in a gather round; the caller commits or reverts the encoder.
+    def encode_whole(self, local: Tensor, encoder: Encoder) -> Sent:
+        """The payload of `local` (fp32 [P], CPU) in a gather round, and what it decodes to; the caller commits or
+        reverts the encoder.
 
         Raises:
             NonFiniteError: as `encode_contribution`.
         """
         assert isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are reduced, not gathered"
         try:
-            return encoder.encode(self.pseudo_gradient(local, 0, self.numel), self.compressor.seed_at(self.round))
+            vector = self.pseudo_gradient(local, 0, self.numel)
+            return encoder.encode_decoded(vector, self.compressor.seed_at(self.round))
         except NonFiniteError:
             raise NonFiniteError("local parameters hold NaN or infinity") from None
 
-    def update_of(self, parts: Sequence[Payload], weights: Sequence[int]) -> AnyUpdate:
+    def update_of(
+        self, parts: Sequence[Payload], weights: Sequence[int], known: Mapping[int, Tensor] = MappingProxyType({})
+    ) -> AnyUpdate:
         """The update that carries this state on, of one part for each member of the round, in roster order.
 
         Args:
             weights: tokens per member.
+            known: of a gather round, see `Gathering.update`.
 
         Raises:
             PayloadError: a part of the wrong length, or malformed.
             ValueError: of a gather round, no aggregate.
         """
         if isinstance(self.compressor, Gathering):
-            return self.compressor.update(parts, weights, self.numel, self.round)
+            return self.compressor.update(parts, weights, self.numel, self.round, known)
         return Update(tuple(parts), self.numel, self.compressor)
 
     def split_update(self, payload: Payload, weights: Sequence[int]) -> AnyUpdate:

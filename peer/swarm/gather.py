@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from torch import Tensor
+
 from peer.outer.compress.base import Payload
 from peer.outer.compress.feedback import Encoder
 from peer.outer.gather import Gathered, Gathering, PartError
@@ -32,6 +34,7 @@ class GatherWork(Work):
         super().__init__(identity, recipe)
         self._feedback, self._numel = recipe.feedback, numel
         self._encoder: Encoder | None = None
+        self._received: Tensor | None = None  # what the others will decode of this peer's payload
 
     def feedbacks(self) -> Sequence[Encoder]:
         """See `Work.feedbacks`."""
@@ -44,13 +47,19 @@ class GatherWork(Work):
             if self._encoder is None:
                 assert isinstance(state.compressor, Gathering), f"{state.compressor.name}: reduced, not gathered"
                 self._encoder = Encoder(state.compressor.codec, self._feedback, self._numel)
-            return state.encode_whole(due.snapshot, self._encoder)
+            payload, self._received = state.encode_whole(due.snapshot, self._encoder)
+            return payload
 
         async def encode(start: int, stop: int, leaves: Leaves) -> bytes:  # noqa: ARG001
             assert (start, stop) == (0, self._numel), f"[{start}, {stop}) is not the whole of {self._numel}"
             return await self.in_thread(work)
 
         return encode
+
+    async def revert(self) -> None:
+        """See `Work.revert`."""
+        await super().revert()
+        self._received = None
 
     async def produce(
         self, session: Session, group: Group, contribute: Contribute, keep: bool,  # noqa: ARG002
@@ -94,8 +103,10 @@ class GatherWork(Work):
     ) -> Exchanged:
         """See `Work.finish`."""
         weights = [member.tokens for member in group.members]
+        received, self._received = self._received, None
+        assert received is not None, "nothing was contributed"
         try:
-            update = await self.in_thread(state.update_of, parts, weights)
+            update = await self.in_thread(state.update_of, parts, weights, {session.me: received})
         except PartError as error:
             raise MalformedError(f"malformed contribution: {error}", session.order[error.place]) from None
         except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range

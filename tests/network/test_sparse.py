@@ -31,7 +31,7 @@ def check_first_round(
     assert isinstance(written, Gathering)
     state = OuterState(genesis.clone(), [], recipe.optimizer, written)
     encoders = {peer_id: Encoder(written.codec, recipe.feedback, state.numel) for peer_id in record.members}
-    parts = [state.encode_whole(snapshots[peer_id], encoders[peer_id]) for peer_id in record.members]
+    parts = [state.encode_whole(snapshots[peer_id], encoders[peer_id]).payload for peer_id in record.members]
     update = state.update_of(parts, record.weights)
     assert record.update_digest == update.digest()
     state.apply(update, 1, record.lineage_id)

@@ -35,7 +35,7 @@ def locals_of(state: OuterState, count: int, scale: float = 0.01) -> list[Tensor
 
 def payloads_of(state: OuterState, locals_: Sequence[Tensor]) -> list[bytes]:
     assert isinstance(state.compressor, Gathering)
-    return [state.encode_whole(local, Encoder(state.compressor.codec, None, NUMEL)) for local in locals_]
+    return [state.encode_whole(local, Encoder(state.compressor.codec, None, NUMEL)).payload for local in locals_]
 
 
 def decoded(state: OuterState, payloads: Sequence[bytes]) -> list[Tensor]:
@@ -57,6 +57,12 @@ def test_everybody_aggregates_all_payloads_in_roster_order(expression: str, aggr
     assert torch.equal(update.decode_range(1300, 2000, out), expected[1300:2000])
     assert torch.equal(out, expected[1300:2000])
     assert update.digest() == hashing.digest(b"".join(payloads)).hex()
+    known = {place: vector.clone() for place, vector in enumerate(decoded(state, payloads)) if place in (0, 2)}
+    with_own = state.update_of(payloads, weights, known)
+    assert isinstance(with_own, Gathered)
+    assert isinstance(update, Gathered)
+    assert torch.equal(with_own.vector, update.vector)
+    assert (with_own.cosine, with_own.dropped) == (update.cosine, update.dropped)
 
 
 def test_a_stored_update_is_split_into_what_was_sent() -> None:
@@ -146,9 +152,10 @@ def test_what_was_not_sent_comes_later_and_an_abandoned_round_changes_nothing() 
     (local,) = locals_of(state, 1)
     first = state.encode_whole(local, encoder)
     encoder.revert()
-    assert state.encode_whole(local, encoder) == first
+    assert state.encode_whole(local, encoder).payload == first.payload
     encoder.commit()
-    (sent,) = decoded(state, [first])
+    (sent,) = decoded(state, [first.payload])
+    assert torch.equal(first.decoded, sent)
     assert encoder.residual is not None
     assert torch.equal(encoder.residual, (state.anchor - local) - sent)
     diverged = local.clone()

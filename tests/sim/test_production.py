@@ -83,7 +83,8 @@ def gathering_swarm(recipe: Recipe, rounds: int) -> Tensor:
     for _ in range(rounds):
         for peer in peers:
             peer.train()
-        parts = [peer.state.encode_whole(peer.local, peer.encoder) for peer in peers if peer.encoder is not None]
+        sent = [peer.state.encode_whole(peer.local, peer.encoder) for peer in peers if peer.encoder is not None]
+        parts = [one.payload for one in sent]
         weights = [STEPS * BATCH] * PEERS
         stored = peers[0].state.update_of(parts, weights).payload
         assert len({peer.commit(peer.state.split_update(stored, weights)) for peer in peers}) == 1
@@ -160,7 +161,7 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overri
             peer.task.gradient(peer.local, next(peer.batches), gradient)
             scaled = gradient * rate(number)
             clip_(scaled, peer.inner.max_grad_norm * rate(number))
-            parts.append(peer.state.encode_whole(scaled, peer.encoder))
+            parts.append(peer.state.encode_whole(scaled, peer.encoder).payload)
         update = peers[0].state.update_of(parts, [BATCH] * PEERS)
         digests = {peer.commit(update) for peer in peers}
         assert len(digests) == 1

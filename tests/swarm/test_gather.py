@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.outer.compose import resolve, wire_format
-from peer.outer.compress.feedback import Encoder
+from peer.outer.compress.feedback import Encoder, Sent
 from peer.outer.gated import Gated
 from peer.outer.round import RoundAborted
 from peer.protocol.manifest import RecipeSpec
@@ -43,7 +43,7 @@ def expected_update(circle, encoders, group, locals_):
     """What this round must arrive at, with what earlier rounds have left in the encoders."""
     state, by_id = circle.seats[0].state, {seat.peer_id: index for index, seat in enumerate(circle.seats)}
     order = [by_id[member.peer_id] for member in group.members]
-    parts = [state.encode_whole(locals_[index], encoders[index]) for index in order]
+    parts = [state.encode_whole(locals_[index], encoders[index]).payload for index in order]
     return state.update_of(parts, [member.tokens for member in group.members])
 
 
@@ -129,7 +129,7 @@ async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
 def contributing_garbage(seat):
     """Its payload is garbage, the same to everybody, properly bound and signed."""
     size = seat.state.compressor.wire_bytes(NUMEL)
-    seat.state.encode_whole = lambda _local, _encoder: b"\xff" * size
+    seat.state.encode_whole = lambda _local, _encoder: Sent(b"\xff" * size, torch.full((NUMEL,), torch.nan))
 
 
 def garbled(seat, to, *, bound):

@@ -99,7 +99,7 @@ class History:
 
     def _prune(self) -> None:
         kept = {self._update_path(one.link.update_digest) for one in self.chain[-KEPT_UPDATES:]}
-        for path in set(self.folder.glob("update-*.bin")) - kept:
+        for path in set(self.folder.glob("update-*")) - kept:  # among them what was half written in a crash
             path.unlink(missing_ok=True)
 
     def lineage_id(self, round: int) -> str:

@@ -168,6 +168,7 @@ class Rounds:
             await self._go_round()
         finally:
             await self._exchange.dissolve(RoundAborted("match", "this peer leaves"), tell=True)
+            await self.keeper.written()
 
     async def _go_round(self) -> None:
         while not self.leaving and not self.finished:

@@ -110,7 +110,16 @@ def test_updates_that_have_long_been_on_the_disk_are_not_read_again(run):
 
 
 def updates_on_disk(history):
-    return {path.name for path in history.folder.glob("update-*.bin")}
+    return {path.name for path in history.folder.glob("update-*")}
+
+
+def test_what_was_half_written_in_a_crash_is_removed(run):
+    run.commit(2)
+    half = run.history.folder / f"update-{'f' * 64}.tmp"
+    half.write_bytes(b"half")
+    again = History(run.history.folder, run.history.genesis)
+    assert again.load(again.chain_path, run.history.chain[-1].link.id)
+    assert updates_on_disk(again) == names(run.history.chain)
 
 
 def names(chain):

@@ -26,7 +26,6 @@ MAX_FILES = 2
 MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a digest
 HELD_S = 10.0  # after its last reader: who lost a stream comes back for the rest
 MAX_HELD_S = 600.0  # even while somebody reads
-TRIES = 3
 
 
 class SnapshotFile:
@@ -206,17 +205,15 @@ class Shelf:
             held = self._held(wanted)
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
-            return held or await self._renewed(TRIES)
+            return held or await self._renewed(insist=True)
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """See `Snapshots`. Whoever asks has an offer from another donor: it is written here as well if no round comes
-        between, and no round waits for that.
-        """
+        """See `Snapshots`. Whoever asks has an offer from another donor: no round waits for a file here."""
         if (held := self._held(lineage_id)) is not None:
             return held
         async with self._writing:
             if self._held(lineage_id) is None and self._state.lineage_id == lineage_id:
-                await self._renewed(0)
+                await self._renewed(insist=False)
             return self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
@@ -258,7 +255,7 @@ class Shelf:
         self.files.remove(file)
         file.path.unlink(missing_ok=True)
 
-    async def _renewed(self, tries: int) -> SnapshotFile | None:
+    async def _renewed(self, *, insist: bool) -> SnapshotFile | None:
         """The newest file after writing one of the state as it is, if there is room for it and the state is whole; see
         `_capture`.
         """
@@ -266,39 +263,30 @@ class Shelf:
             if self.files[0].in_use:
                 return self.files[-1]
             self._remove(self.files[0])
-        file = await self._capture(tries)
+        file = await self._capture(insist)
         if file is not None:
             self.files.append(file)
         return file
 
-    async def _capture(self, tries: int) -> SnapshotFile | None:
-        """A file of the state as it is.
+    async def _capture(self, insist: bool) -> SnapshotFile | None:
+        """A file of the state as it is: chunk by chunk, while rounds go first.
 
-        Args:
-            tries: how often it may be begun while rounds go first, and then beside them; in the end they wait for it.
-                0: once, while they go first, or not at all.
+        If one comes between, the next one's step waits for the file, which is begun as soon as it may be: at the end of
+        a round. Unless nobody insists: then there is none.
         """
-        for attempt in range(max(1, tries)):
-            if not self._valid():
-                return None
-            file = await self._copy(courteous=attempt == 0)
-            if file is not None:
-                return await self._checked(file)
-        if not tries:
-            return None
-        log.info("rounds come faster than a snapshot can be written: the next one waits for it")
-        async with self._still():
-            if not self._valid():
-                return None
-            file = await asyncio.to_thread(SnapshotFile.write, self._path(), self._state)
-            return await self._checked(file)
+        file = await self._copy()
+        if file is None and insist:
+            log.info("a round came before a snapshot was written: the next one waits for it, if it must")
+            async with self._still():
+                if self._valid():
+                    file = await asyncio.to_thread(SnapshotFile.write, self._path(), self._state)
+        return None if file is None else await self._checked(file)
 
-    async def _copy(self, courteous: bool) -> SnapshotFile | None:
-        """Write the state chunk by chunk between its changes; None when it has changed meanwhile."""
+    async def _copy(self) -> SnapshotFile | None:
+        """Write the state chunk by chunk between rounds; None when it has changed meanwhile, or is not whole."""
         with SnapshotWriter(self._path(), self._state) as writer:
             for _ in writer.meta_chunks():
-                if courteous:
-                    await self.courtesy.turn()
+                await self.courtesy.turn()
                 async with self._still():
                     if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
                         return None

@@ -52,7 +52,7 @@ class GatherWork(Work):
 
         async def encode(start: int, stop: int, leaves: Leaves) -> bytes:  # noqa: ARG001
             assert (start, stop) == (0, self._numel), f"[{start}, {stop}) is not the whole of {self._numel}"
-            return await self.in_thread(work)
+            return await self.compute(work)
 
         return encode
 
@@ -72,7 +72,7 @@ class GatherWork(Work):
         self.say_what_is_borne(len(group.members))
         whole = memoryview(await contribute(0, self._numel, Leaves()))
         units = list(_cut(whole, session.unit_bytes(session.me)))
-        bound = await self.in_thread(_leaves_of, units)
+        bound = await self.compute(_leaves_of, units)
         session.own_leaves.set_result(bound)
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
         shown = close_gathering(self._identity, session.sitting.result(), seals, bound)
@@ -106,7 +106,7 @@ class GatherWork(Work):
         received, self._received = self._received, None
         assert received is not None, "nothing was contributed"
         try:
-            update = await self.in_thread(state.update_of, parts, weights, {session.me: received})
+            update = await self.compute(state.update_of, parts, weights, {session.me: received})
         except PartError as error:
             raise MalformedError(f"malformed contribution: {error}", session.order[error.place]) from None
         except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range

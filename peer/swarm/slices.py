@@ -54,9 +54,9 @@ class SliceWork(Work):
             self._lost = DeferredResidual(recipe.feedback, numel)
             self._lost_in_reducing = ReducerResidual(recipe.feedback.on_return, numel, block, identity.peer_id, chain)
 
-    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """See `Work.in_thread`; of a small state, slices are less work than the way there."""
-        return work(*arguments) if self._small else await super().in_thread(work, *arguments)
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """See `Work.compute`; of a small state, slices are less work than the way to a thread."""
+        return work(*arguments) if self._small else await super().compute(work, *arguments)
 
     def feedbacks(self) -> Sequence[Feedback]:
         """See `Work.feedbacks`."""
@@ -71,7 +71,7 @@ class SliceWork(Work):
             return payload
 
         async def encode(start: int, stop: int, leaves: Leaves) -> bytes:
-            return await self.in_thread(work, start, stop, leaves)
+            return await self.compute(work, start, stop, leaves)
 
         return encode
 
@@ -84,7 +84,7 @@ class SliceWork(Work):
         self.say_what_is_borne(members)
         lost, residual = self._lost_in_reducing, None
         if lost is not None:
-            residual = await self.in_thread(lost.begin, *_cut_of(session).bounds(members)[session.me], keep)
+            residual = await self.compute(lost.begin, *_cut_of(session).bounds(members)[session.me], keep)
         job = _Reduction(session, group, bound(self._aggregator, members), lost)
         kept: list[list[Payload]] = [[] for _ in session.order]
         whole, written = blank(sum(session.unit_bytes(session.me))), 0
@@ -96,7 +96,7 @@ class SliceWork(Work):
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
             for pieces, payload in zip(kept if keep else (), payloads, strict=False):
                 pieces.append(payload)
-            reduced = await self.in_thread(job.one, payloads, codec.base, start, stop)
+            reduced = await self.compute(job.one, payloads, codec.base, start, stop)
             piece = whole[written : written + len(reduced)]
             piece[:] = reduced
             written += len(reduced)

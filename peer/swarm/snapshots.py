@@ -205,7 +205,10 @@ class Shelf:
             held = self._held(wanted)
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
-            return held or await self._renewed(insist=True)
+            if held is not None:
+                return held
+            file = await self._renewed(insist=not self._is_fresh(0))  # no round waits while there is one to serve
+            return file or (self.files[-1] if self.files else None)
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
         """See `Snapshots`. Whoever asks has an offer from another donor: no round waits for a file here."""

@@ -131,7 +131,7 @@ class Work(ABC):
         for feedback in self.feedbacks():
             await asyncio.to_thread(end, feedback)
 
-    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """What `work` returns, in a thread; `idle` waits for it even where nobody else does any more."""
         running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
         self._running.add(running)
@@ -162,7 +162,7 @@ class Work(ABC):
                     position += size
             return hear(session.sitting.result(), seals, leaves, self.reducers_feed_back)
 
-        return await self.in_thread(work)
+        return await self.compute(work)
 
     async def sign(
         self, session: Session, leaves: Mapping[str, Leaves], outputs: Leaves, payloads: Sequence[Sequence[Payload]],
@@ -171,7 +171,7 @@ class Work(ABC):
         """Check the others' signatures over what they sent to this peer, and make its own."""
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
         statement = (session.sitting.result(), leaves, seals, outputs, payloads, residual)
-        return await self.in_thread(close_reduction, self._identity, *statement)
+        return await self.compute(close_reduction, self._identity, *statement)
 
 
 def named(reason: str, order: Sequence[str]) -> str:

@@ -157,6 +157,27 @@ async def test_a_donor_beside_another_lets_a_round_end_its_attempt(run):
     assert (await shelf.get(run.state.lineage_id)).path.read_bytes() == content(run.state)
 
 
+async def test_no_round_waits_for_whoever_wants_the_newest_again_and_again(run):
+    """A file of the last few rounds is there: a newer one is written if no round comes between, and not otherwise."""
+    entered, interrupted = itertools.count(), []
+
+    @contextlib.asynccontextmanager
+    async def still():
+        if next(entered) in interrupted:
+            run.commit()
+        yield
+
+    shelf = Shelf(run.history, run.state, still, lambda: True, run.digest, run.written)
+    first = await shelf.offer(None, LATEST)
+    run.commit()
+    interrupted.append(next(entered) + 3)
+    assert await shelf.offer(None, LATEST) is first
+    assert next(entered) == interrupted[0] + 1
+    assert on_disk(run) == names(first.meta.lineage_id)
+    newest = await shelf.offer(None, LATEST)
+    assert (newest.meta.round, newest.path.read_bytes()) == (run.state.round, content(run.state))
+
+
 async def test_chunks_of_a_file_that_is_here_do_not_wait_for_one_that_is_written(run):
     free, holds = asyncio.Event(), asyncio.Event()
     free.set()

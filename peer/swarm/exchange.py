@@ -21,6 +21,7 @@ from peer.outer.state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.budget import Budget
+from peer.swarm.buffers import Buffers
 from peer.swarm.commit import collect_votes
 from peer.swarm.cut import cut_of
 from peer.swarm.gather import GatherWork
@@ -83,7 +84,7 @@ class Exchange:
             if recipe.exchange == "reduce" else GatherWork(recipe, numel, node.identity)
         )  # fmt: skip
         self._node, self._clock = node, clock
-        self._budget = Budget(timeout_s)
+        self._budget, self._buffers = Budget(timeout_s), Buffers()
         self._rosters, self._on_join, self._watch = rosters, on_join, Watch(guard)
         self.hellos = Hellos(node, run_id, lambda: self._standing)
         self._standing: Standing | None = None
@@ -111,6 +112,7 @@ class Exchange:
         assert standing is not None
         assert self._rosters is not None
         session = self._session = standing.session
+        self._buffers.wake(session.wire_bytes)
         join, sealed = self._rosters.join(position, due.tokens, standing.identifier)
         self._send(session, standing, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in session.inboxes.items()}
@@ -212,6 +214,7 @@ class Exchange:
             await cancel_and_wait(session.senders.values())
             await self._work.revert()
         self._session = None
+        self._buffers.rest()
         if abort is None and position is not None and self._rosters is not None and standing.broken is None:
             self._advance(standing, session, position)
             return
@@ -226,6 +229,7 @@ class Exchange:
         standing, self._standing = self._standing, None
         if standing is None:
             return
+        self._buffers.rest()
         if self._session is not None:
             self._session = None
             await cancel_and_wait(standing.session.senders.values())
@@ -253,7 +257,8 @@ class Exchange:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
         order = tuple(member.peer_id for member in group.members)
-        session = Session(order, group.index, cut_of(state), group)
+        session = Session(order, group.index, cut_of(state), group, self._buffers.lend)
+        self._buffers.wake(session.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
         standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._watch.saw)
         self._standing, self._session = standing, session
@@ -264,7 +269,7 @@ class Exchange:
     def _advance(self, standing: Standing, before: Session, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        session = Session(order, order.index(self._node.peer_id), before.cut)
+        session = Session(order, order.index(self._node.peer_id), before.cut, lend=before.lend)
         session.senders = before.senders  # what is still being sent comes first
         standing.advance(session, position)
 

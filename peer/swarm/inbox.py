@@ -12,8 +12,8 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.swarm.buffers import Lend, blank
 from peer.swarm.cut import Cut, Ranges
-from peer.swarm.pipe import blank
 from peer.swarm.seals import Heard, sitting_of
 from peer.swarm.streams import Stream
 
@@ -35,9 +35,10 @@ class Inbox:
 
     Args:
         part_sizes, reduced_sizes: bytes of each slice.
+        lend: memory for the part that it reduced.
     """
 
-    def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int]) -> None:
+    def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int], lend: Lend = blank) -> None:
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
         self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
@@ -46,7 +47,7 @@ class Inbox:
         self.signed: asyncio.Future[ReducedSeal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.counts = dict.fromkeys((Kind.PART, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
-        self._part_sizes, self._reduced_sizes = tuple(part_sizes), tuple(reduced_sizes)
+        self._part_sizes, self._reduced_sizes, self._lend = tuple(part_sizes), tuple(reduced_sizes), lend
 
     async def fill(self, stream: Stream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
@@ -54,10 +55,11 @@ class Inbox:
         Raises:
             ProtocolError, StreamClosedError, RoundAborted: nothing more comes; the caller tells the futures.
         """
-        counts, position, body = self.counts, 0, blank(sum(self._reduced_sizes))
+        counts, position, body = self.counts, 0, memoryview(b"")
         while not (counts[Kind.SEAL_SENT] and counts[Kind.SEAL_REDUCED]):
             kind, length = await self._next(stream)
             if kind is Kind.REDUCED:
+                body = body or self._lend(sum(self._reduced_sizes))  # not before: the last round's may still be in use
                 await stream.receive_body(body[position : position + length])
                 position += length
             else:
@@ -121,6 +123,7 @@ class Session:
         order: peer ids in roster order.
         me: this peer's place in it.
         cut: of what each member sends to one other, and to all.
+        lend: memory for what goes to all.
 
     Attributes:
         outbound: the streams to the others.
@@ -136,13 +139,15 @@ class Session:
         began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
     """
 
-    def __init__(self, order: tuple[str, ...], me: int, cut: Cut, group: Group | None = None) -> None:
+    def __init__(
+        self, order: tuple[str, ...], me: int, cut: Cut, group: Group | None = None, lend: Lend = blank
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self.order, self.me, self.cut = order, me, cut
+        self.order, self.me, self.cut, self.lend = order, me, cut, lend
         self.group: Group | None = None
         sizes = [self.unit_bytes(index) for index in range(len(order))]
         self.inboxes = {
-            peer_id: Inbox(cut.slice_bytes(len(order), me), own)
+            peer_id: Inbox(cut.slice_bytes(len(order), me), own, lend)
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }

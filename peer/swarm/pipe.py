@@ -10,15 +10,8 @@ import asyncio
 import contextlib
 from typing import Any
 
-import numpy as np
-
 STAGING_BYTES = 64 * 1024
 DIRECT_BYTES = 16 * 1024  # shorter reads come out of the staging buffer: headers, messages
-
-
-def blank(length: int) -> memoryview:
-    """Memory for so many bytes that arrive: not cleared, which would be a tenth of the work of receiving them."""
-    return np.empty(length, np.uint8).data
 
 
 class Pipe(asyncio.BufferedProtocol):

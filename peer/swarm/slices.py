@@ -25,7 +25,6 @@ from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves
 from peer.swarm.cut import ReducedCut
 from peer.swarm.inbox import Session
-from peer.swarm.pipe import blank
 from peer.swarm.residual import Chain, ReducerResidual
 from peer.swarm.seals import Kept, MalformedError
 from peer.swarm.work import Contribute, Feedback, Produced, T, Work, named
@@ -87,7 +86,7 @@ class SliceWork(Work):
             residual = await self.compute(lost.begin, *_cut_of(session).bounds(members)[session.me], keep)
         job = _Reduction(session, group, bound(self._aggregator, members), lost)
         kept: list[list[Payload]] = [[] for _ in session.order]
-        whole, written = blank(sum(session.unit_bytes(session.me))), 0
+        whole, written = memoryview(b""), 0
         for index, (start, stop) in enumerate(session.slices(session.me)):
             own = await contribute(start, stop, job.leaves[group.me])
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
@@ -97,6 +96,7 @@ class SliceWork(Work):
             for pieces, payload in zip(kept if keep else (), payloads, strict=False):
                 pieces.append(payload)
             reduced = await self.compute(job.one, payloads, codec.base, start, stop)
+            whole = whole or session.lend(sum(session.unit_bytes(session.me)))
             piece = whole[written : written + len(reduced)]
             piece[:] = reduced
             written += len(reduced)

@@ -6,6 +6,7 @@ import hashlib
 import time
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from peer.outer.update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm import budget as budget_module
+from peer.swarm import buffers
 from peer.swarm import exchange as exchange_module
 from peer.swarm.roster import roster_key
 from tests.swarm.circle import RECIPE, Circle
@@ -52,6 +54,7 @@ def reference(circle, group, locals_, recipe):
 )
 async def test_rounds_on_the_same_streams_equal_the_reference(network, count, codec, elements, recipe):
     circle = await Circle(network, count, numel=5000, codec=codec, recipe=recipe, elements=elements).start()
+    kept = []
     for number in range(4):
         expected_of = circle.seats[0].state
         before = (expected_of.anchor.clone(), expected_of.lineage_id)
@@ -68,6 +71,8 @@ async def test_rounds_on_the_same_streams_equal_the_reference(network, count, co
         assert {seat.state.digest() for seat in circle.seats} == {circle.seats[0].state.digest()}
         assert [member.tokens for member in group.members if member.peer_id == circle.seats[1].peer_id] == [200]
         assert {seat.state.round for seat in circle.seats} == {number + 1}
+        kept += [(update, update.payload) for _, update in outcomes]
+    assert all(update.payload == payload for update, payload in kept)  # no later round writes where one still lies
     assert [seat.streams for seat in circle.seats] == [count - 1] * count  # opened once, in the first round
 
 
@@ -214,3 +219,21 @@ async def test_what_a_round_brought_is_free_once_it_is_applied(network):
     before = [weakref.ref(seat.exchange._standing.session) for seat in circle.seats]
     await circle.round()
     await until(lambda: gc.collect() >= 0 and [reference() for reference in before] == [None] * 3)
+
+
+async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(network, monkeypatch):
+    circle = await Circle(network, 2, numel=5000).start()
+
+    def places(update):
+        return {np.frombuffer(part, np.uint8).ctypes.data for part in update.parts}
+
+    _, outcomes = await circle.round()
+    first = [places(update) for _, update in outcomes]
+    del outcomes
+    _, outcomes = await circle.round()
+    assert [places(update) for _, update in outcomes] == first
+    own = circle.seats[0].exchange._buffers
+    assert own.size == sum(map(len, outcomes[0][1].parts))
+    monkeypatch.setattr(buffers, "KEPT_S", 0.0)
+    await circle.round()
+    await until(lambda: own.size == 0)

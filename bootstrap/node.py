@@ -16,7 +16,7 @@ from peer.swarm.directory import Directory, publish_manifest_forever
 from peer.swarm.history import History
 from peer.swarm.node import Node, start_node
 from peer.swarm.serving import HistoryServer
-from peer.swarm.snapshots import OneSnapshot
+from peer.swarm.shelf import OneSnapshot
 
 log = logging.getLogger(__name__)
 

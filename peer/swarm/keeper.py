@@ -14,7 +14,8 @@ from peer.outer.state import AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol.lineage import Certificate
 from peer.swarm.history import History
-from peer.swarm.snapshots import Shelf, load_snapshot
+from peer.swarm.shelf import Shelf
+from peer.swarm.snapshots import load_snapshot
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
 from peer.swarm.node import Node
-from peer.swarm.snapshots import SnapshotFile, Snapshots
+from peer.swarm.shelf import Snapshots
+from peer.swarm.snapshots import SnapshotFile
 from peer.swarm.streams import Stream, StreamClosedError
 
 REQUEST_TIMEOUT_S = 5.0

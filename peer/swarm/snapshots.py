@@ -1,29 +1,20 @@
-"""Snapshot files: the outer state of one round, written while rounds go on, and kept while joiners read them."""
+"""Snapshot files: the outer state of one round, with the digests of its chunks."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from peer.outer.state import CHUNK, OuterState, chunks, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
-from peer.swarm.courtesy import Courtesy
-from peer.swarm.history import History
 
-log = logging.getLogger(__name__)
-MAX_FILES = 2
-MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a digest
 HELD_S = 10.0  # after its last reader: who lost a stream comes back for the rest
 MAX_HELD_S = 600.0  # even while somebody reads
 
@@ -34,7 +25,7 @@ class SnapshotFile:
     Attributes:
         digest: of the state.
         readers: how many have it open.
-        used_at: monotonic, when the last of them was seen.
+        used_at: monotonic, when the last of them was seen, or it was offered.
     """
 
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:
@@ -45,9 +36,9 @@ class SnapshotFile:
         self.written_at = self.used_at = time.monotonic()
 
     @classmethod
-    def write(cls, path: Path, state: OuterState) -> SnapshotFile:
-        """Write `state`; the caller holds the state still."""
-        with SnapshotWriter(path, state) as writer:
+    def write(cls, path: Path, state: OuterState, over: Path | None = None) -> SnapshotFile:
+        """Write `state`; the caller holds the state still. `over`: see `SnapshotWriter`."""
+        with SnapshotWriter(path, state, over) as writer:
             for _ in writer.meta_chunks():
                 writer.copy()
                 writer.put()
@@ -66,6 +57,13 @@ class SnapshotFile:
         finally:
             self.readers, self.used_at = self.readers - 1, time.monotonic()
 
+    def give_up(self, spare: Path | None = None) -> None:
+        """It is not served any more; who has it open reads on. Its pages become `spare` if nobody has."""
+        if spare is None or self.readers:
+            self.path.unlink(missing_ok=True)
+        else:
+            self.path.replace(spare)
+
     @property
     def in_use(self) -> bool:
         """Somebody reads it, or did a moment ago; and it is not too old for that to count."""
@@ -77,11 +75,14 @@ class SnapshotWriter:
     """Writes a snapshot chunk by chunk; `finish` makes the file appear, leaving the context without it does not.
 
     Args:
+        path: where it appears.
         state: must be at the same round whenever `copy` is called.
+        over: a file that nobody reads, or none yet, which is written over, and left for the next writer if this one
+            does not finish: what is on its pages already is written anew in a fraction of the time.
     """
 
-    def __init__(self, path: Path, state: OuterState) -> None:
-        self._path, self._temporary = path, path.with_suffix(".tmp")
+    def __init__(self, path: Path, state: OuterState, over: Path | None = None) -> None:
+        self._path, self._temporary, self._stays = path, over or path.with_suffix(".tmp"), over is not None
         tensors = (state.anchor, *state.buffers)
         self._chunks = [(tensor, *bounds) for tensor in tensors for bounds in chunks(state.numel, CHUNK)]
         self._copied = torch.empty(min(CHUNK, state.numel))
@@ -96,12 +97,13 @@ class SnapshotWriter:
         )
 
     def __enter__(self) -> SnapshotWriter:
-        self._file = self._temporary.open("wb")
+        self._file = self._temporary.open("r+b" if self._temporary.exists() else "wb")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        if kind is not None or not self._stays:
+            self._temporary.unlink(missing_ok=True)
 
     def meta_chunks(self) -> range:
         """The numbers of the chunks, in the order in which they are copied."""
@@ -121,194 +123,10 @@ class SnapshotWriter:
 
     def finish(self) -> SnapshotFile:
         """All chunks are written."""
+        self._file.truncate()
         self._file.close()
         self._temporary.replace(self._path)
         return SnapshotFile(self._path, self.meta, self._digests)
-
-
-class Snapshots(Protocol):
-    """What a peer has to serve."""
-
-    async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
-        """The snapshot of lineage id `wanted` if it is here, else the newest that there is, or that is worth writing
-        for somebody who wants one of `from_round` or later.
-        """
-
-    async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """That snapshot, if it is here or the state still stands there."""
-
-    async def digest(self, round: int, lineage_id: str) -> str | None:
-        """Of the state of that round, at that lineage id, as far as this peer knows."""
-
-    async def update(self, digest: str) -> Path | None:
-        """The file of that update, if it is kept."""
-
-
-class OneSnapshot:
-    """A snapshot that never changes: the genesis state of a bootstrap."""
-
-    def __init__(self, file: SnapshotFile) -> None:
-        self._file = file
-
-    async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:  # noqa: ARG002
-        return self._file
-
-    async def get(self, lineage_id: str) -> SnapshotFile | None:
-        return self._file if self._file.meta.lineage_id == lineage_id else None
-
-    async def digest(self, round: int, lineage_id: str) -> str | None:  # noqa: ARG002
-        """See `Snapshots`; of the genesis state that is its lineage id."""
-        return lineage_id if self._file.meta.lineage_id == lineage_id else None
-
-    async def update(self, digest: str) -> Path | None:  # noqa: ARG002
-        """See `Snapshots`; none has been made."""
-        return None
-
-
-class Shelf:
-    """The snapshots of a state that goes on: the newest, and the one before it while somebody reads that.
-
-    A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
-    donors hold the same one. Joiners replay the few updates that have come since.
-
-    Args:
-        history: of the state; its folder holds the files.
-        still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
-        valid: whether the state is whole; asked while it is held still.
-        digest: -> that of the state as it was when it was new.
-        written: returns when the newest update is in its file.
-
-    Attributes:
-        courtesy: to be told of rounds, which go first.
-    """
-
-    def __init__(
-        self,
-        history: History,
-        state: OuterState,
-        still: Callable[[], AbstractAsyncContextManager[None]],
-        valid: Callable[[], bool],
-        digest: Callable[[], Awaitable[str]],
-        written: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.courtesy, self._written = Courtesy(), written
-        self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
-        self._writing = asyncio.Lock()
-        self.files: list[SnapshotFile] = []
-        for path in history.folder.glob("snapshot*"):  # of an earlier life
-            path.unlink(missing_ok=True)
-
-    async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
-        """See `Snapshots`."""
-        async with self._writing:
-            self._forget_other_lineages()
-            held = self._held(wanted)
-            if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
-                held = self.files[-1]
-            if held is not None:
-                return held
-            file = await self._renewed(insist=not self._is_fresh(0))  # no round waits while there is one to serve
-            return file or (self.files[-1] if self.files else None)
-
-    async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """See `Snapshots`. Whoever asks has an offer from another donor: no round waits for a file here."""
-        if (held := self._held(lineage_id)) is not None:
-            return held
-        async with self._writing:
-            if self._held(lineage_id) is None and self._state.lineage_id == lineage_id:
-                await self._renewed(insist=False)
-            return self._held(lineage_id)
-
-    async def digest(self, round: int, lineage_id: str) -> str | None:
-        """See `Snapshots`."""
-        state, history = self._state, self._history
-        if round < len(history.chain) and history.lineage_id(round) == lineage_id:
-            return history.certified(round)
-        digest = await self._digest() if state.lineage_id == lineage_id else None
-        return digest if self._valid() and state.lineage_id == lineage_id else None
-
-    async def update(self, digest: str) -> Path | None:
-        """See `Snapshots`."""
-        await self._written()
-        return self._history.update(digest)
-
-    def _held(self, lineage_id: str | None) -> SnapshotFile | None:
-        return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
-
-    def _is_fresh(self, from_round: int) -> bool:
-        """Whether the newest file is new enough."""
-        here = self._state.round
-        return bool(self.files) and self.files[-1].meta.round >= max(min(from_round, here), here - MAX_AGE_ROUNDS)
-
-    def _forget_other_lineages(self) -> None:
-        """This peer's chain does not lead to their files, or not any more: whoever fetched one could not verify it."""
-        for file in tuple(self.files):
-            round, history = file.meta.round, self._history
-            there = round <= len(history.chain) and history.lineage_id(round) == file.meta.lineage_id
-            if not there or history.certified(round) not in (None, file.digest):
-                self._remove(file)
-
-    async def clear(self) -> None:
-        """The state was a wrong one, and so may be the files."""
-        async with self._writing:
-            for file in tuple(self.files):
-                self._remove(file)
-
-    def _remove(self, file: SnapshotFile) -> None:
-        self.files.remove(file)
-        file.path.unlink(missing_ok=True)
-
-    async def _renewed(self, *, insist: bool) -> SnapshotFile | None:
-        """The newest file after writing one of the state as it is, if there is room for it and the state is whole; see
-        `_capture`.
-        """
-        while len(self.files) >= MAX_FILES:
-            if self.files[0].in_use:
-                return self.files[-1]
-            self._remove(self.files[0])
-        file = await self._capture(insist)
-        if file is not None:
-            self.files.append(file)
-        return file
-
-    async def _capture(self, insist: bool) -> SnapshotFile | None:
-        """A file of the state as it is: chunk by chunk, while rounds go first.
-
-        If one comes between, the next one's step waits for the file, which is begun as soon as it may be: at the end of
-        a round. Unless nobody insists: then there is none.
-        """
-        file = await self._copy()
-        if file is None and insist:
-            log.info("a round came before a snapshot was written: the next one waits for it, if it must")
-            async with self._still():
-                if self._valid():
-                    file = await asyncio.to_thread(SnapshotFile.write, self._path(), self._state)
-        return None if file is None else await self._checked(file)
-
-    async def _copy(self) -> SnapshotFile | None:
-        """Write the state chunk by chunk between rounds; None when it has changed meanwhile, or is not whole."""
-        with SnapshotWriter(self._path(), self._state) as writer:
-            for _ in writer.meta_chunks():
-                await self.courtesy.turn()
-                async with self._still():
-                    if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
-                        return None
-                    await asyncio.to_thread(writer.copy)
-                await asyncio.to_thread(writer.put)
-            return writer.finish()
-
-    async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:
-        """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
-        expected = await self.digest(file.meta.round, file.meta.lineage_id)
-        if file.digest == expected:
-            return file
-        if expected is not None:  # else this peer is on another lineage by now
-            log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
-        file.path.unlink(missing_ok=True)
-        return None
-
-    def _path(self) -> Path:
-        return self._history.folder / f"snapshot-{self._state.lineage_id[:16]}.bin"
 
 
 def chunk_lengths(meta: SnapshotMeta) -> list[int]:

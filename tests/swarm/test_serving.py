@@ -10,7 +10,7 @@ from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm import chunks, serving
 from peer.swarm.serving import HistoryServer, history_name
-from peer.swarm.snapshots import Shelf
+from peer.swarm.shelf import Shelf
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run

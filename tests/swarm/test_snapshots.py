@@ -9,9 +9,10 @@ import itertools
 import pytest
 
 from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm import shelf as shelf_module
 from peer.swarm import snapshots
 from peer.swarm.serving import HistoryServer, history_name
-from peer.swarm.snapshots import Shelf
+from peer.swarm.shelf import Shelf
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 
@@ -51,13 +52,13 @@ async def test_one_file_serves_the_rounds_that_follow(run, shelf):
     first = await shelf.offer(None, 0)
     assert first.path.read_bytes() == content(run.state)
     assert (first.meta.round, first.meta.lineage_id) == (1, run.state.lineage_id)
-    for _ in range(snapshots.MAX_AGE_ROUNDS):
+    for _ in range(shelf_module.MAX_AGE_ROUNDS):
         run.commit()
         assert await shelf.offer(None, 0) is first
         assert await shelf.offer("f" * 64, 0) is first
     run.commit()
     second = await shelf.offer(None, 0)
-    assert second.meta.round == 2 + snapshots.MAX_AGE_ROUNDS
+    assert second.meta.round == 2 + shelf_module.MAX_AGE_ROUNDS
     assert second.path.read_bytes() == content(run.state)
 
 
@@ -86,6 +87,31 @@ async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(ru
     assert (await shelf.offer(None, LATEST)).meta.round == 3
     assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
     assert await shelf.get(old.meta.lineage_id) is None
+
+
+async def test_a_file_that_is_too_old_is_written_over_unless_somebody_reads_it(run, shelf, monkeypatch):
+    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    old = await shelf.offer(None, 0)
+    place = old.path.stat().st_ino
+    run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
+    new = await shelf.offer(None, 0)
+    assert (new.path.stat().st_ino, new.path.read_bytes()) == (place, content(run.state))
+    assert on_disk(run) == names(run.state.lineage_id)
+    before = content(run.state)
+    with new.reading() as descriptor:
+        run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
+        newest = await shelf.offer(None, 0)
+        assert newest.path.stat().st_ino != place
+        assert snapshots.os.pread(descriptor, len(before), 0) == before
+        assert on_disk(run) == names(new.meta.lineage_id, run.state.lineage_id)
+
+
+async def test_the_second_attempt_writes_over_what_the_first_has_left(run, shelf):
+    (run.history.folder / "snapshot.tmp").write_bytes(bytes(10 * len(content(run.state))))  # of a larger state
+    place = (run.history.folder / "snapshot.tmp").stat().st_ino
+    file = await shelf.offer(None, 0)
+    assert (file.path.stat().st_ino, file.path.read_bytes()) == (place, content(run.state))
+    assert on_disk(run) == names(run.state.lineage_id)
 
 
 async def test_nobody_can_keep_old_files_for_ever(run, shelf, monkeypatch):
@@ -231,7 +257,7 @@ async def test_a_donor_that_moves_on_serves_what_a_joiner_has_begun(network, run
         later = Joiner(network, tmp_path / f"joiner{index}", numel=NUMEL)
         later.valid = False
         how = await later.catch_up(server)
-        assert how.snapshot_round >= run.state.round - snapshots.MAX_AGE_ROUNDS
+        assert how.snapshot_round >= run.state.round - shelf_module.MAX_AGE_ROUNDS
         later.valid = True
         if how.snapshot_round < run.state.round:
             assert (await later.catch_up(server)).replayed == run.state.round - how.snapshot_round

@@ -15,7 +15,7 @@ from peer.swarm import catchup, witnesses
 from peer.swarm import rounds as rounds_module
 from peer.swarm.catchup import CatchUpError
 from peer.swarm.serving import HistoryServer, history_name
-from peer.swarm.snapshots import Shelf
+from peer.swarm.shelf import Shelf
 from peer.swarm.witnesses import UndecidedError, ask_all, believers, members_of, most_named
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis

@@ -28,8 +28,9 @@ is the same when the donors have to write their snapshot files. CPU seconds are 
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
 with one transfer after another, three times in turn; `delay` is the median of those that a transfer overlaps over the
-median of those without, the donors' writing of their files included. Newcomer and donors share the cores, so what the
-newcomer does slows the rounds here, too."""
+median of those without, the donors' writing of their files included. Donors share the cores with each other and with
+the newcomer, which in reality has a machine of its own: while there are rounds its processes have the scheduler's idle
+priority, so that they take what the donors leave, but for what the kernel does."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
@@ -118,6 +119,7 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
         pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP)[0]))
         quiet: list[Interval] = []
         mixed: list[Interval] = []
+        peers.take_what_is_left(members)
         during: list[Row] = []
         for _ in range(TURNS):
             quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s)[0]

@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
 
-PATIENCE_S = 1.0  # for a chunk: in a swarm whose rounds never pause, joiners still get 4 MB a second from each donor
+PATIENCE_S = 1.0  # a round that is over sooner is left alone
+SHARE = 0.02  # of a longer one is for joiners, all together
+MOST_S = 10.0  # for a chunk: who waits for one gives up a donor that sends nothing for 30 s
 
 
 class Courtesy:
-    """Who serves history asks for a `turn` before each chunk; rounds say when they begin and end."""
+    """Who serves history takes a `turn` for each chunk; rounds say when they begin and end.
 
-    def __init__(self) -> None:
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._next = 0.0  # when somebody may have a turn in the round that is exchanged
 
     def round_begins(self) -> None:
         self._quiet.clear()
+        self._next = self._clock() + PATIENCE_S
 
     def round_ends(self) -> None:
         self._quiet.set()
 
-    async def turn(self) -> None:
-        """Return when no round is exchanged, or after PATIENCE_S."""
-        if not self._quiet.is_set():
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The time for one chunk: at once where no round is exchanged, or after MOST_S. Before that, in a round that
+        lasts, one after another, with so much time between them that the round has nearly all of it.
+        """
+        latest = self._clock() + MOST_S
+        while not self._quiet.is_set() and (left := min(self._next, latest) - self._clock()) > 0:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), PATIENCE_S)
+                await asyncio.wait_for(self._quiet.wait(), left)
+        if self._quiet.is_set():
+            yield
+            return
+        began = self._clock()
+        self._next = began + MOST_S  # nobody else, until it is known how long this takes
+        try:
+            yield
+        finally:
+            now = self._clock()
+            self._next = now + min((now - began) * (1 / SHARE - 1), MOST_S)

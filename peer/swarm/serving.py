@@ -136,9 +136,9 @@ class HistoryServer:
         for index in indexes:
             if index >= len(file.places):
                 raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
-            await self._courtesy.turn()
             first, length = file.places[index]
-            await _send(stream, Kind.DATA, await asyncio.to_thread(os.pread, descriptor, length, first))
+            async with self._courtesy.turn():
+                await _send(stream, Kind.DATA, await asyncio.to_thread(os.pread, descriptor, length, first))
 
 
 async def _send(stream: Stream, kind: Kind, body: bytes = b"") -> None:

@@ -192,12 +192,12 @@ class Shelf:
         """Write the state chunk by chunk between rounds; None when it has changed meanwhile, or is not whole."""
         with SnapshotWriter(self._path(), self._state, self._spare) as writer:
             for _ in writer.meta_chunks():
-                await self.courtesy.turn()
-                async with self._still():
-                    if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
-                        return None
-                    await asyncio.to_thread(writer.copy)
-                await asyncio.to_thread(writer.put)
+                async with self.courtesy.turn():
+                    async with self._still():
+                        if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
+                            return None
+                        await asyncio.to_thread(writer.copy)
+                    await asyncio.to_thread(writer.put)
             return writer.finish()
 
     async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:

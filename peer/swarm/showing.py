@@ -117,8 +117,8 @@ class Showing:
         reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
         await _send(stream, Kind.EVIDENCE, dump_json(reduction))
         for payload in kept.unit(request.unit):
-            await self._courtesy.turn()
-            await _send(stream, Kind.DATA, payload)
+            async with self._courtesy.turn():
+                await _send(stream, Kind.DATA, payload)
 
 
 def signed_by_all(heard: Heard, kept: Kept) -> bytes:

@@ -1,25 +1,101 @@
+"""What joiners take of a donor's time, in rounds and between them."""
+
 from __future__ import annotations
 
 import asyncio
+
+import pytest
 
 from peer.swarm import courtesy
 from peer.swarm.courtesy import Courtesy
 
 
-async def test_a_turn_comes_when_the_round_is_over():
-    rounds = Courtesy()
-    await asyncio.wait_for(rounds.turn(), 1.0)
-    rounds.round_begins()
-    turns = [asyncio.ensure_future(rounds.turn()) for _ in range(3)]
+async def settled():
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not any(turn.done() for turn in turns)
-    rounds.round_ends()
-    await asyncio.wait_for(asyncio.gather(*turns), 0.5)
 
 
-async def test_a_turn_comes_in_a_round_that_lasts(monkeypatch):
-    monkeypatch.setattr(courtesy, "PATIENCE_S", 0.01)
-    rounds = Courtesy()
+class Clock:
+    """Goes as a test says. Who waits is woken by the real one, within milliseconds, and looks at this one again."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    wait_for = asyncio.wait_for
+    monkeypatch.setattr(courtesy.asyncio, "wait_for", lambda work, left: wait_for(work, left / 1e4))
+    return Clock()
+
+
+async def taken(rounds, clock, order, name, took):
+    async with rounds.turn():
+        order.append((name, round(clock.now, 6)))
+        clock.now += took
+
+
+async def test_a_turn_comes_when_the_round_is_over():
+    rounds, order = Courtesy(), []
+
+    async def take(name):
+        async with rounds.turn():
+            order.append(name)
+
+    await take("before")
     rounds.round_begins()
-    await asyncio.wait_for(rounds.turn(), 5.0)
+    turns = [asyncio.ensure_future(take(name)) for name in "abc"]
+    await settled()
+    assert order == ["before"]
+    rounds.round_ends()
+    await asyncio.gather(*turns)
+    assert sorted(order[1:]) == ["a", "b", "c"]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
+    rounds, order = Courtesy(clock), []
+    rounds.round_begins()
+    turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.125)) for name in range(2)]
+    await settled()
+    assert not order
+    clock.now += courtesy.PATIENCE_S
+    await until(lambda: len(order) == 1)
+    clock.now += 6.0
+    await settled()
+    assert len(order) == 1
+    clock.now += 0.125
+    await asyncio.gather(*turns)
+    assert [at for _, at in order] == [101.0, 101.0 + 0.125 / courtesy.SHARE]
+
+
+async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
+    rounds, order = Courtesy(clock), []
+    rounds.round_begins()
+    clock.now += courtesy.PATIENCE_S
+    async with rounds.turn():  # of somebody who does not read
+        other = asyncio.ensure_future(taken(rounds, clock, order, "other", 0.0))
+        await settled()
+        assert not order
+        clock.now += courtesy.MOST_S
+        await other
+    assert order == [("other", 101.0 + courtesy.MOST_S)]
+
+
+async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(clock):
+    rounds, order = Courtesy(clock), []
+    rounds.round_begins()
+    clock.now += courtesy.PATIENCE_S
+    await taken(rounds, clock, order, "slow", 5.0)
+    turn = asyncio.ensure_future(taken(rounds, clock, order, "next", 0.0))
+    await settled()
+    clock.now += courtesy.MOST_S
+    await turn
+    assert order == [("slow", 101.0), ("next", 106.0 + courtesy.MOST_S)]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 PATIENCE_S = 1.0  # a round that is over sooner is left alone
 SHARE = 0.02  # of a longer one is for joiners, all together
-MOST_S = 10.0  # for a chunk: who waits for one gives up a donor that sends nothing for 30 s
+MOST_S = 5.0  # for a chunk: who waits for one gives up a donor whose next takes more than 30 s
 
 
 class Courtesy:

@@ -63,17 +63,17 @@ async def until(condition):
 async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
     rounds, order = Courtesy(clock), []
     rounds.round_begins()
-    turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.125)) for name in range(2)]
+    turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.0625)) for name in range(2)]
     await settled()
     assert not order
     clock.now += courtesy.PATIENCE_S
     await until(lambda: len(order) == 1)
-    clock.now += 6.0
+    clock.now += 3.0
     await settled()
     assert len(order) == 1
-    clock.now += 0.125
+    clock.now += 0.0625
     await asyncio.gather(*turns)
-    assert [at for _, at in order] == [101.0, 101.0 + 0.125 / courtesy.SHARE]
+    assert [at for _, at in order] == [101.0, 101.0 + 0.0625 / courtesy.SHARE]
 
 
 async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):

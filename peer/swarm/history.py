@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import Counter
@@ -15,7 +16,6 @@ from peer.protocol.records import dump_json, parse_json
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
-ON_DISK_S = 60.0  # Linux writes to the disk what is 30 s old, and looks every 5 s
 
 
 class History:
@@ -36,6 +36,7 @@ class History:
         self.chain: list[Certificate] = []
         self.weight = 0
         self.seen: Counter[str] = Counter()
+        self._whole: set[str] = set()  # digests of the updates that this process has written or read
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -49,7 +50,6 @@ class History:
         if lineage_id not in ids:
             return False
         self.replace(chain[: ids.index(lineage_id)])
-        self._drop_torn_updates()
         return True
 
     def append(self, certificate: Certificate) -> None:
@@ -64,16 +64,28 @@ class History:
         """Write the update of the newest round, whose bytes are `parts`, and forget the oldest one.
 
         Nothing depends on it but who catches up from here, so it is left to the machine when it reaches the disk.
+
+        Raises:
+            OSError: it is not kept; where the disk is full, neither is the oldest one, so that the chain may go on.
         """
-        path = self._update_path(self.chain[-1].link.update_digest)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.writelines(parts)
-        temporary.replace(path)
         self._forget_oldest()
+        digest = self.chain[-1].link.update_digest
+        path = self._update_path(digest)
+        temporary = path.with_suffix(".tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(parts)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            self._make_room()
+            raise
+        self._whole.add(digest)
 
     def replace(self, chain: list[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one)."""
+        for path in self.folder.glob("update-*.tmp"):  # half written in a crash; on a full disk the chain needs the room
+            path.unlink(missing_ok=True)
         _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
         self.chain = list(chain)
         self.weight = chain_weight(chain)
@@ -86,21 +98,20 @@ class History:
             digest = left.link.update_digest
             if all(one.link.update_digest != digest for one in self.chain[-KEPT_UPDATES:]):
                 self._update_path(digest).unlink(missing_ok=True)
+                self._whole.discard(digest)
 
-    def _drop_torn_updates(self) -> None:
-        """What was not on the disk yet if the machine went down: it must not be served."""
-        written = {path: path.stat().st_mtime for path in self.folder.glob("update-*.bin")}
-        newest = max(written.values(), default=0.0)
-        for path, at in written.items():
-            whole = newest - at > ON_DISK_S or self._update_path(hashing.digest(path.read_bytes()).hex()) == path
-            if not whole:
-                log.warning("%s is damaged and is not served any more", path)
-                path.unlink()
+    def _make_room(self) -> None:
+        """Give up the oldest update that is kept."""
+        for one in self.chain[-KEPT_UPDATES:]:
+            if (path := self.update(one.link.update_digest)) is not None:
+                path.unlink(missing_ok=True)
+                return
 
     def _prune(self) -> None:
         kept = {self._update_path(one.link.update_digest) for one in self.chain[-KEPT_UPDATES:]}
-        for path in set(self.folder.glob("update-*")) - kept:  # among them what was half written in a crash
+        for path in set(self.folder.glob("update-*")) - kept:
             path.unlink(missing_ok=True)
+        self._whole &= {one.link.update_digest for one in self.chain[-KEPT_UPDATES:]}
 
     def lineage_id(self, round: int) -> str:
         """Where the state of that round, at most the newest, stands on this lineage."""
@@ -116,6 +127,21 @@ class History:
         """The file of a kept update."""
         path = self._update_path(digest)
         return path if path.exists() else None
+
+    def whole_update(self, digest: str) -> Path | None:
+        """The file of a kept update that may be served: what an earlier life of this peer has left is read first, as it
+        may not have been on the disk yet when the machine went down.
+        """
+        path = self.update(digest)
+        if path is None or digest in self._whole:
+            return path
+        with contextlib.suppress(FileNotFoundError):
+            if hashing.digest(path.read_bytes()).hex() == digest:
+                self._whole.add(digest)
+                return path
+            log.warning("%s is damaged and is not served any more", path)
+            path.unlink()
+        return None
 
     def _update_path(self, digest: str) -> Path:
         return self.folder / f"update-{digest}.bin"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -102,8 +101,6 @@ class Shelf:
             if held is None:
                 await self._renew(insist=not self._is_fresh(0))  # no round waits while there is one to serve
                 held = self.files[-1] if self.files else None
-            if held is not None:
-                held.used_at = time.monotonic()
             return held
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
@@ -125,8 +122,10 @@ class Shelf:
 
     async def update(self, digest: str) -> Path | None:
         """See `Snapshots`."""
+        async with self._still():  # a round that is on the chain may still be taking its step
+            pass
         await self._written()
-        return self._history.update(digest)
+        return await asyncio.to_thread(self._history.whole_update, digest)
 
     def _held(self, lineage_id: str | None) -> SnapshotFile | None:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
@@ -157,16 +156,12 @@ class Shelf:
     async def _renew(self, *, insist: bool) -> None:
         """Write a file of the state as it is, if there is room for it and the state is whole; see `_capture`.
 
-        It is written over one that nobody reads, where there are as many as may be, or that one is too old anyway.
+        It is written over the oldest one, where there are as many as may be.
         """
-        full = len(self.files) >= MAX_FILES
-        candidates = self.files if insist else self.files[:1] if full else []
-        free = next((file for file in candidates if not file.in_use), None)
-        if free is not None:
-            self.files.remove(free)
-            free.give_up(self._spare)
-        elif full:
-            return
+        if len(self.files) >= MAX_FILES:
+            if self.files[0].in_use:
+                return
+            self.files.pop(0).give_up(self._spare)
         try:
             file = await self._capture(insist)
         finally:

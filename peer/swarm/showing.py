@@ -35,7 +35,7 @@ class Showing:
     """What this peer can show of its last exchanges, and to whom.
 
     Args:
-        courtesy: asked for a turn before each payload: rounds go first.
+        courtesy: asked for a turn before the payloads of a unit: rounds go first.
     """
 
     def __init__(self, node: Node, run_id: str, courtesy: Courtesy) -> None:
@@ -116,8 +116,8 @@ class Showing:
             raise ProtocolError(f"{stream.remote} asks for unit {request.unit} of {len(kept.outputs)}")
         reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
         await _send(stream, Kind.EVIDENCE, dump_json(reduction))
-        for payload in kept.unit(request.unit):
-            async with self._courtesy.turn():
+        async with self._courtesy.turn():
+            for payload in kept.unit(request.unit):
                 await _send(stream, Kind.DATA, payload)
 
 

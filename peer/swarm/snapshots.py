@@ -25,7 +25,7 @@ class SnapshotFile:
     Attributes:
         digest: of the state.
         readers: how many have it open.
-        used_at: monotonic, when the last of them was seen, or it was offered.
+        used_at: monotonic, when the last of them was seen.
     """
 
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import os
+import resource
+import signal
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from blake3 import blake3
 from peer.outer.state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
 from peer.swarm import history as history_module
-from peer.swarm.history import ON_DISK_S, History, read_chain
+from peer.swarm.history import History, read_chain
 from peer.swarm.snapshots import SnapshotFile, chunk_lengths, load_snapshot
 from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
 
@@ -92,21 +93,41 @@ def test_updates_that_were_torn_by_a_loss_of_power_are_not_served(run, caplog):
     again = History(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
     assert again.chain == run.history.chain
-    assert [again.update(digest) is not None for digest in digests] == [True, False, True, False]
+    for _ in range(2):
+        assert [again.whole_update(digest) is not None for digest in digests] == [True, False, True, False]
     assert caplog.text.count("is damaged and is not served any more") == 2
+    assert again.update(digests[1]) is None
 
 
-def test_updates_that_have_long_been_on_the_disk_are_not_read_again(run):
-    run.commit(3)
-    old, new, _ = (run.history.update(certificate.link.update_digest) for certificate in run.history.chain)
-    newest = max(path.stat().st_mtime for path in run.history.folder.glob("update-*.bin"))
-    for path, age in ((old, ON_DISK_S + 1), (new, ON_DISK_S - 1)):
-        damage(path)
-        os.utime(path, (newest - age, newest - age))
+def test_what_this_process_has_written_or_read_is_not_read_again(run):
+    run.commit()
+    digest = run.history.chain[-1].link.update_digest
     again = History(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
-    assert old.exists()
-    assert not new.exists()
+    assert again.whole_update(digest) == again.update(digest)
+    damage(again.update(digest))
+    assert [history.whole_update(digest) is not None for history in (again, run.history)] == [True, True]
+    again.replace([])
+    assert again.whole_update(digest) is None
+
+
+def test_an_update_for_which_there_is_no_room_makes_room_for_the_chain(run):
+    """The operating system refuses to write more than half of an update into one file."""
+    run.commit(3)
+    first, second, third = (one.link.update_digest for one in run.history.chain)
+    update = reduce_all(run.state, contributions(run.state, 3, 9), [1, 1, 1])
+    run.history.append(run.certify(update))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(update.payload) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            run.history.keep_update(update.payload)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert updates_on_disk(run.history) == {f"update-{digest}.bin" for digest in (second, third)}
+    assert run.history.update(first) is None
 
 
 def updates_on_disk(history):

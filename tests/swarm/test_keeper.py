@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from peer.link.memory import Head
+from peer.outer import threads
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from tests.swarm.played import genesis_memory, state_in
@@ -144,6 +145,30 @@ async def test_an_update_is_served_once_it_is_in_its_file_and_the_next_step_wait
     await applying
     assert keeper.state.round == 2
     assert await keeper.shelf.update("f" * 64) is None
+
+
+async def test_an_update_whose_link_is_on_the_chain_is_served_once_its_step_is_taken(run, held, monkeypatch):
+    monkeypatch.setattr(threads, "SMALL", 0)
+    keeper = held.keeper()
+    keeper.restore([])
+    begun, free, step = threading.Event(), threading.Event(), keeper.state.apply
+
+    def apply(*arguments):
+        begun.set()
+        assert free.wait(10.0)
+        step(*arguments)
+
+    keeper.state.apply = apply
+    update, certificate = next_round(run)
+    applying = asyncio.ensure_future(keeper.apply(update, certificate, 1))
+    await asyncio.to_thread(begun.wait, 10.0)
+    assert [certificate.link.id] == [one.link.id for one in keeper.history.chain]
+    asking = asyncio.ensure_future(keeper.shelf.update(certificate.link.update_digest))
+    await asyncio.wait([asking], timeout=0.1)
+    assert not asking.done()
+    free.set()
+    assert (await asking).read_bytes() == update.payload
+    await applying
 
 
 async def test_a_full_disk_costs_those_who_catch_up_an_update_and_no_round(run, held, caplog):

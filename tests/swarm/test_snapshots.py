@@ -89,21 +89,31 @@ async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(ru
     assert await shelf.get(old.meta.lineage_id) is None
 
 
-async def test_a_file_that_is_too_old_is_written_over_unless_somebody_reads_it(run, shelf, monkeypatch):
+async def test_the_oldest_of_two_files_is_written_over_unless_somebody_reads_it(run, shelf, monkeypatch):
     monkeypatch.setattr(snapshots, "HELD_S", 0.0)
-    old = await shelf.offer(None, 0)
-    place = old.path.stat().st_ino
-    run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
-    new = await shelf.offer(None, 0)
-    assert (new.path.stat().st_ino, new.path.read_bytes()) == (place, content(run.state))
-    assert on_disk(run) == names(run.state.lineage_id)
-    before = content(run.state)
-    with new.reading() as descriptor:
+    places = []
+    for _ in range(2):
+        places.append((await shelf.offer(None, 0)).path.stat().st_ino)
         run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
-        newest = await shelf.offer(None, 0)
-        assert newest.path.stat().st_ino != place
-        assert snapshots.os.pread(descriptor, len(before), 0) == before
-        assert on_disk(run) == names(new.meta.lineage_id, run.state.lineage_id)
+    left = shelf.files[1].meta.lineage_id
+    new = await shelf.offer(None, 0)
+    assert (new.path.stat().st_ino, new.path.read_bytes()) == (places[0], content(run.state))
+    assert on_disk(run) == names(left, run.state.lineage_id)
+    with shelf.files[0].reading():
+        run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
+        assert await shelf.offer(None, 0) is new  # there is no room: better than none
+
+
+async def test_who_asks_for_offers_alone_keeps_no_file(run, shelf, monkeypatch):
+    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    old = [await shelf.offer(None, LATEST)]
+    run.commit()
+    old.append(await shelf.offer(None, LATEST))
+    for _ in range(2):
+        run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
+        for one in old:
+            await shelf.offer(one.meta.lineage_id, 0)
+        assert (await shelf.offer(None, LATEST)).meta.round == run.state.round
 
 
 async def test_the_second_attempt_writes_over_what_the_first_has_left(run, shelf):

@@ -57,7 +57,7 @@ async def test_a_turn_comes_when_the_round_is_over():
 
 async def until(condition):
     while not condition():
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def test_joiners_take_their_share_of_a_round_that_lasts(clock):

@@ -132,8 +132,8 @@ def contributing_garbage(seat):
     seat.state.encode_whole = lambda _local, _encoder: Sent(b"\xff" * size, torch.full((NUMEL,), torch.nan))
 
 
-def garbled(seat, to, *, bound):
-    """What it sends to `to` is garbage, signed; and bound to, if `bound`."""
+def garbled(seat, to, *, bound, when=lambda: True):
+    """What it sends to `to` is garbage, signed; and bound to, if `bound`. The last signature goes out `when`."""
     stream = seat.exchange._standing.outbound[to]
     send, leaves = stream.send, Leaves()
 
@@ -148,6 +148,7 @@ def garbled(seat, to, *, bound):
             body = b"\xff" * len(body)
             leaves.add(body)
         elif kind is Kind.SEAL_REDUCED:
+            await until(when, 10.0)
             sitting = session.sitting.result()
             body = seal_reduced(seat.node.identity, sitting, body[:32], root_of(leaves.digests)).body
         await send(kind, body)
@@ -187,7 +188,7 @@ async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(ne
     circle = await make_circle(network, 3, recipe, tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats
-    garbled(liar, one.peer_id, bound=True)
+    garbled(liar, one.peer_id, bound=True, when=lambda: other.exchange._session.heard is not None)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)

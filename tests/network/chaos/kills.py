@@ -62,6 +62,10 @@ class Killer:
     def total(self) -> int:
         return sum(self.kills.values())
 
+    def lacks(self, budget: int) -> bool:
+        """Whether there are fewer kills than that, or a phase has not had its share of them."""
+        return self.total < budget or min(self.kills.values()) < budget // len(PHASES)
+
     def counts(self) -> dict[str, Any]:
         """What has happened so far."""
         return {
@@ -165,7 +169,7 @@ def run(
     seed: int, budget: int, swarm: ChaosSwarm, *, at_once: int = 2, untouched: int = 3, minutes: float = 60.0,
     rounds: int = 0, tell: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Kill `budget` times, as far as the minutes allow; -> counts.
+    """Kill `budget` times, and in every phase its share of that, as far as the minutes allow; -> counts.
 
     Args:
         swarm: open; its members have begun.
@@ -174,8 +178,8 @@ def run(
     """
     killer = Killer(swarm, random.Random(seed), at_once, untouched)
     deadline, tell_at = time.monotonic() + 60 * minutes, 0.0
-    while time.monotonic() < deadline and (killer.total < budget or len(killer.digests.rounds) < rounds):
-        killer.turn(more=killer.total < budget)
+    while time.monotonic() < deadline and (killer.lacks(budget) or len(killer.digests.rounds) < rounds):
+        killer.turn(more=killer.lacks(budget))
         if time.monotonic() >= tell_at:
             tell_at = time.monotonic() + 10.0
             tell(killer.counts())

@@ -84,7 +84,7 @@ class History:
 
     def replace(self, chain: list[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one)."""
-        for path in self.folder.glob("update-*.tmp"):  # half written in a crash; on a full disk the chain needs the room
+        for path in self.folder.glob("update-*.tmp"):  # half written; on a full disk the chain needs the room
             path.unlink(missing_ok=True)
         _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
         self.chain = list(chain)

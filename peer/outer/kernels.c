@@ -68,13 +68,26 @@ INLINE uint32_t largest_magnitude(const float *x, size_t n)
     return largest;
 }
 
+#define LONGEST 2048 /* elements of a row that lies on the stack */
+
+/* A row of x, or of x - minus, which is then written to `difference` and is of at most LONGEST elements. */
+INLINE const float *row_at(const float *x, const float *minus, size_t first, size_t width, float *difference)
+{
+    if (!minus)
+        return x + first;
+    for (size_t i = 0; i < width; i++)
+        difference[i] = x[first + i] - minus[first + i];
+    return difference;
+}
+
 VECTORS int quantize_int8(
-    const float *restrict x, size_t n, size_t block, float least, float most,
+    const float *restrict x, const float *restrict minus, size_t n, size_t block, float least, float most,
     unsigned char *restrict scales, int8_t *restrict codes)
 {
+    float difference[LONGEST];
     for (size_t first = 0; first < n; first += block) {
         size_t width = n - first < block ? n - first : block;
-        const float *restrict row = x + first;
+        const float *restrict row = row_at(x, minus, first, width, difference);
         int8_t *restrict out = codes + first;
         uint32_t largest = largest_magnitude(row, width);
         if (largest >= INFINITE)
@@ -101,12 +114,13 @@ INLINE void read_int8(
 }
 
 VECTORS int quantize_int4(
-    const float *restrict x, size_t n, size_t block, float least, float most,
+    const float *restrict x, const float *restrict minus, size_t n, size_t block, float least, float most,
     unsigned char *restrict scales, uint8_t *restrict codes)
 {
+    float difference[LONGEST];
     for (size_t first = 0; first < n; first += block) {
         size_t width = n - first < block ? n - first : block;
-        const float *restrict row = x + first;
+        const float *restrict row = row_at(x, minus, first, width, difference);
         uint8_t *restrict out = codes + first / block * ((block + 1) / 2); /* rows begin at whole bytes */
         uint32_t largest = largest_magnitude(row, width);
         if (largest >= INFINITE)
@@ -202,15 +216,17 @@ INLINE int quantize_row_int2(
 }
 
 VECTORS int quantize_int2(
-    const float *restrict x, size_t n, size_t block, float least, float most,
+    const float *restrict x, const float *restrict minus, size_t n, size_t block, float least, float most,
     unsigned char *restrict scales, uint8_t *restrict codes)
 {
+    float difference[LONGEST];
     if (block > WIDEST)
         return 0;
     for (size_t first = 0; first < n; first += block) {
+        const float *row = row_at(x, minus, first, block, difference);
         uint32_t levels;
-        int finite = block == 256 ? quantize_row_int2(x + first, 256, least, most, &levels, codes)
-                                  : quantize_row_int2(x + first, block, least, most, &levels, codes);
+        int finite = block == 256 ? quantize_row_int2(row, 256, least, most, &levels, codes)
+                                  : quantize_row_int2(row, block, least, most, &levels, codes);
         if (!finite)
             return 0;
         for (int byte = 0; byte < 4; byte++)
@@ -407,8 +423,6 @@ VECTORS void nesterov(
 }
 
 /* The same, of an update that is read from its payload as it is needed: it lies on the stack, some rows at a time. */
-#define LONGEST 2048 /* elements of a row */
-
 #define DEFINE_NESTEROV(BITS, CODE, SCALE_BYTES)                                                                      \
     VECTORS void nesterov_int##BITS(                                                                                  \
         const unsigned char *restrict scales, const CODE *restrict codes, size_t n, size_t block,                     \

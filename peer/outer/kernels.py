@@ -23,13 +23,13 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.c")
 _VECTOR, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
-_QUANTIZE = [_VECTOR, _COUNT, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
+_QUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
 _DEQUANTIZE = [_VECTOR, _VECTOR, _COUNT, _COUNT, _VECTOR]
 _CHECK = [_VECTOR, _VECTOR, _COUNT, _COUNT, ctypes.c_uint32, ctypes.c_uint32]
 _ANSWERS = ("quantize", "check", "all_finite")
 _STEP = [_VECTOR, _VECTOR, _NUMBER, _NUMBER, _VECTOR, _VECTOR]
 STRIP = 1024  # values of each vector that `inner_products` has rounded at a time
-LONGEST_ROW = 2048  # of what `nesterov_coded` reads
+LONGEST_ROW = 2048  # of what `nesterov_coded` reads and `quantize_difference` writes
 
 
 class Coded(NamedTuple):
@@ -37,6 +37,7 @@ class Coded(NamedTuple):
 
     Attributes:
         bits: of a code.
+        limits: the least and the largest scale that is not 0.
     """
 
     bits: int
@@ -44,6 +45,7 @@ class Coded(NamedTuple):
     codes: memoryview
     rows: int
     width: int
+    limits: tuple[float, float]
 
     @property
     def bound(self) -> float:
@@ -109,7 +111,23 @@ class Kernels:
         function = getattr(self._library, f"quantize_int{bits}")
         _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, *rows.shape))
         places = scales.data_ptr(), codes.data_ptr()
-        return bool(function(rows.data_ptr(), rows.numel(), rows.shape[1], least, most, *places))
+        return bool(function(rows.data_ptr(), None, rows.numel(), rows.shape[1], least, most, *places))
+
+    def quantize_difference(self, x: Tensor, minus: Tensor, into: Sequence[Coded]) -> bool:
+        """`quantize` of x - minus, fp32 [n] each, into payloads that can be written, in rows of at most LONGEST_ROW
+        values.
+
+        Returns:
+            False where that would; what was written then means nothing.
+        """
+        _check_coded(into, x, minus)
+        first, second = x.data_ptr(), minus.data_ptr()
+        for bits, scales, codes, rows, width, limits in into:
+            function = getattr(self._library, f"quantize_int{bits}")
+            if not function(first, second, rows * width, width, *limits, _address(scales), _address(codes)):
+                return False
+            first, second = first + 4 * rows * width, second + 4 * rows * width
+        return True
 
     def dequantize(self, bits: int, scales: memoryview, codes: memoryview, out: Tensor) -> None:
         """The inverse of `quantize` of so many bits, into fp32 [r, w]."""
@@ -175,15 +193,10 @@ class Kernels:
         new: tuple[Tensor, Tensor],
     ) -> None:  # fmt: skip
         """`nesterov` of a D that is read from its payloads on the way, in rows of at most LONGEST_ROW values."""
-        counts = [one.rows * one.width for one in aggregate]
-        _check_sizes([tensor.numel() for tensor in (*old, *new)], [sum(counts)] * 4)
-        for bits, scales, codes, rows, width in aggregate:
-            if not 1 <= width <= LONGEST_ROW:
-                raise ValueError(f"rows of {width} values: must be 1 to {LONGEST_ROW}")
-            _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, rows, width))
+        _check_coded(aggregate, *old, *new)
         places = [tensor.data_ptr() for tensor in (*old, *new)]
-        for count, one in zip(counts, aggregate, strict=True):
-            function = getattr(self._library, f"nesterov_int{one.bits}")
+        for one in aggregate:
+            function, count = getattr(self._library, f"nesterov_int{one.bits}"), one.rows * one.width
             anchor, momentum, *written = places
             function(_address(one.scales), _address(one.codes), count, one.width, anchor, momentum, beta, lr, *written)
             places = [place + 4 * count for place in places]
@@ -221,6 +234,16 @@ def _sizes(bits: int, rows: int, width: int) -> tuple[int, int]:
 def _check_sizes(given: Sequence[int], needed: Sequence[int]) -> None:
     if tuple(given) != tuple(needed):
         raise ValueError(f"sizes {tuple(given)} do not fit: must be {tuple(needed)}")
+
+
+def _check_coded(coded: Sequence[Coded], *vectors: Tensor) -> None:
+    """That these payloads hold what they say, and as much as each of the vectors."""
+    total = sum(one.rows * one.width for one in coded)
+    _check_sizes([vector.numel() for vector in vectors], [total] * len(vectors))
+    for bits, scales, codes, rows, width, _ in coded:
+        if not 1 <= width <= LONGEST_ROW:
+            raise ValueError(f"rows of {width} values: must be 1 to {LONGEST_ROW}")
+        _check_sizes((scales.nbytes, codes.nbytes), _sizes(bits, rows, width))
 
 
 def _address(view: memoryview) -> int:

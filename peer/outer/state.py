@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, encode_difference
 from peer.outer.compress.feedback import Encoder, Sent
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
@@ -93,7 +93,7 @@ class OuterState:
 
     def encode_contribution(
         self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: DeferredResidual | None = None
-    ) -> list[bytes]:
+    ) -> list[Payload]:
         """One payload per part: the encoded pseudo-gradient of `local` (fp32 [P], CPU).
 
         Args:
@@ -105,7 +105,7 @@ class OuterState:
             NonFiniteError: the local parameters hold NaN or infinity, or lie beyond fp32's range from the anchor.
         """
         assert local.shape == self.anchor.shape, f"local {tuple(local.shape)}, anchor {tuple(self.anchor.shape)}"
-        payloads = []
+        payloads: list[Payload] = []
         for start, stop in bounds:
             try:
                 payloads.append(self._encode_part(local, start, stop, residual))
@@ -156,7 +156,7 @@ class OuterState:
             return self.compressor.wire_bytes(self.numel) * members
         return sum(self.compressor.wire_bytes(b - a) for a, b in parts_of(self.numel, members, self.compressor.block))
 
-    def _encode_part(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> bytes:
+    def _encode_part(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> Payload:
         assert not isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are gathered, not reduced"
 
         def read(first: int, last: int) -> Tensor:
@@ -164,6 +164,8 @@ class OuterState:
 
         if residual is not None:
             return residual.encode(self.compressor, start, stop, read)
+        if self.rate is None:
+            return encode_difference(self.compressor, self.anchor[start:stop], local[start:stop])
         return self.compressor.encode_ranges(stop - start, read)
 
     def check(self, update: AnyUpdate) -> None:

@@ -64,12 +64,12 @@ class SliceWork(Work):
     def contribution(self, due: Due, state: OuterState) -> Contribute:
         """See `Work.contribution`."""
 
-        def work(start: int, stop: int, leaves: Leaves) -> bytes:
+        def work(start: int, stop: int, leaves: Leaves) -> Payload:
             (payload,) = state.encode_contribution(due.snapshot, ((start, stop),), self._lost)
             leaves.add(payload)
             return payload
 
-        async def encode(start: int, stop: int, leaves: Leaves) -> bytes:
+        async def encode(start: int, stop: int, leaves: Leaves) -> Payload:
             return await self.compute(work, start, stop, leaves)
 
         return encode

@@ -58,7 +58,7 @@ class Stream:
         """See `Pipe.direct`."""
         return self._pipe.direct
 
-    async def send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
+    async def send(self, kind: Kind, body: bytes | bytearray | memoryview = b"") -> None:
         """Send one frame, large bodies slice by slice; raises StreamClosedError."""
         view, length = memoryview(body), len(body)
         self.sending = self.spoke = True

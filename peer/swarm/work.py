@@ -23,7 +23,7 @@ from peer.swarm.seals import Heard, Kept, close_reduction, hear
 
 log = logging.getLogger(__name__)
 FEWEST_TO_BEAR_ONE = 4  # a quarter
-Contribute = Callable[[int, int, Leaves], Awaitable[bytes]]
+Contribute = Callable[[int, int, Leaves], Awaitable[Payload]]
 T = TypeVar("T")
 _PLACE = re.compile(r"contribution (\d+)$")
 

@@ -6,6 +6,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from peer.outer import kernels as module
 from peer.outer.aggregate import add_scaled
-from peer.outer.compress.base import NonFiniteError, PayloadError, is_finite
+from peer.outer.compress.base import Compressor, NonFiniteError, PayloadError, encode_difference, is_finite
+from peer.outer.compress.blockwise import Blockwise
+from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import VALUES, compressor
+from peer.outer.compress.sliced import Sliced
 from peer.outer.kernels import Coded, compiled, kernels_for
 from peer.outer.optimizer import Nesterov, Vectors
 from peer.outer.products import inner_products, largest_magnitude
@@ -120,6 +124,37 @@ def test_what_is_not_finite_is_found_wherever_it_is(x: Tensor, bad: float, place
     within = [place for place in places if place < x.numel()]
     x[within] = bad
     assert is_finite(x) is without(lambda: is_finite(x)) is (not within)
+
+
+WRITTEN = [
+    *(BlockInt8(block) for block in (8, 256, 2048, 4096)),
+    *(Blockwise(VALUES[name], block) for name in ("int4", "int2", "fp4") for block in (8, 256, 1024, 4096)),
+    compressor("fp32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", WRITTEN, ids=lambda codec: f"{codec.name} in {codec.block}")
+@given(x=vectors(), seed=st.integers(0, 1000))
+def test_a_difference_is_encoded_as_it_is_when_it_was_taken_before(plain: Compressor, x: Tensor, seed: int) -> None:
+    minus = x * torch.rand(x.numel(), generator=torch.Generator().manual_seed(seed))
+    for codec in (plain, Sliced(plain, 8 * plain.block)):
+        expected = codec.encode(x - minus)
+        assert bytes(encode_difference(codec, x, minus)) == expected
+        assert bytes(without(partial(encode_difference, codec, x, minus))) == expected
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int2"])
+def test_a_difference_beyond_what_fp32_holds_is_refused(name: str) -> None:
+    x = torch.full((600,), 3e38)
+    for minus in (-x, torch.full((600,), math.nan)):
+        with pytest.raises(NonFiniteError, match="some are NaN or infinite"):
+            encode_difference(compressor(name), x, minus)
+
+
+def test_a_difference_is_written_in_one_pass() -> None:
+    with mock.patch.object(BlockInt8, "encode_ranges") as encode_ranges:
+        encode_difference(compressor("int8"), torch.ones(600), torch.zeros(600))
+    assert not encode_ranges.called
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
@@ -250,12 +285,14 @@ def test_nothing_behind_the_end_of_a_vector_or_a_payload_is_touched(bits: int) -
 def test_a_step_reads_nothing_behind_the_end_of_what_is_coded(scales: int, codes: int, rows: int, width: int) -> None:
     loops, three = compiled(), (torch.zeros(3), torch.zeros(3))
     assert loops is not None
-    coded = Coded(4, memoryview(bytes(scales)), memoryview(bytes(codes)), rows, width)
+    coded = Coded(4, memoryview(bytes(scales)), memoryview(bytes(codes)), rows, width, (1e-30, 1e30))
     with pytest.raises(ValueError, match="do not fit"):
         loops.nesterov_coded(three, [coded], 0.9, 0.7, three)
+    with pytest.raises(ValueError, match="do not fit"):
+        loops.quantize_difference(*three, [coded])
     for width in (0, 2049):
         vectors = (torch.zeros(width), torch.zeros(width))
-        coded = Coded(8, memoryview(bytes(4)), memoryview(bytes(width)), 1, width)
+        coded = Coded(8, memoryview(bytes(4)), memoryview(bytes(width)), 1, width, (1e-30, 1e30))
         with pytest.raises(ValueError, match=f"rows of {width} values: must be 1 to 2048"):
             loops.nesterov_coded(vectors, [coded], 0.9, 0.7, vectors)
 

@@ -26,10 +26,12 @@ from peer.outer.compress.base import (
     receiver,
 )
 from peer.outer.compress.bits import packed_bytes
+from peer.outer.compress.coarse import INT2_SCALES
+from peer.outer.compress.levels import INT4_SCALES
 from peer.outer.compress.values import Values
 from peer.outer.kernels import LONGEST_ROW, Coded
 
-_LOOPS = {"int4": 4, "int2": 2}  # bits of the values that compiled loops read
+_LOOPS = {"int4": (4, INT4_SCALES), "int2": (2, INT2_SCALES)}  # bits and scales of what compiled loops read
 
 
 class InBlocks(Plain):
@@ -174,13 +176,13 @@ class Blockwise(InBlocks):
 
     def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded | None:
         """See `InBlocks._coded`."""
-        bits = _LOOPS.get(self.name)
-        if bits is None:
+        if self.name not in _LOOPS:
             return None
+        bits, limits = _LOOPS[self.name]
         scales, codes = self._scale_offset(start), self._code_offset(n, start)
         return Coded(
             bits, view[scales : scales + rows * self.values.scale_bytes],
-            view[codes : codes + rows * packed_bytes(width, bits)], rows, width,
+            view[codes : codes + rows * packed_bytes(width, bits)], rows, width, limits,
         )  # fmt: skip
 
     def _scale_offset(self, start: int) -> int:

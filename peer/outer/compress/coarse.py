@@ -21,7 +21,7 @@ from peer.outer.compress.values import (
 from peer.outer.kernels import kernels_for
 from peer.outer.sums import fold
 
-_MOST = bf16_value(MAX_BF16_BITS)
+INT2_SCALES = MIN_NORMAL, bf16_value(MAX_BF16_BITS)  # within which a scale is that is not 0
 _LLOYD_STEPS = 2
 _MEAN_PART = 0.8  # the first cut is 80% mean, 20% maximum: good for light and heavy tails after two steps (measured)
 
@@ -74,7 +74,7 @@ class Int2Values:
         if kernels := kernels_for(rows):
             scales = torch.empty(rows.shape[0], 4, dtype=torch.uint8)
             codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 2), dtype=torch.uint8)
-            if kernels.quantize(2, rows, MIN_NORMAL, _MOST, scales, codes):
+            if kernels.quantize(2, rows, *INT2_SCALES, scales, codes):
                 return scales, codes
         magnitudes = rows.abs()
         sums, width = _sums(magnitudes), rows.shape[1]

@@ -73,7 +73,8 @@ class BlockInt8(InBlocks):
     def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded:
         """See `InBlocks._coded`."""
         scales, values = self._offsets(n, start)
-        return Coded(8, view[scales : scales + 4 * rows], view[values : values + rows * width], rows, width)
+        written = view[scales : scales + 4 * rows], view[values : values + rows * width]
+        return Coded(8, *written, rows, width, (_MIN_SCALE, _MAX_SCALE))
 
     def _offsets(self, n: int, start: int) -> tuple[int, int]:
         """Bytes before the scale and the value of element `start`, the first of a block."""

@@ -25,7 +25,7 @@ from peer.outer.kernels import kernels_for
 _MIN_SCALE_BITS = bf16_bits(MIN_NORMAL)
 # by bits: the largest scale that stays finite when multiplied by the largest code
 _MAX_SCALE_BITS = {bits: bf16_bits(torch.finfo(torch.float32).max / (2 ** (bits - 1) - 1)) for bits in (4, 8)}
-_MAX_SCALES = {bits: bf16_value(scale) for bits, scale in _MAX_SCALE_BITS.items()}
+INT4_SCALES = MIN_NORMAL, bf16_value(_MAX_SCALE_BITS[4])  # within which a scale is that is not 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class IntegerValues:
         if self.bits == 4 and (kernels := kernels_for(rows)):
             packed = torch.empty(rows.shape[0], 2, dtype=torch.uint8)
             codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 4), dtype=torch.uint8)
-            if not kernels.quantize(4, rows, MIN_NORMAL, _MAX_SCALES[self.bits], packed, codes):
+            if not kernels.quantize(4, rows, *INT4_SCALES, packed, codes):
                 raise not_finite(rows.numel())
             return packed, codes
         scales = _scales(rows, self.levels, MIN_NORMAL, _MAX_SCALE_BITS[self.bits])

@@ -22,6 +22,7 @@ from rich.table import Table
 from peer.errors import UserError
 
 DEFAULT_SEED = 17
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")  # of plots; Okabe and Ito (2008)
 Say = Callable[[str], None]
 
 

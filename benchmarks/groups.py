@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Picture
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, quantile, run_benchmark
+from benchmarks.figures import (
+    COLOURS,
+    Figure,
+    Report,
+    Say,
+    benchmark_parser,
+    check_count,
+    median,
+    quantile,
+    run_benchmark,
+)
 from benchmarks.rounds import PHASES, together
 from benchmarks.vectors import NOISE, Shape, vector_swarm
+from peer.sim.plan import check_writable
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
@@ -41,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="members of the group (default: 4)")
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds before anything else (default: 50)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="newcomers and kills (default: 5)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw rounds, newcomers and kills to this PNG")
     return parser
 
 
@@ -49,6 +65,9 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     check_count("--rounds", arguments.rounds, 2)
     check_count("--repeats", arguments.repeats, 1)
     check_count("--peers", arguments.peers, 2)
+    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
+        if path is not None:
+            check_writable(path, flag)
     names = NAMES[: arguments.peers]
     generator = torch.Generator().manual_seed(arguments.seed)
     with vector_swarm(SHAPE, arguments.seed, names) as swarm:
@@ -68,6 +87,8 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         say(f"{recipe}: {len(samples[recipe])} rounds, median {seconds:.3f} s")
         size = f"{len(names)} x {SHAPE.numel / 1e6:.1f}M"
         found.append(Figure(name=f"{size}, {recipe}: round, median", value=seconds, unit="s"))
+    if arguments.plot is not None:
+        draw(arguments.plot, len(names), samples)
     return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
 
 
@@ -141,6 +162,47 @@ def figures(
         Figure(name="next round after a kill, median", value=median(go_on), unit="s", limit=KILL_LIMIT_S),
         Figure(name="next round after a kill, worst", value=max(go_on), unit="s"),
     ]
+
+
+def draw(path: Path, peers: int, samples: Mapping[str, Any]) -> None:
+    """Write a PNG: the share of rounds that were over after so many seconds, and every newcomer and kill."""
+    picture = Picture(figsize=(8.8, 4.4), dpi=120, layout="constrained")
+    FigureCanvasAgg(picture)
+    left, right = picture.subplots(1, 2, width_ratios=(1.9, 1.0))
+    _draw_rounds(left, {"int8": samples["rounds"], **{recipe: samples[recipe] for recipe in GATHERED}})
+    left.set_title(f"Rounds of {peers} x {SHAPE.numel / 1e6:.1f}M", fontsize=11, loc="left")
+    _draw_changes(right, {"newcomer in": samples["newcomers"], "on after a kill": samples["kills"]})
+    right.set_title("Who comes, who dies", fontsize=11, loc="left")
+    picture.suptitle("A standing group of real agents", fontsize=12, fontweight="bold", x=0.01, ha="left")
+    picture.savefig(path, format="png")
+
+
+def _draw_rounds(axes: Axes, rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    for (name, own), colour in zip(rounds.items(), COLOURS, strict=False):
+        totals = sorted(one["total"] for one in own)
+        shares = [100.0 * (index + 1) / len(totals) for index in range(len(totals))]
+        axes.step([totals[0], *totals], [0.0, *shares], where="post", color=colour, label=name)
+    axes.axvline(ROUND_LIMIT_S, color="#888888", linewidth=0.8, linestyle="--", label="goal, int8")
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds, from when the last member is ready")
+    axes.set_ylabel("% of rounds that are over")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(rounds) + 1, fontsize=9)
+
+
+def _draw_changes(axes: Axes, changes: Mapping[str, Sequence[float]]) -> None:
+    for place, (seconds, colour) in enumerate(zip(changes.values(), COLOURS, strict=False)):
+        axes.plot([place] * len(seconds), seconds, "o", color=colour, alpha=0.5, markersize=5)
+        axes.plot([place - 0.2, place + 0.2], [median(seconds)] * 2, color=colour, linewidth=2.0)
+    axes.plot([0.7, 1.3], [KILL_LIMIT_S] * 2, color="#888888", linewidth=0.8, linestyle="--")
+    axes.annotate("goal", (1.0, KILL_LIMIT_S), (0, 3), textcoords="offset points", ha="center", color="#888888")
+    axes.set_xticks(range(len(changes)), list(changes))
+    axes.set_xlim(-0.5, len(changes) - 0.5)
+    axes.set_ylim(bottom=0.0)
+    axes.set_ylabel("seconds, median and each")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":

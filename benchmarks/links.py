@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import cpu_seconds
 from peer.errors import UserError
@@ -50,7 +50,6 @@ SHARE, GOALS = 0.9, ("node, direct, 1 stream", "state transfer", "exchange")
 TIMEOUT_S = 120.0
 TCP_BUFFERS = {"ipv4.tcp_wmem": "4096 16384", "ipv4.tcp_rmem": "4096 131072"}  # the least and the first, in bytes
 TCP_HOST, QUIC_HOST = "/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")  # Okabe and Ito (2008)
 HEADER: tuple[str, ...] = (
     "Mbit/s", "RTT ms", "what", "payload Mbit/s", "of the line", "of plain TCP", "peers CPU s", "relay CPU s", "load",
 )  # fmt: skip

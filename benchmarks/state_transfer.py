@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.exchange_report import size
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.member import DAEMON
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import available_bytes, cpu_seconds
@@ -43,7 +43,6 @@ DELAY = 1.05
 GOAL_PARAMS, GOAL_DONORS = 125_000_000, 2
 PEER_BYTES, PARAMETER_BYTES = 3.5e8, 30.0  # of each: its vectors, its snapshot file, an exchange's temporaries
 TIMEOUT_S = 300.0
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000")  # Okabe and Ito (2008)
 HEADER: tuple[str, ...] = (
     "params", "donors", "MB/s", "seconds", "first s", "adopt s", "CPU s", "p2pd s", "round s", "during s", "delay",
 )
@@ -61,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--params", default=list(PARAMS), help=f"default: {' '.join(map(str, PARAMS))}", **lists)
     parser.add_argument("--donors", default=list(DONORS), help=f"default: {' '.join(map(str, DONORS))}", **lists)
     parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=f"transfers (default: {REPEATS})")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw MB/s over the number of donors to this PNG")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw speed and delay over donors to this PNG")
     return parser
 
 
@@ -202,25 +201,35 @@ def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Write a PNG: MB/s over the number of donors, a curve for each size."""
-    picture = Picture(figsize=(6.4, 4.2), dpi=120, layout="constrained")
+    """Write a PNG over the number of donors, in the colours of the sizes: MB/s, and how rounds are delayed."""
+    picture = Picture(figsize=(8.4, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(picture)
-    axes = picture.subplots()
+    speed, delay = picture.subplots(1, 2)
     for params, colour in zip(dict.fromkeys(one["params"] for one in rows), cycle(COLOURS), strict=False):
         own = sorted((one for one in rows if one["params"] == params), key=lambda one: int(one["donors"]))
-        axes.plot([one["donors"] for one in own], [one["mb_per_second"] for one in own], "o-", color=colour,
-                  label=f"{size(params)} parameters")  # fmt: skip
+        speed.plot([one["donors"] for one in own], [one["mb_per_second"] for one in own], "o-", color=colour,
+                   label=f"{size(params)} parameters")  # fmt: skip
+        delayed = [one for one in own if one["delay"] is not None]
+        delay.plot([one["donors"] for one in delayed], [one["delay"] for one in delayed], "o-", color=colour)
         for one in own:
             speeds = [one["bytes"] / seconds / 1e6 for seconds in one["seconds"]]
-            axes.plot([one["donors"]] * len(speeds), speeds, "_", color=colour, alpha=0.6)
-    axes.axhline(MB_PER_SECOND, color="#888888", linewidth=0.8, linestyle="--", label="goal")
-    axes.set_xlabel("donors")
-    axes.set_ylabel("MB/s, median and each")
-    axes.set_ylim(bottom=0.0)
-    axes.set_xticks(sorted({one["donors"] for one in rows}))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    axes.set_title("State transfer to a newcomer", fontsize=12, fontweight="bold", loc="left")
+            speed.plot([one["donors"]] * len(speeds), speeds, "_", color=colour, alpha=0.6)
+            slowed = [seconds / one["round_seconds_median"] for seconds in one["round_seconds_during"]]
+            delay.plot([one["donors"]] * len(slowed), slowed, "_", color=colour, alpha=0.6)
+    for axes, goal, label in (
+        (speed, MB_PER_SECOND, "MB/s, median and each"),
+        (delay, DELAY, "seconds / median without a transfer"),
+    ):
+        axes.axhline(goal, color="#888888", linewidth=0.8, linestyle="--", label="goal")
+        axes.set_xlabel("donors")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0.0)
+        axes.set_xticks(sorted({one["donors"] for one in rows}))
+        axes.spines[["top", "right"]].set_visible(False)
+    speed.legend(frameon=False)
+    speed.set_title("Speed", fontsize=11, loc="left")
+    delay.set_title("Rounds of the donors meanwhile", fontsize=11, loc="left")
+    picture.suptitle("State transfer to a newcomer", fontsize=12, fontweight="bold", x=0.01, ha="left")
     picture.savefig(path, format="png")
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.figures import run_benchmark
-from benchmarks.groups import PHASES, build_parser, figures, measure
+from benchmarks.groups import GATHERED, PHASES, build_parser, draw, figures, measure
 
 
 def one_round(seconds: float) -> dict[str, float]:
@@ -25,6 +26,13 @@ def test_figures_are_medians_and_the_limits_are_those_of_a_small_round() -> None
 
 def test_the_limit_is_for_four_peers() -> None:
     assert figures(3, [one_round(1.0)], [1.0], [1.0])[0].limit is None
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    rounds = [one_round(seconds) for seconds in (0.01, 0.02, 0.04)]
+    samples = {"rounds": rounds, **dict.fromkeys(GATHERED, rounds), "newcomers": [1.5, 2.0], "kills": [0.2]}
+    draw(tmp_path / "plot.png", 4, samples)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

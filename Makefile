@@ -42,8 +42,9 @@ slices: env ## real swarms under kills, stops, attacks, liars, partitions, bad l
 	$(BIN)/pytest tests/network/chaos -x -q
 
 bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/
-	@set -e; for name in join memory rounds groups loop simulator; do echo "== $$name"; \
+	@set -e; for name in join memory rounds loop simulator; do echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --report docs/results/$$name.json; done
+	$(BIN)/python -m benchmarks.groups --report docs/results/groups.json --plot docs/results/groups.png
 	$(BIN)/python -m benchmarks.bandwidth --report docs/results/bandwidth.json --plot docs/results/bandwidth.png
 	$(BIN)/python -m benchmarks.state_transfer --report docs/results/state_transfer.json \
 		--plot docs/results/state_transfer.png

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,11 +120,7 @@ class PeerHooks:
         """Ask the agent for the outer state; the checkpoint is written when it has answered."""
         if self._saving is not None or self._peer.sync.step == self._last_saved_step:
             return
-        root = self._settings.output_dir / CHECKPOINTS
-        _remove_parts(root)
-        folder = root / f"outer-{self._peer.sync.step}.part"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._saving = folder
+        self._saving = folder = self._writer.part(self._peer.sync.step)
         try:
             self._peer.agent.send(Save(path=str(folder)))
         except AgentGoneError as gone:
@@ -139,7 +134,6 @@ class PeerHooks:
             self._writer.close()
         except CheckpointError as error:
             log.error("%s", error)
-        _remove_parts(self._settings.output_dir / CHECKPOINTS)
 
     def _write_checkpoint(self, saved: Saved) -> None:
         """The outer state is on disk at the round that this process has merged; add the inner state at this step."""
@@ -151,12 +145,11 @@ class PeerHooks:
             problem = f"the outer state is of round {saved.round}, the parameters of round {sync.round}"
         if problem is None:
             try:
-                self._writer.submit(
-                    sync.step, self._inner_tensors(), self._checkpoint_state(saved), sorted(folder.iterdir())
-                )
-                self._last_saved_step = sync.step
+                self._writer.wait()
             except CheckpointError as error:
-                problem = str(error)
+                log.error("the checkpoint before: %s", error)
+            self._writer.submit(sync.step, self._inner_tensors(), self._checkpoint_state(saved), folder)
+            self._last_saved_step = sync.step
         if problem is not None:
             log.error("no checkpoint at step %d: %s", sync.step, problem)
         self._saving = None
@@ -219,9 +212,3 @@ class PeerHooks:
         rows = [PeerRow.from_record(peer_id, record) for peer_id, record in message.peers.items()]
         self._live.update(rows)
         write_status(self._settings.output_dir / "status.json", rows, self._peer.manifest.name)
-
-
-def _remove_parts(root: Path) -> None:
-    """Remove the folders that agents wrote their parts into; the checkpoints that were finished took the files."""
-    for folder in root.glob("outer-*.part"):
-        shutil.rmtree(folder, ignore_errors=True)

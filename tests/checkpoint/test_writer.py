@@ -54,3 +54,35 @@ def test_a_failure_reaches_the_next_call_and_writing_goes_on(tmp_path):
     writer.submit(4, {"Bad Stem": {}}, {})
     with pytest.raises(CheckpointError):
         writer.close()
+
+
+def test_what_another_process_adds_is_not_removed_while_it_is_written(tmp_path, monkeypatch):
+    may_write = threading.Event()
+    write = room.write_checkpoint
+
+    def gated(*args: object) -> object:
+        assert may_write.wait(10)
+        return write(*args)
+
+    monkeypatch.setattr(room, "write_checkpoint", gated)
+    (tmp_path / "outer-7.part").mkdir()  # of an earlier life
+    writer = CheckpointWriter(tmp_path, keep=2)
+    for step in (1, 2):
+        part = writer.part(step)
+        assert not (tmp_path / "outer-7.part").exists()
+        (part / "chain.jsonl").write_text(f"{step}")
+        if step == 2:
+            may_write.set()
+        writer.submit(step, {}, {}, part)
+    writer.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "checkpoint-2"}
+    assert [(tmp_path / f"checkpoint-{step}" / "chain.jsonl").read_text() for step in (1, 2)] == ["1", "2"]
+
+
+def test_a_folder_that_nobody_submitted_is_removed_by_the_next(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=2)
+    writer.part(1)
+    assert writer.part(2).is_dir()
+    assert not (tmp_path / "outer-1.part").exists()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []

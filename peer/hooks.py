@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from peer.assemble import CHECKPOINTS, Peer
-from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
-from peer.link.messages import Anchor, Message, Round, Save, Saved, Swarm
-from peer.link.supervisor import AgentGoneError
+from peer.link.messages import Anchor, Message, Round, Saved, Swarm
 from peer.outer.record import RoundRecord
+from peer.saving import Inner, Saving
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status
@@ -45,21 +40,15 @@ class PeerHooks:
     ) -> None:
         self._peer, self._metrics, self._live, self._stop_requested = peer, metrics, live, stop_requested
         self._settings = peer.settings
-        self._writer = CheckpointWriter(peer.settings.output_dir / CHECKPOINTS, peer.settings.save_total_limit)
+        writer = CheckpointWriter(peer.settings.output_dir / CHECKPOINTS, peer.settings.save_total_limit)
+        self._saving = Saving(peer.agent, writer, self._inner_state)
         self._data_state = peer.batches.state
-        self._saving: Path | None = None
-        self._last_saved_step = -1
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
         self._validated_round = -1
         self.records: list[RoundRecord] = []
         self.validation: list[tuple[int, float]] = []
         self.seconds_training = 0.0
-
-    @property
-    def saving(self) -> bool:
-        """A checkpoint waits for the agent's part."""
-        return self._saving is not None
 
     @property
     def stop_requested(self) -> bool:
@@ -88,7 +77,7 @@ class PeerHooks:
         elif isinstance(message, Swarm):
             self._show(message)
         elif isinstance(message, Saved):
-            self._write_checkpoint(message)
+            self._saving.answered(message, self._peer.sync.step, self._peer.sync.round)
         elif isinstance(message, Anchor):
             log.debug("anchor of round %d", message.round)
 
@@ -116,55 +105,25 @@ class PeerHooks:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
+    @property
+    def saving(self) -> bool:
+        """A checkpoint waits for the agent's part."""
+        return self._saving.waiting
+
     def ask_to_save(self) -> None:
         """Ask the agent for the outer state; the checkpoint is written when it has answered."""
-        if self._saving is not None or self._peer.sync.step == self._last_saved_step:
-            return
-        self._saving = folder = self._writer.part(self._peer.sync.step)
-        try:
-            self._peer.agent.send(Save(path=str(folder)))
-        except AgentGoneError as gone:
-            log.warning("no checkpoint at step %d: %s", self._peer.sync.step, gone)
-            self._abandon_saving()
+        self._saving.ask(self._peer.sync.step)
 
     def close(self) -> None:
         """Finish the checkpoint that is being written."""
-        self._abandon_saving()
-        try:
-            self._writer.close()
-        except CheckpointError as error:
-            log.error("%s", error)
+        self._saving.close()
 
-    def _write_checkpoint(self, saved: Saved) -> None:
-        """The outer state is on disk at the round that this process has merged; add the inner state at this step."""
-        folder, sync = self._saving, self._peer.sync
-        if folder is None or saved.path != str(folder):
-            return
-        problem = saved.problem
-        if problem is None and saved.round != sync.round:
-            problem = f"the outer state is of round {saved.round}, the parameters of round {sync.round}"
-        if problem is None:
-            try:
-                self._writer.wait()
-            except CheckpointError as error:
-                log.error("the checkpoint before: %s", error)
-            self._writer.submit(sync.step, self._inner_tensors(), self._checkpoint_state(saved), folder)
-            self._last_saved_step = sync.step
-        if problem is not None:
-            log.error("no checkpoint at step %d: %s", sync.step, problem)
-        self._saving = None
-
-    def _abandon_saving(self) -> None:
-        self._saving = None
-
-    def _inner_tensors(self) -> dict[str, dict[str, Tensor]]:
-        parameters = self._peer.sync.anchor.clone()
-        self._peer.replica.read(parameters)
-        return {"inner": {"parameters": parameters}, "optimizer": optimizer_tensors(self._peer.optimizer)}
-
-    def _checkpoint_state(self, saved: Saved) -> dict[str, Any]:
+    def _inner_state(self, saved: Saved) -> Inner:
         peer = self._peer
-        return {
+        parameters = peer.sync.anchor.clone()
+        peer.replica.read(parameters)
+        tensors = {"inner": {"parameters": parameters}, "optimizer": optimizer_tensors(peer.optimizer)}
+        return tensors, {
             "run_id": peer.manifest.run_id,
             "lineage_id": saved.lineage_id,
             "progress": peer.sync.progress(),

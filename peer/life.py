@@ -197,11 +197,14 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
 def _last_checkpoint(peer: Peer, hooks: PeerHooks) -> None:
     hooks.ask_to_save()
     deadline = time.monotonic() + DRAIN_S
-    while hooks.saving and time.monotonic() < deadline:
-        try:
+    try:
+        while hooks.saving and time.monotonic() < deadline:
             peer.sync.poll(timeout_s=0.1)
-        except AgentGoneError:
-            return
+    except AgentGoneError as gone:
+        log.error("no checkpoint at step %d: %s", peer.sync.step, gone)
+        return
+    if hooks.saving:
+        log.error("no checkpoint at step %d: the agent has not written its part for %g s", peer.sync.step, DRAIN_S)
 
 
 def _export(peer: Peer) -> Path | None:

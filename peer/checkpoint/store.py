@@ -11,6 +11,7 @@ A folder has one writer. Readers may come at any time: what they can see under i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -72,7 +73,8 @@ def write_checkpoint(
     finally:
         remove_tree(aside)
     for file in extra_files:
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the checkpoint stands
+            file.unlink()
     _prune(root, target, keep)
     return target
 

@@ -53,6 +53,7 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: the checkpoint before could not be written. This one is not started.
+            OSError: `part` cannot be read.
         """
         self.wait()
         snapshot = {

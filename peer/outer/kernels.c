@@ -87,7 +87,7 @@ VECTORS int quantize_int8(
     float difference[LONGEST];
     for (size_t first = 0; first < n; first += block) {
         size_t width = n - first < block ? n - first : block;
-        const float *restrict row = row_at(x, minus, first, width, difference);
+        const float *row = row_at(x, minus, first, width, difference);
         int8_t *restrict out = codes + first;
         uint32_t largest = largest_magnitude(row, width);
         if (largest >= INFINITE)
@@ -120,7 +120,7 @@ VECTORS int quantize_int4(
     float difference[LONGEST];
     for (size_t first = 0; first < n; first += block) {
         size_t width = n - first < block ? n - first : block;
-        const float *restrict row = row_at(x, minus, first, width, difference);
+        const float *row = row_at(x, minus, first, width, difference);
         uint8_t *restrict out = codes + first / block * ((block + 1) / 2); /* rows begin at whole bytes */
         uint32_t largest = largest_magnitude(row, width);
         if (largest >= INFINITE)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from peer.errors import ProtocolError
@@ -16,6 +19,8 @@ from peer.protocol.records import dump_json, parse_json
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
+PIECE = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class History:
@@ -37,6 +42,7 @@ class History:
         self.weight = 0
         self.seen: Counter[str] = Counter()
         self._whole: set[str] = set()  # digests of the updates that this process has written or read
+        self._reading = threading.Lock()  # one file at a time, and each once
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -53,9 +59,12 @@ class History:
         return True
 
     def append(self, certificate: Certificate) -> None:
-        """Record a committed round; it outlives this process from here on. Its update is kept apart."""
-        with self.chain_path.open("ab") as file:
-            file.write(dump_json(certificate) + b"\n")
+        """Record a committed round; it outlives this process from here on. Its update is kept apart.
+
+        Raises:
+            OSError: it is not recorded; where the disk is full, no update is left that could make room for it.
+        """
+        self._with_room(lambda: _append(self.chain_path, dump_json(certificate) + b"\n"))
         self.chain.append(certificate)
         self.weight += certificate.link.weight
         self.seen.update(member.peer_id for member in certificate.link.roster)
@@ -66,27 +75,26 @@ class History:
         Nothing depends on it but who catches up from here, so it is left to the machine when it reaches the disk.
 
         Raises:
-            OSError: it is not kept; where the disk is full, neither is the oldest one, so that the chain may go on.
+            OSError: it is not kept; where the disk is full, neither is any older one.
         """
         self._forget_oldest()
         digest = self.chain[-1].link.update_digest
         path = self._update_path(digest)
-        temporary = path.with_suffix(".tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.writelines(parts)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            self._make_room()
-            raise
+        self._with_room(lambda: _write(path, *parts))
         self._whole.add(digest)
 
     def replace(self, chain: list[Certificate]) -> None:
-        """Take another chain (a resumed or an adopted one)."""
-        for path in self.folder.glob("update-*.tmp"):  # half written; on a full disk the chain needs the room
-            path.unlink(missing_ok=True)
-        _write(self.chain_path, b"".join(dump_json(certificate) + b"\n" for certificate in chain))
+        """Take another chain (a resumed or an adopted one).
+
+        Raises:
+            OSError: see `append`.
+        """
+        for path in self.folder.glob("*.tmp"):  # half written, in an earlier life
+            if path.name.startswith(("update-", "chain")):
+                path.unlink(missing_ok=True)
+        content = b"".join(dump_json(certificate) + b"\n" for certificate in chain)
+        if not self.chain_path.exists() or self.chain_path.read_bytes() != content:
+            self._with_room(lambda: _write(self.chain_path, content, durable=True))
         self.chain = list(chain)
         self.weight = chain_weight(chain)
         self.seen = Counter(member.peer_id for one in chain for member in one.link.roster)
@@ -100,12 +108,17 @@ class History:
                 self._update_path(digest).unlink(missing_ok=True)
                 self._whole.discard(digest)
 
-    def _make_room(self) -> None:
-        """Give up the oldest update that is kept."""
-        for one in self.chain[-KEPT_UPDATES:]:
-            if (path := self.update(one.link.update_digest)) is not None:
-                path.unlink(missing_ok=True)
-                return
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Do it; while the disk is full, the oldest update that is kept is given up for it."""
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                oldest = min(self.folder.glob("update-*.bin"), key=_written_at, default=None)
+                if error.errno not in FULL or oldest is None:
+                    raise
+                log.warning("the disk is full (%s): giving up %s", self.folder, oldest.name)
+                oldest.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         kept = {self._update_path(one.link.update_digest) for one in self.chain[-KEPT_UPDATES:]}
@@ -132,11 +145,15 @@ class History:
         """The file of a kept update that may be served: what an earlier life of this peer has left is read first, as it
         may not have been on the disk yet when the machine went down.
         """
-        path = self.update(digest)
-        if path is None or digest in self._whole:
-            return path
-        with contextlib.suppress(FileNotFoundError):
-            if hashing.digest(path.read_bytes()).hex() == digest:
+        with self._reading, contextlib.suppress(FileNotFoundError):
+            path = self._update_path(digest)
+            if digest in self._whole and path.exists():
+                return path
+            with path.open("rb") as file:
+                hasher = hashing.Hasher()
+                while piece := file.read(PIECE):
+                    hasher.update(piece)
+            if hasher.digest().hex() == digest:
                 self._whole.add(digest)
                 return path
             log.warning("%s is damaged and is not served any more", path)
@@ -161,10 +178,35 @@ def read_chain(path: Path) -> list[Certificate]:
     return chain
 
 
-def _write(path: Path, content: bytes) -> None:
+def _written_at(path: Path) -> int:
+    """0 if it is gone meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def _append(path: Path, line: bytes) -> None:
+    """The whole line, or nothing of it."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def _write(path: Path, *parts: Payload, durable: bool = False) -> None:
+    """The whole file, or what was there before."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(parts)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -111,6 +111,7 @@ class HistoryServer:
     async def _offer_snapshot(self, stream: Stream, request: HistoryRequest) -> None:
         file = await self._snapshots.offer(request.digest, request.from_round)
         if file is not None:
+            file.offered(stream.remote)
             await _send(stream, Kind.META, dump_json(file.meta))
             await _send(stream, Kind.DATA, b"".join(file.digests))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from peer.errors import UserError
@@ -280,8 +281,8 @@ async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
     async with rounds.keeper.still():
         try:
             await asyncio.to_thread(write)
-        except OSError as error:
-            problem = f"cannot write {path}: {error.strerror}"
+        except (OSError, SafetensorError) as error:
+            problem = f"cannot write {path}: {error}"
         return Saved(path=str(path), round=state.round, lineage_id=state.lineage_id, problem=problem)
 
 

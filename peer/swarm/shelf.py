@@ -59,10 +59,11 @@ class OneSnapshot:
 
 
 class Shelf:
-    """The snapshots of a state that goes on: the newest, and the one before it while somebody reads that.
+    """The snapshots of a state that goes on: the two newest, and none before somebody has asked.
 
     A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
-    donors hold the same one. Joiners replay the few updates that have come since.
+    donors hold the same one. Joiners replay the few updates that have come since. The next one is written beside it,
+    and from then on over the older of the two, unless somebody reads that.
 
     Args:
         history: of the state; its folder holds the files.

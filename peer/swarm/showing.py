@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from peer.errors import ProtocolError
+from peer.outer.state import CHUNK
 from peer.protocol.records import dump_json
 from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind
@@ -24,6 +25,7 @@ ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where res
 MAX_ASKING = 256
 KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: where rounds are small, nobody asks in time
 KEPT_EXCHANGES = 16
+TURN_BYTES = 4 * CHUNK  # as much as a joiner takes in a turn
 
 
 def audit_name(run_id: str) -> str:
@@ -35,7 +37,7 @@ class Showing:
     """What this peer can show of its last exchanges, and to whom.
 
     Args:
-        courtesy: asked for a turn before the payloads of a unit: rounds go first.
+        courtesy: asked for a turn before TURN_BYTES of payloads: rounds go first.
     """
 
     def __init__(self, node: Node, run_id: str, courtesy: Courtesy) -> None:
@@ -116,9 +118,13 @@ class Showing:
             raise ProtocolError(f"{stream.remote} asks for unit {request.unit} of {len(kept.outputs)}")
         reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
         await _send(stream, Kind.EVIDENCE, dump_json(reduction))
-        async with self._courtesy.turn():
-            for payload in kept.unit(request.unit):
-                await _send(stream, Kind.DATA, payload)
+        payloads = deque(kept.unit(request.unit))
+        while payloads:
+            async with self._courtesy.turn():
+                sent = 0
+                while payloads and sent < TURN_BYTES:
+                    sent += len(payloads[0])
+                    await _send(stream, Kind.DATA, payloads.popleft())
 
 
 def signed_by_all(heard: Heard, kept: Kept) -> bytes:

@@ -15,8 +15,9 @@ from peer.outer.state import CHUNK, OuterState, chunks, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 
-HELD_S = 10.0  # after its last reader: who lost a stream comes back for the rest
+HELD_S = 10.0  # after an offer or its last reader: who has to check a chain, or lost a stream, comes for the rest
 MAX_HELD_S = 600.0  # even while somebody reads
+MAX_OFFERED = 1024
 
 
 class SnapshotFile:
@@ -25,7 +26,7 @@ class SnapshotFile:
     Attributes:
         digest: of the state.
         readers: how many have it open.
-        used_at: monotonic, when the last of them was seen.
+        used_at: monotonic, when the last of them was seen, or the last peer was told of it.
     """
 
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:
@@ -33,6 +34,7 @@ class SnapshotFile:
         self.digest = state_digest(digests, meta.numel, meta.num_buffers)
         self.places = chunk_places(meta)
         self.readers = 0
+        self._offered: set[str] = set()
         self.written_at = self.used_at = time.monotonic()
 
     @classmethod
@@ -57,6 +59,12 @@ class SnapshotFile:
         finally:
             self.readers, self.used_at = self.readers - 1, time.monotonic()
 
+    def offered(self, remote: str) -> None:
+        """A peer has been told of it, and needs a moment before it reads. Once: nobody holds it by asking."""
+        if remote not in self._offered and len(self._offered) < MAX_OFFERED:
+            self._offered.add(remote)
+            self.used_at = time.monotonic()
+
     def give_up(self, spare: Path | None = None) -> None:
         """It is not served any more; who has it open reads on. Its pages become `spare` if nobody has."""
         if spare is None or self.readers:
@@ -66,7 +74,7 @@ class SnapshotFile:
 
     @property
     def in_use(self) -> bool:
-        """Somebody reads it, or did a moment ago; and it is not too old for that to count."""
+        """Somebody reads it, or did or was told of it a moment ago; and it is not too old for that to count."""
         now = time.monotonic()
         return now - self.written_at < MAX_HELD_S and (self.readers > 0 or now - self.used_at < HELD_S)
 

@@ -252,6 +252,18 @@ async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(n
     await until(lambda: gc.collect() >= 0 and kept() is None, 30.0)
 
 
+@pytest.mark.parametrize(("nbytes", "turns"), [(1, 3), (600, 2), (1 << 22, 1)])
+async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, tmp_path, monkeypatch, nbytes, turns):
+    monkeypatch.setattr("peer.swarm.showing.TURN_BYTES", nbytes)
+    circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
+    await circle.round()
+    courtesy, taken = circle.seats[0].guard._showing._courtesy, []
+    turn = courtesy.turn
+    monkeypatch.setattr(courtesy, "turn", lambda: taken.append(1) or turn())
+    assert (await audit(circle, 1, 0, 0)).outcome == "right"
+    assert len(taken) == turns
+
+
 async def test_small_exchanges_can_be_audited_after_the_next_have_begun(network, tmp_path, monkeypatch):
     circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
     size = circle.seats[0].state.compressor.wire_bytes(2048)

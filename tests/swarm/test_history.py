@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import resource
-import signal
-
 import pytest
 import torch
 from blake3 import blake3
@@ -111,36 +108,19 @@ def test_what_this_process_has_written_or_read_is_not_read_again(run):
     assert again.whole_update(digest) is None
 
 
-def test_an_update_for_which_there_is_no_room_makes_room_for_the_chain(run):
-    """The operating system refuses to write more than half of an update into one file."""
-    run.commit(3)
-    first, second, third = (one.link.update_digest for one in run.history.chain)
-    update = reduce_all(run.state, contributions(run.state, 3, 9), [1, 1, 1])
-    run.history.append(run.certify(update))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(update.payload) // 2, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            run.history.keep_update(update.payload)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert updates_on_disk(run.history) == {f"update-{digest}.bin" for digest in (second, third)}
-    assert run.history.update(first) is None
-
-
 def updates_on_disk(history):
     return {path.name for path in history.folder.glob("update-*")}
 
 
 def test_what_was_half_written_in_a_crash_is_removed(run):
     run.commit(2)
-    half = run.history.folder / f"update-{'f' * 64}.tmp"
-    half.write_bytes(b"half")
+    half = [run.history.folder / name for name in (f"update-{'f' * 64}.tmp", "chain.tmp")]
+    for path in half:
+        path.write_bytes(b"half")
     again = History(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
     assert updates_on_disk(again) == names(run.history.chain)
+    assert not any(path.exists() for path in half)
 
 
 def names(chain):

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from peer.protocol.wire import HistoryRequest, Kind
+from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm import shelf as shelf_module
 from peer.swarm import snapshots
 from peer.swarm.serving import HistoryServer, history_name
@@ -104,16 +104,43 @@ async def test_the_oldest_of_two_files_is_written_over_unless_somebody_reads_it(
         assert await shelf.offer(None, 0) is new  # there is no room: better than none
 
 
-async def test_who_asks_for_offers_alone_keeps_no_file(run, shelf, monkeypatch):
-    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+async def test_who_asks_for_offers_alone_keeps_no_file(run, shelf):
     old = [await shelf.offer(None, LATEST)]
     run.commit()
     old.append(await shelf.offer(None, LATEST))
+    for file in old:
+        file.offered("stranger")
+        age(file)
     for _ in range(2):
         run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
-        for one in old:
-            await shelf.offer(one.meta.lineage_id, 0)
-        assert (await shelf.offer(None, LATEST)).meta.round == run.state.round
+        for file in old:
+            if await shelf.offer(file.meta.lineage_id, 0) is file:
+                file.offered("stranger")
+        newest = await shelf.offer(None, LATEST)
+        assert newest.meta.round == run.state.round
+        age(newest)
+
+
+async def test_nobody_takes_a_file_from_a_newcomer_that_checks_its_chain_first(network, run, shelf):
+    server, newcomer = network.node(), network.node()
+    await HistoryServer(server, RUN, run.history, shelf).start()
+    old = await shelf.offer(None, LATEST)
+    run.commit()
+    age(old, await shelf.offer(None, LATEST))
+    stream = await newcomer.open(server.peer_id, history_name(RUN), "history")
+    await stream.send_message(Kind.REQUEST, HistoryRequest(what="snapshot", run_id=RUN, digest=old.meta.lineage_id))
+    assert (await stream.receive_message(Kind.META, SnapshotMeta)).round == 1
+    stream.close()
+    for _ in range(2):
+        run.commit(1 + shelf_module.MAX_AGE_ROUNDS)
+        await shelf.offer(None, LATEST)
+    assert await shelf.get(old.meta.lineage_id) is old
+
+
+def age(*files):
+    """As if nobody had been seen at them for long enough."""
+    for file in files:
+        file.used_at -= snapshots.HELD_S
 
 
 async def test_the_second_attempt_writes_over_what_the_first_has_left(run, shelf):

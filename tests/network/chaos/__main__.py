@@ -45,10 +45,9 @@ def opened(folder: Path, members: int) -> Iterator[ChaosSwarm]:
 
 def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
     """Kills at every phase."""
-    left = KILLS - sum(done.get("kills_per_phase", {}).values())
-    rounds = ROUNDS - done.get("rounds", 0)
+    before, rounds = done.get("kills_per_phase", {}), ROUNDS - done.get("rounds", 0)
     with opened(folder, MEMBERS) as swarm:
-        return kills.run(seed, left, swarm, at_once=4, minutes=minutes, rounds=rounds, tell=tell)
+        return kills.run(seed, KILLS, swarm, at_once=4, minutes=minutes, rounds=rounds, before=before, tell=tell)
 
 
 def g4(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:

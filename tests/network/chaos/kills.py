@@ -11,8 +11,9 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tests.network.chaos.gated import PHASES, arm, disarm
@@ -47,24 +48,26 @@ class Killer:
         rng: which phase of whom is next, and how far inside.
         at_once: members that may be on their way to death at the same time.
         untouched: members of the swarm that must live at any moment.
+        before: kills by phase that an earlier part of the campaign has made.
     """
 
-    def __init__(self, swarm: ChaosSwarm, rng: random.Random, at_once: int, untouched: int) -> None:
+    def __init__(
+        self, swarm: ChaosSwarm, rng: random.Random, at_once: int, untouched: int,
+        before: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.swarm, self._rng, self._at_once, self._untouched = swarm, rng, at_once, untouched
         self.kills: Counter[str] = Counter(dict.fromkeys(PHASES, 0))
         self.victims: Counter[str] = Counter(dict.fromkeys(VICTIMS, 0))
+        self._before = Counter(before)
         self.missed = 0
         self.orphans, self.hangs, self.digests = Orphans(), Hangs(HANG_S), Digests()
         self._attempts: list[Attempt] = []
         self._compare_at = 0.0
 
-    @property
-    def total(self) -> int:
-        return sum(self.kills.values())
-
     def lacks(self, budget: int) -> bool:
         """Whether there are fewer kills than that, or a phase has not had its share of them."""
-        return self.total < budget or min(self.kills.values()) < budget // len(PHASES)
+        kills = [self.kills[phase] + self._before[phase] for phase in PHASES]
+        return sum(kills) < budget or min(kills) < budget // len(PHASES)
 
     def counts(self) -> dict[str, Any]:
         """What has happened so far."""
@@ -119,7 +122,7 @@ class Killer:
         if len(live) <= self._untouched:
             return
         phases = self._rng.sample(PHASES, len(PHASES))
-        wanted = min(phases, key=lambda phase: self.kills[phase] + self._under_way(phase))
+        wanted = min(phases, key=lambda phase: self.kills[phase] + self._before[phase] + self._under_way(phase))
         # who is to die while it catches up is killed anywhere first, and then on its way back
         phase = "train" if wanted == "catch_up" else wanted
         self._arm(self._rng.choice(live), phase)
@@ -167,16 +170,18 @@ class Killer:
 
 def run(
     seed: int, budget: int, swarm: ChaosSwarm, *, at_once: int = 2, untouched: int = 3, minutes: float = 60.0,
-    rounds: int = 0, tell: Callable[[dict[str, Any]], None] = lambda _: None,
+    rounds: int = 0, before: Mapping[str, int] = MappingProxyType({}),
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Kill `budget` times, and in every phase its share of that, as far as the minutes allow; -> counts.
+    """Kill until there are `budget` kills and every phase has had its share, as far as the minutes allow; -> counts.
 
     Args:
         swarm: open; its members have begun.
         rounds: commit at least as many.
+        before: see `Killer`.
         tell: called with the counts now and then.
     """
-    killer = Killer(swarm, random.Random(seed), at_once, untouched)
+    killer = Killer(swarm, random.Random(seed), at_once, untouched, before)
     deadline, tell_at = time.monotonic() + 60 * minutes, 0.0
     while time.monotonic() < deadline and (killer.lacks(budget) or len(killer.digests.rounds) < rounds):
         killer.turn(more=killer.lacks(budget))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from benchmarks.table import page
 from peer.errors import UserError
+from tests.network.chaos.gated import PHASES
+from tests.network.chaos.kills import Killer
 from tests.network.chaos.report import ChaosReport, added
 
 ONE = {"kills_per_phase": {"train": 40, "match": 41}, "hangs": 0, "orphans": 1, "longest_without_a_record_s": 7.5,
@@ -97,3 +100,13 @@ def test_what_another_command_has_counted_is_taken_in_and_shown(tmp_path: Path) 
     other.write_text("[]")
     with pytest.raises(UserError, match="holds no JSON object"):
         report.merge("G1", other)
+
+
+def test_kills_go_on_until_every_phase_has_had_its_share_in_all_parts_of_a_campaign() -> None:
+    before = dict.fromkeys(PHASES, 12)
+    assert Killer(None, random.Random(0), 1, 1, {**before, "commit": 9}).lacks(60)
+    assert Killer(None, random.Random(0), 1, 1, {**before, "commit": 0}).lacks(60)
+    enough = Killer(None, random.Random(0), 1, 1, {**before, "commit": 9})
+    enough.kills["commit"] = 1
+    assert not enough.lacks(60)
+    assert enough.lacks(72)

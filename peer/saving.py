@@ -1,0 +1,103 @@
+"""Checkpoints of a peer: the outer state from the agent and the inner state from this process, of one round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from peer.checkpoint.inventory import CheckpointError
+from peer.checkpoint.writer import CheckpointWriter
+from peer.link.messages import Save, Saved, ToAgent
+from peer.link.supervisor import AgentGoneError
+
+log = logging.getLogger(__name__)
+Inner = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]]
+
+
+class Agent(Protocol):
+    """What is needed of the agent's process."""
+
+    starts: int
+
+    def send(self, message: ToAgent) -> None: ...
+
+
+class Saving:
+    """Asks the agent for the outer state, and writes a checkpoint when it has answered, while training goes on.
+
+    Nothing that goes wrong with a checkpoint ends the training: the log says it, and the next one is tried.
+
+    Args:
+        agent: writes the outer state.
+        writer: writes the checkpoint; closed with this.
+        inner: what it is given of an answer: the tensors of this process (file stem -> name -> tensor), and a JSON
+            document, as they are now.
+    """
+
+    def __init__(self, agent: Agent, writer: CheckpointWriter, inner: Callable[[Saved], Inner]) -> None:
+        self._agent, self._writer, self._inner = agent, writer, inner
+        self._folder: Path | None = None
+        self._asked_of = 0
+        self._saved_step = -1
+
+    @property
+    def waiting(self) -> bool:
+        """The agent has been asked and has not answered; one that was started since knows nothing of it."""
+        return self._folder is not None and self._asked_of == self._agent.starts
+
+    def ask(self, step: int) -> None:
+        """Ask for the outer state at this step, unless the agent is at it or that checkpoint is there already."""
+        if self.waiting or (step == self._saved_step and self._is_written()):
+            return
+        if self._folder is not None:
+            log.warning("the agent ended before it had written its part of a checkpoint; asking its successor")
+        try:
+            self._folder, self._asked_of = self._writer.part(step), self._agent.starts
+            self._agent.send(Save(path=str(self._folder)))
+        except (OSError, AgentGoneError) as error:
+            log.error("no checkpoint at step %d: %s", step, error)
+            self._folder = None
+
+    def answered(self, saved: Saved, step: int, round: int) -> None:
+        """The outer state is on disk, or is not.
+
+        Args:
+            step, round: where this process is; the parameters are those of the outer state if the rounds are the same.
+        """
+        if self._folder is None or saved.path != str(self._folder):
+            return
+        folder, self._folder = self._folder, None
+        problem = saved.problem
+        if problem is None and saved.round != round:
+            problem = f"the outer state is of round {saved.round}, the parameters of round {round}"
+        if problem is not None:
+            log.error("no checkpoint at step %d: %s", step, problem)
+            return
+        self._is_written()
+        try:
+            self._writer.submit(step, *self._inner(saved), folder)
+        except OSError as error:
+            log.error("no checkpoint at step %d: %s", step, error)
+        else:
+            self._saved_step = step
+
+    def close(self) -> None:
+        """Finish the checkpoint that is being written."""
+        self._folder = None
+        try:
+            self._writer.close()
+        except CheckpointError as error:
+            log.error("%s", error)
+
+    def _is_written(self) -> bool:
+        """Whether the one that was being written, if any, stands now."""
+        try:
+            self._writer.wait()
+        except CheckpointError as error:
+            log.error("%s", error)
+            return False
+        return True

@@ -16,6 +16,7 @@ from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, c
 from benchmarks.member import DAEMON
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import available_bytes, cpu_seconds
+from benchmarks.shares import equal_shares
 from peer.errors import UserError
 from peer.sim.plan import check_writable
 
@@ -28,9 +29,10 @@ is the same when the donors have to write their snapshot files. CPU seconds are 
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
 with one transfer after another, three times in turn; `delay` is the median of those that a transfer overlaps over the
-median of those without, the donors' writing of their files included. Donors share the cores with each other and with
-the newcomer, which in reality has a machine of its own: while there are rounds its processes have the scheduler's idle
-priority, so that they take what the donors leave, but for what the kernel does."""
+median of those without, the donors' writing of their files included. In reality each peer has a machine of its own:
+while there are rounds each has an equal share of the cores and no more, whether the others want theirs or not (`shares`
+in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but for what the kernel
+does)."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
@@ -115,19 +117,21 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
         before = processor_seconds(peers)
         _, fetched = work(peers, donors, fetches=repeats)
         cpu = [(after - earlier) / repeats for after, earlier in zip(processor_seconds(peers), before, strict=True)]
-        pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP)[0]))
         quiet: list[Interval] = []
         mixed: list[Interval] = []
-        peers.take_what_is_left(members)
         during: list[Row] = []
-        for _ in range(TURNS):
-            quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s)[0]
-            fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
-            rounds, transfers = work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
-            mixed, during = mixed + rounds, during + transfers
+        with equal_shares(list(peers.leaders)) as shared:
+            if not shared:
+                peers.take_what_is_left(members)
+            pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP)[0]))
+            for _ in range(TURNS):
+                quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s)[0]
+                fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
+                rounds, transfers = work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
+                mixed, during = mixed + rounds, during + transfers
     if not all(one["right"] for one in (*first, *fetched, *during)):
         raise UserError("a newcomer's state is not the certified one", "this is a bug")
-    return row(params, donors, first[0], fetched, cpu, quiet, mixed, during)
+    return {**row(params, donors, first[0], fetched, cpu, quiet, mixed, during), "shares": shared}
 
 
 Interval = tuple[float, float]

@@ -54,6 +54,7 @@ MANIFEST_TIMEOUT_S = 10.0
 SWARM_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
 DAEMON_GONE = 3
+NOWHERE = "0" * 64
 AnyRounds = Rounds | GossipRounds
 
 
@@ -79,13 +80,18 @@ class Channel:
         return decode(line) if line.endswith(b"\n") else None
 
     async def expect(self, wanted: type[Any]) -> Any:
-        """Messages until one of the wanted kind; raises EOFError when the trainer is gone."""
+        """Messages until one of the wanted kind; raises EOFError when the trainer is gone.
+
+        What comes before it is passed over, as there is no state yet; who asks for that to be saved is told so.
+        """
         while True:
             message = await self.receive()
             if message is None:
                 raise EOFError("the trainer is gone")
             if isinstance(message, wanted):
                 return message
+            if isinstance(message, Save):
+                self.tell(Saved(path=message.path, round=0, lineage_id=NOWHERE, problem="the agent is still starting"))
 
 
 class AgentSession:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from peer.outer.state import CHUNK, OuterState, chunks, state_digest
 from peer.protocol import hashing
@@ -42,8 +43,7 @@ class SnapshotFile:
         """Write `state`; the caller holds the state still. `over`: see `SnapshotWriter`."""
         with SnapshotWriter(path, state, over) as writer:
             for _ in writer.meta_chunks():
-                writer.copy()
-                writer.put()
+                writer.put(writer.chunk)
             return writer.finish()
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class SnapshotWriter:
 
     Args:
         path: where it appears.
-        state: must be at the same round whenever `copy` is called.
+        state: must be at the same round whenever a chunk of it is read.
         over: a file that nobody reads, or none yet, which is written over, and left for the next writer if this one
             does not finish: what is on its pages already is written anew in a fraction of the time.
     """
@@ -93,8 +93,7 @@ class SnapshotWriter:
         self._path, self._temporary, self._stays = path, over or path.with_suffix(".tmp"), over is not None
         tensors = (state.anchor, *state.buffers)
         self._chunks = [(tensor, *bounds) for tensor in tensors for bounds in chunks(state.numel, CHUNK)]
-        self._copied = torch.empty(min(CHUNK, state.numel))
-        self._length = 0
+        self._copied = torch.empty(0)
         self._digests: list[bytes] = []
         self.meta = SnapshotMeta(
             round=state.round,
@@ -117,17 +116,25 @@ class SnapshotWriter:
         """The numbers of the chunks, in the order in which they are copied."""
         return range(self.meta.num_chunks)
 
-    def copy(self) -> None:
-        """Take the next chunk; the caller holds the state still."""
+    @property
+    def chunk(self) -> Tensor:
+        """The next one, where it lies; the caller holds the state still until it is put."""
         tensor, start, stop = self._chunks[len(self._digests)]
-        self._length = stop - start
-        self._copied[: self._length].copy_(tensor[start:stop])
+        return tensor[start:stop]
 
-    def put(self) -> None:
-        """Hash and write what was copied last."""
-        view = self._copied[: self._length].numpy().data.cast("B")
+    def copy(self) -> Tensor:
+        """The next chunk, copied, so that the state may go on; until the next copy."""
+        chunk = self.chunk
+        if self._copied.numel() < chunk.numel():
+            self._copied = torch.empty_like(chunk)
+        return self._copied[: chunk.numel()].copy_(chunk)
+
+    def put(self, chunk: Tensor) -> None:
+        """Hash and write it; nothing of it is left for later."""
+        view = chunk.numpy().data.cast("B")
         self._digests.append(hashing.digest(view))
         self._file.write(view)
+        self._file.flush()
 
     def finish(self) -> SnapshotFile:
         """All chunks are written."""

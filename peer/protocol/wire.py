@@ -97,6 +97,7 @@ class RejectMessage(Spec):
     leader: PeerIdText | None = None
     round: Count = 0
     lineage_id: Digest | None = None
+    weight: Count = 0
 
 
 class InviteMessage(Spec):

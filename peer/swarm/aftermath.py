@@ -95,7 +95,8 @@ class Aftermath:
 
     async def _until_caught_up(self) -> bool:
         for _ in range(BEHIND_TRIES):
-            await self._directory.refresh()
+            if not self._following.donors():  # reading the directory takes seconds where one of its nodes sleeps
+                await self._directory.refresh()
             if await self._following.catch_up():
                 self._handover.announce_anchor(self._following.missed.contributed)
                 return True

@@ -2,7 +2,7 @@
 
 The live peer with the lowest hash leads. Members open a stream to it, hand in a signed join and hold the stream until
 the roster comes; the leader invites everybody that the directory shows at its lineage id and waits for those who are
-on their way. A member that dies is seen by the end of its stream.
+on their way. A member that dies is seen by the end of its stream, a leader that sleeps by its silence.
 
 hivemind's own `Matchmaking` was weighed and left: its DHT records are unsigned, one record with a far expiry stops it,
 its roster is the leader's word alone, and with an unknown group size it always waits out its whole window.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError, in_words
 from peer.outer.round import Due, Group, RoundAborted
+from peer.protocol.lineage import heavier
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import parse_json
 from peer.protocol.wire import (
@@ -24,6 +25,7 @@ from peer.protocol.wire import (
     JoinMessage,
     Kind,
     RejectMessage,
+    StatusMessage,
 )
 from peer.swarm import invitations, leading
 from peer.swarm.directory import Directory
@@ -74,7 +76,7 @@ class Matchmaker:
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            self._opens, on_seat=lambda: self._leading.awaited(),
+            self._opens, on_seat=lambda: self._leading.awaited(), shown=self._newcomers.shown,
         )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
@@ -124,7 +126,7 @@ class Matchmaker:
         members = self._me.standing()
         if not members or leader in members:
             return True
-        return self._has_place(members, leader) and self._newcomers.invited(leader)
+        return self._has_place(members, leader) and self._newcomers.shown(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
@@ -191,8 +193,12 @@ class Matchmaker:
             return None
         try:
             await stream.send(Kind.JOIN, sealed)
-            limits = {Kind.ROSTER: MAX_MESSAGE_BYTES, Kind.REJECT: MAX_MESSAGE_BYTES}
-            kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
+            limits = dict.fromkeys((Kind.STATUS, Kind.REJECT), MAX_MESSAGE_BYTES)
+            kind, body = await asyncio.wait_for(stream.receive(limits), invitations.PROBE_TIMEOUT_S)
+            if kind is Kind.STATUS:
+                parse_json(StatusMessage, body)
+                limits = dict.fromkeys((Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
+                kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("leader %s is gone while a group formed: %s", leader, in_words(error))
@@ -215,6 +221,9 @@ class Matchmaker:
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
         if reject.reason == "behind":
+            position = self._me.position()
+            if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
+                self._me.nudge(leader, reject.weight, reject.lineage_id)
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)

@@ -35,8 +35,10 @@ class Newcomers:
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
                 self._waits[peer_id] = (now + wait_s, wait_s)
 
-    def invited(self, peer_id: str) -> bool:
-        """Whether the group forms anew for who invites one of its members: once in each wait, even before its end."""
+    def shown(self, peer_id: str) -> bool:
+        """This peer has shown itself, by an invitation or by coming. -> whether the group forms anew for it: once in
+        each wait, even before its end.
+        """
         now = self._clock()
         until, wait_s = self._waits.get(peer_id, (now, 0.0))
         if until <= now:

@@ -1,4 +1,7 @@
-"""Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes."""
+"""Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes.
+
+The leader says at once that it is awake. Without that, members waited for one that sleeps as long as for a round.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from peer.protocol.records import MAX_RECORD_BYTES
-from peer.protocol.wire import JoinMessage, Kind, RejectMessage
+from peer.protocol.wire import JoinMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.invitations import PROBE_TIMEOUT_S, Self
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
@@ -44,16 +47,17 @@ class Seats:
         clock: monotonic seconds.
         opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
         on_seat: called when somebody waits for the round that comes next here.
+        shown: called with who comes, wherever it stands: it is there.
     """
 
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
         refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
-        on_seat: Callable[[], None] = lambda: None,
+        on_seat: Callable[[], None] = lambda: None, shown: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._opens, self._on_seat = opens, on_seat
+        self._opens, self._on_seat, self._shown = opens, on_seat, shown
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -110,10 +114,14 @@ class Seats:
         """A member opens a stream to this leader."""
         _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
-        reason, leader = ("excluded", None) if self._refuses(stream.remote) else self._judge(join)
+        reason, leader = self._judge(join, stream.remote)
+        if reason is None:
+            await asyncio.wait_for(stream.send_message(Kind.STATUS, self._awake()), PROBE_TIMEOUT_S)
+            reason, leader = self._judge(join, stream.remote)  # this peer may have moved on meanwhile
         if reason is not None:
             if reason == "behind":
                 self._view.knock(stream.remote)
+                self._shown(stream.remote)
             await self._reject(stream, reason, leader)
             return
         seat = Seat(sealed, join, stream, since=self._clock())
@@ -121,6 +129,7 @@ class Seats:
         self._changed.set()
         if join.parent == self._me.position().lineage_id:
             self._view.learn(stream.remote)
+            self._shown(stream.remote)
             if self._opens():
                 self.hurry_if_halfway()
             self._on_seat()
@@ -147,8 +156,18 @@ class Seats:
         else:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
-    def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:
+    def _awake(self) -> StatusMessage:
+        """What tells a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
         position = self._me.position()
+        return StatusMessage(
+            coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,
+            leader=self._own_id,
+        )  # fmt: skip
+
+    def _judge(self, join: JoinMessage, member: str) -> tuple[str | None, str | None]:
+        position = self._me.position()
+        if self._refuses(member):
+            return "excluded", None
         if join.parent != position.lineage_id and join.round <= position.round:
             return "behind", None  # or on another lineage; a join for a later round waits until we get there
         if not self._me.training():
@@ -159,8 +178,11 @@ class Seats:
     async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
         position = self._me.position()
         message = RejectMessage.model_validate(
-            {"reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id}
-        )
+            {
+                "reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id,
+                "weight": position.weight,
+            }
+        )  # fmt: skip
         try:
             await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
         except (StreamClosedError, asyncio.TimeoutError):

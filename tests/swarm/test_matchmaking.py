@@ -10,7 +10,7 @@ from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.roster import roster_key
 from peer.swarm.tasks import cancel_and_wait
-from tests.swarm.gathering import INVITE_NAME, NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
+from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -228,6 +228,21 @@ async def test_too_few_for_the_run_is_no_group(network):
     with pytest.raises(RoundAborted, match="2 of at least 3 peers") as caught:
         await asyncio.wait_for(asyncio.gather(*(member.match() for member in members)), 10.0)
     assert caught.value.alone
+
+
+async def test_nobody_waits_at_a_leader_that_sleeps(network):
+    """Its machine takes streams as before; a group would be waited for for 30 s and more."""
+    asleep, first, second = await gather(network, 3)
+    for_ever = asyncio.Event()
+
+    async def silence(_):
+        await for_ever.wait()
+
+    for name in (JOIN_NAME, INVITE_NAME):
+        await asleep.node.serve(name, "round", silence)
+    groups = await together(first.match(), second.match())
+    assert {member.peer_id for member in groups[0].members} == {first.peer_id, second.peer_id}
+    for_ever.set()
 
 
 async def test_a_member_follows_to_a_leader_that_it_had_not_heard_of(network):

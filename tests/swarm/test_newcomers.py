@@ -54,12 +54,12 @@ def test_old_entries_are_forgotten():
     assert len(newcomers._waits) <= FIRST_WAIT_S + LONGEST_WAIT_S + 1
 
 
-def test_an_invitation_is_honoured_once_in_each_wait():
+def test_whoever_shows_itself_is_honoured_once_in_each_wait():
     clock = Clock()
     newcomers = Newcomers(clock)
     tries = 0
-    for _ in range(4 * 1000):  # somebody who invites without end, and with whom no group ever forms
-        if newcomers.invited("x") and newcomers.among(["x"]):
+    for _ in range(4 * 1000):  # somebody who shows itself without end, and with whom no group ever forms
+        if newcomers.shown("x") and newcomers.among(["x"]):
             tries += 1
             newcomers.missed(["x"])
         clock.now += 0.25
@@ -71,4 +71,4 @@ def test_an_invitation_is_honoured_once_in_each_wait():
             quiet.missed(["x"])
         clock.now += 0.25
     assert tries_without < tries <= 2 * tries_without + 1
-    assert newcomers.invited("y")
+    assert newcomers.shown("y")

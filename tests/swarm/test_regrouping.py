@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.tasks import cancel_and_wait
@@ -49,6 +50,38 @@ async def test_whoever_knocks_from_behind_is_a_newcomer_before_the_directory_has
     assert kind is Kind.REJECT
     assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == [late.peer_id]
     stream.close()
+
+
+@pytest.mark.parametrize("level", [False, True], ids=["from behind", "level"])
+async def test_a_group_that_has_given_somebody_up_takes_it_in_when_it_comes_back(network, level):
+    """As a laptop that was closed for minutes: it comes itself, so that nobody waits for the next try."""
+    first, second, late = await gather(network, 3)
+    group = frozenset((first.peer_id, second.peer_id))
+    for member in (first, second):
+        member.move(NEXT)
+    if level:
+        late.move(NEXT)
+    for tries in range(2):
+        first.matchmaker._newcomers.missed([late.peer_id])
+        assert first.matchmaker.newcomers(group) == []
+        stream = await late.hand_in(first, late.matchmaker._rosters.join(late.position, 100)[1])
+        if level:
+            await until(lambda: late.peer_id in first.matchmaker._seats)
+        else:
+            await stream.receive({Kind.REJECT: 10_000})
+        assert first.matchmaker.newcomers(group) == ([] if tries else [late.peer_id])  # once: it may be a nuisance
+        stream.close()
+        await until(lambda: late.peer_id not in first.matchmaker._seats)
+
+
+async def test_who_is_behind_is_told_by_how_much_and_need_not_ask_the_directory(network):
+    leader, late = await gather(network, 2)
+    leader.move(NEXT)
+    late.matchmaker.view.learn(leader.peer_id)  # as its directory has heard before
+    with pytest.raises(RoundAborted, match=f"{leader.peer_id} is at round 6") as raised:
+        await late.match()
+    assert raised.value.behind
+    assert late.nudges == [(leader.peer_id, leader.position.weight, NEXT)]
 
 
 async def test_a_member_of_a_standing_group_hurries_if_it_would_not_be_due_within_the_window(network):

@@ -27,6 +27,7 @@ from peer.swarm.node import Node
 
 log = logging.getLogger(__name__)
 REFRESH_PERIOD_S = 2.0
+FRESH_S = PEER_TTL_S / 2
 ANNOUNCE_PAUSE_S = 1.0  # a store asks several peers for their neighbours: it costs more than a small round
 MANIFEST_PERIOD_S = 30.0
 DHT_TIMEOUT_S = 10.0
@@ -48,6 +49,7 @@ class Directory:
     def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
         self._node, self._run_id, self._clock = node, run_id, clock
         self._records: dict[str, PeerRecord] = {}
+        self._read_at = clock()
         self._announce_now = asyncio.Event()
         self.changed = asyncio.Event()
         self.banned: Callable[[str], bool] = lambda _: False
@@ -79,10 +81,18 @@ class Directory:
         """When a record made now expires."""
         return self._clock() + PEER_TTL_S
 
+    @property
+    def fresh(self) -> bool:
+        """Whether it has been read a moment ago; it is not where this machine has slept, or lost its connections."""
+        return self._clock() - self._read_at < FRESH_S
+
     async def refresh(self) -> None:
-        """Read all records of the run once."""
+        """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""
         records: dict[str, PeerRecord] = {}
-        for owner, blob in (await read_records(self._node, peers_key(self._run_id))).items():
+        found = await read_records(self._node, peers_key(self._run_id))
+        if found is None:
+            return
+        for owner, blob in found.items():
             try:
                 signer, payload = open_sealed("peer", blob)
                 record = parse_json(PeerRecord, payload)
@@ -94,7 +104,7 @@ class Directory:
             records[owner] = record
         if records.keys() - self._records.keys():
             self.changed.set()
-        self._records = records
+        self._records, self._read_at = records, self._clock()
         self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
 
     async def _announce_forever(self, describe: Callable[[], PeerRecord]) -> None:
@@ -117,13 +127,13 @@ class Directory:
             await asyncio.sleep(REFRESH_PERIOD_S)
 
 
-async def read_records(node: Node, key: str) -> dict[str, bytes]:
-    """Sealed records under a DHT key by subkey; whatever is not a record is left out."""
+async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
+    """Sealed records under a DHT key by subkey; whatever is not a record is left out. None if the DHT is silent."""
     try:
         found = await asyncio.wait_for(node.dht.get(key, latest=True), DHT_TIMEOUT_S)
     except asyncio.TimeoutError:
         log.warning("the DHT did not answer within %g s", DHT_TIMEOUT_S)
-        return {}
+        return None
     if found is None or not isinstance(found.value, dict):
         return {}
     items = list(found.value.items())[:MAX_PEERS_READ]
@@ -164,7 +174,7 @@ async def find_manifest(
     while True:
         found: dict[str, tuple[RunManifest, bytes]] = {}
         incompatible: UserError | None = None
-        for owner, blob in (await read_records(node, MANIFEST_KEY)).items():
+        for owner, blob in (await read_records(node, MANIFEST_KEY) or {}).items():
             try:
                 signer, manifest = open_manifest(blob)
             except ProtocolError as error:

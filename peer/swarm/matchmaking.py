@@ -228,6 +228,8 @@ class Matchmaker:
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)
             self.view.avoid(leader)
+        elif reject.leader in self._directory.peers:  # which may have heard less of it than that leader
+            self.view.learn(reject.leader)
         await self._directory.refresh()
         self._changed.clear()
         await leading.wait_for(self._changed, leading.RECHECK_S)

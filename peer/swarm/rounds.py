@@ -26,6 +26,7 @@ from peer.swarm.handover import Handover
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
+from peer.swarm.missed import went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 
@@ -85,6 +86,8 @@ class Rounds:
         )
         self._stood = False
         self._regrouped: str | None = None
+        self._company: tuple[str, ...] = ()
+        self._rng = rng
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -243,6 +246,7 @@ class Rounds:
         await self._exchange.dissolve(reason)
         await self._look_around()
         group = await self._matchmaker.match(due)
+        self._company = group.others
         self._matchmaker.included(group)
         for peer_id in filter(self._guard.banned, group.others):
             self._guard.meet(group.others)  # its leader does not know yet
@@ -252,12 +256,18 @@ class Rounds:
         return group
 
     async def _look_around(self) -> None:
-        """Raise RoundAborted where this machine has slept, all records have expired meanwhile, and others are ahead:
-        where it was it would find only those who sleep as well, and wait at one of them.
+        """Raise RoundAborted where this machine has slept and others are ahead: where it was it would find only those
+        who sleep as well, and wait at one of them. Its last group knows first: to read the directory takes seconds
+        where one of the DHT's nodes sleeps.
         """
-        if self._directory.peers:
+        if self._directory.peers and self._directory.fresh:
             return
-        await self._directory.refresh()
+        if self.keeper.valid:
+            missed = await went_on(self._following.fetcher, self._company, self._following.standing, self._rng)
+            if missed is not None:
+                self._nudge(*missed)
+        if not self._directory.peers and not self._following.donors():
+            await self._directory.refresh()
         if donors := self._following.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 

@@ -143,6 +143,30 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
     assert not rounds._node.refuses(leader)
 
 
+@pytest.mark.parametrize("fresh", [True, False], ids=["a moment only", "for long"])
+async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, tmp_path, fresh):
+    """Records of before are still there, and where the directory's nodes sleep it is read for seconds."""
+    run, told, matched = Run(tmp_path / "others"), [], []
+    run.commit(2)
+    sleeping, called, donor = await two_donors(network, run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    old = SimpleNamespace(lineage_id=rounds.position().lineage_id, lineage_weight=0, state="training")
+    rounds._directory.peers = {sleeping.peer_id: old}
+    rounds._directory.fresh = fresh
+    rounds._company = (sleeping.peer_id, donor.peer_id)
+
+    async def match(_):
+        matched.append(True)
+        raise RoundAborted("match", "nobody is there")
+
+    rounds._matchmaker.match = match
+    round = rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    with pytest.raises(RoundAborted) as caught:
+        await asyncio.wait_for(round, ASK_TIMEOUT_S / 2)
+    assert (caught.value.behind, caught.value.culprit) == ((False, None) if fresh else (True, donor.peer_id))
+    assert (bool(matched), called.is_set()) == (fresh, not fresh)
+
+
 async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     run.commit(2)

@@ -35,10 +35,11 @@ from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.seats import Seats
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
+MAX_STATUSES = 1000  # it says one each second
 
 
 class Matchmaker:
@@ -193,12 +194,7 @@ class Matchmaker:
             return None
         try:
             await stream.send(Kind.JOIN, sealed)
-            limits = dict.fromkeys((Kind.STATUS, Kind.REJECT), MAX_MESSAGE_BYTES)
-            kind, body = await asyncio.wait_for(stream.receive(limits), invitations.PROBE_TIMEOUT_S)
-            if kind is Kind.STATUS:
-                parse_json(StatusMessage, body)
-                limits = dict.fromkeys((Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
-                kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
+            kind, body = await asyncio.wait_for(_answer(stream), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("leader %s is gone while a group formed: %s", leader, in_words(error))
@@ -233,3 +229,14 @@ class Matchmaker:
         await self._directory.refresh()
         self._changed.clear()
         await leading.wait_for(self._changed, leading.RECHECK_S)
+
+
+async def _answer(stream: Stream) -> tuple[Kind, bytes]:
+    """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
+    limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
+    for _ in range(MAX_STATUSES):
+        kind, body = await asyncio.wait_for(stream.receive(limits), invitations.PROBE_TIMEOUT_S)
+        if kind is not Kind.STATUS:
+            return kind, body
+        parse_json(StatusMessage, body)
+    raise ProtocolError(f"{stream.remote} says that it is awake, {MAX_STATUSES} times, and no more")

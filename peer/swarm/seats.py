@@ -1,6 +1,7 @@
 """Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes.
 
-The leader says at once that it is awake. Without that, members waited for one that sleeps as long as for a round.
+The leader says at once, and every second, that it is awake. Without that, members waited for one that had fallen asleep
+as long as for a round, while the others went on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
+AWAKE_EVERY_S = 1.0
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Seats:
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join, stream.remote)
         if reason is None:
-            await asyncio.wait_for(stream.send_message(Kind.STATUS, self._awake()), PROBE_TIMEOUT_S)
+            await self._say_awake(stream)
             reason, leader = self._judge(join, stream.remote)  # this peer may have moved on meanwhile
         if reason is not None:
             if reason == "behind":
@@ -137,7 +139,10 @@ class Seats:
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
         try:
-            await asyncio.wait({ended, taken}, return_when=asyncio.FIRST_COMPLETED)
+            while not (ended.done() or taken.done()):
+                await asyncio.wait({ended, taken}, timeout=AWAKE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if not (ended.done() or taken.done()):
+                    await self._say_awake(stream)
         finally:
             hurry.cancel()
             await cancel_and_wait([ended, taken])
@@ -145,6 +150,7 @@ class Seats:
                 del self._taken[stream.remote]
                 self._changed.set()
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
+            self._view.knock(stream.remote)
             await self._reject(stream, "behind", None)
 
     def _hurry_for(self, peer_id: str, seat: Seat) -> None:
@@ -156,13 +162,14 @@ class Seats:
         else:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
-    def _awake(self) -> StatusMessage:
-        """What tells a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
+    async def _say_awake(self, stream: Stream) -> None:
+        """Tell a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
         position = self._me.position()
-        return StatusMessage(
+        status = StatusMessage(
             coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,
             leader=self._own_id,
         )  # fmt: skip
+        await asyncio.wait_for(stream.send_message(Kind.STATUS, status), PROBE_TIMEOUT_S)
 
     def _judge(self, join: JoinMessage, member: str) -> tuple[str | None, str | None]:
         position = self._me.position()

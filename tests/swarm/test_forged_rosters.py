@@ -68,7 +68,7 @@ def hostile_answers(me, mine, peer_id):
         "malformed RosterMessage": (Kind.ROSTER, b"[" * 60_000),
         "malformed RejectMessage": (Kind.REJECT, b'{"reason":"dislike"}'),
         "malformed StatusMessage": (Kind.STATUS, b'{"coming":1}'),
-        "expected ROSTER or REJECT": (Kind.STATUS, dump_json(AWAKE)),
+        "expected STATUS or ROSTER or REJECT": (Kind.END, b""),
         "the limit is 65536": (Kind.ROSTER, bytes(65537)),
     }
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
@@ -66,8 +65,11 @@ async def went_on(
 ) -> tuple[str, int, str] | None:
     """Whether members of a round that this peer gave up committed it: (who, weight, lineage id) of one that did."""
     asked = rng.sample(list(others), min(ASKED, len(others)))
-    calls = [(peer_id, partial(_onward, fetcher, peer_id, standing())) for peer_id in asked]
-    async with contextlib.aclosing(staggered(calls, 0.0)) as answers:
+
+    async def onward(peer_id: str) -> list[Certificate]:
+        return await _onward(fetcher, peer_id, standing())
+
+    async with contextlib.aclosing(staggered(lambda: asked, onward, 0.0)) as answers:
         async for peer_id, answer in answers:
             if chain := answer.result():
                 return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id

@@ -61,13 +61,14 @@ class Missed:
 
 
 async def went_on(
-    fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random
-) -> tuple[str, int, str] | None:
+    fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random,
+    patience_s: float = ASK_TIMEOUT_S,
+) -> tuple[str, int, str] | None:  # fmt: skip
     """Whether members of a round that this peer gave up committed it: (who, weight, lineage id) of one that did."""
     asked = rng.sample(list(others), min(ASKED, len(others)))
 
     async def onward(peer_id: str) -> list[Certificate]:
-        return await _onward(fetcher, peer_id, standing())
+        return await _onward(fetcher, peer_id, standing(), patience_s)
 
     async with contextlib.aclosing(staggered(lambda: asked, onward, 0.0)) as answers:
         async for peer_id, answer in answers:
@@ -76,9 +77,9 @@ async def went_on(
     return None
 
 
-async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing) -> list[Certificate]:
+async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing, patience_s: float) -> list[Certificate]:
     try:
-        return await asyncio.wait_for(fetcher.onward(peer_id, standing), ASK_TIMEOUT_S)
+        return await asyncio.wait_for(fetcher.onward(peer_id, standing), patience_s)
     except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
         log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
         return []

@@ -32,6 +32,7 @@ from peer.swarm.roster import Rosters
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
+LOOK_AROUND_S = 1.0  # those of the last group that are awake answer sooner
 JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 
 
@@ -263,7 +264,9 @@ class Rounds:
         if self._directory.peers and self._directory.fresh:
             return
         if self.keeper.valid:
-            missed = await went_on(self._following.fetcher, self._company, self._following.standing, self._rng)
+            missed = await went_on(
+                self._following.fetcher, self._company, self._following.standing, self._rng, LOOK_AROUND_S
+            )
             if missed is not None:
                 self._nudge(*missed)
         if not self._directory.peers and not self._following.donors():

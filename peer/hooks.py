@@ -68,7 +68,7 @@ class PeerHooks:
         if every and sync.round != self._validated_round and sync.round % every == 0:
             self.validate(settings.eval_sequences)
         if settings.save_steps and sync.step % settings.save_steps == 0:
-            self.ask_to_save()
+            self._saving.ask(sync.step)
 
     def on_message(self, message: Message) -> None:
         """Messages of the agent that are not for the merge."""
@@ -105,14 +105,10 @@ class PeerHooks:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    @property
-    def saving(self) -> bool:
-        """A checkpoint waits for the agent's part."""
-        return self._saving.waiting
-
-    def ask_to_save(self) -> None:
-        """Ask the agent for the outer state; the checkpoint is written when it has answered."""
-        self._saving.ask(self._peer.sync.step)
+    def save_last(self) -> None:
+        """Return when the agent's part of the last checkpoint is there, or will not be."""
+        mapped, sync = self._peer.mapped, self._peer.sync
+        self._saving.last(sync.step, 4 * mapped.numel * (1 + mapped.num_buffers), lambda s: sync.poll(timeout_s=s))
 
     def close(self) -> None:
         """Finish the checkpoint that is being written."""

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,13 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
     """
     try:
         stop, console = StopSignal(), Console()
-        start = _prepare(settings, addresses, identity_path, console)
-        return _run(settings, start, agent, stop, console)
+        try:
+            start = _prepare(settings, addresses, identity_path, console)
+            return _run(settings, start, agent, stop, console)
+        except KeyboardInterrupt:
+            log.warning("stopped %s", "at once: nothing more is written" if stop.draining else "before the first step")
+            return 130
     except KeyboardInterrupt:
-        log.warning("stopped before the first step")
         return 130
     finally:
         agent.close()
@@ -166,7 +168,7 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
     """Leave in order: save, tell the agent, evaluate, export, report."""
     interrupted = not peer.sync.finished
     if peer.settings.save_steps:
-        _last_checkpoint(peer, hooks)
+        hooks.save_last()
     stopped: Stopped | None = None
     try:
         peer.agent.send(Stop(linger_s=0.0 if interrupted else LINGER_S))
@@ -192,19 +194,6 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
         _write_json(peer.settings.report, report)
     log.info("left at round %d (%s)", peer.sync.round, reason)
     return 0
-
-
-def _last_checkpoint(peer: Peer, hooks: PeerHooks) -> None:
-    hooks.ask_to_save()
-    deadline = time.monotonic() + DRAIN_S
-    try:
-        while hooks.saving and time.monotonic() < deadline:
-            peer.sync.poll(timeout_s=0.1)
-    except AgentGoneError as gone:
-        log.error("no checkpoint at step %d: %s", peer.sync.step, gone)
-        return
-    if hooks.saving:
-        log.error("no checkpoint at step %d: the agent has not written its part for %g s", peer.sync.step, DRAIN_S)
 
 
 def _export(peer: Peer) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from peer.link.messages import Save, Saved, ToAgent
 from peer.link.supervisor import AgentGoneError
 
 log = logging.getLogger(__name__)
+PATIENCE_S, POLL_S = 1.5, 0.1
+BYTES_PER_S = 100e6  # of a slow disk
 Inner = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]]
 
 
@@ -84,6 +87,28 @@ class Saving:
             log.error("no checkpoint at step %d: %s", step, error)
         else:
             self._saved_step = step
+
+    def last(self, step: int, num_bytes: int, poll: Callable[[float], None]) -> None:
+        """Ask once more, and return when the agent has answered, or has not for as long as its part may take.
+
+        Args:
+            num_bytes: of the outer state.
+            poll: takes what the agent says, for so many seconds.
+        """
+        patience_s = PATIENCE_S + num_bytes / BYTES_PER_S
+        began, told = time.monotonic(), False
+        try:
+            self.ask(step)
+            while self.waiting and (waited_s := time.monotonic() - began) < patience_s:
+                if waited_s > PATIENCE_S and not told:
+                    told = True
+                    log.info("writing the last checkpoint, of %.1f GB", num_bytes / 1e9)
+                poll(POLL_S)
+        except AgentGoneError as gone:
+            log.error("no checkpoint at step %d: %s", step, gone)
+            self._folder = None
+        if self.waiting:
+            log.error("no checkpoint at step %d: the agent has not written its part for %.1f s", step, patience_s)
 
     def close(self) -> None:
         """Finish the checkpoint that is being written."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer import saving as saving_module
 from peer.checkpoint import store
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from peer.checkpoint.writer import CheckpointWriter
@@ -131,3 +132,45 @@ def test_the_same_step_is_written_once_and_again_if_that_failed(tmp_path, agent,
 
 def _full(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_the_last_one_has_the_time_that_a_large_state_needs(monkeypatch, tmp_path, agent, saving, caplog):
+    """An agent that writes 1 GB in 6 s, with the clock of the test."""
+    now = 100.0
+    monkeypatch.setattr(saving_module.time, "monotonic", lambda: now)
+
+    def poll(seconds):
+        nonlocal now
+        now += seconds
+        if now > 106.0 and saving.waiting:
+            saving.answered(agent.answer(), 7, 3)
+
+    with caplog.at_level("INFO"):
+        saving.last(7, 10**9, poll)
+    saving.close()
+    assert written(tmp_path) == ["checkpoint-7"]
+    assert caplog.text.count("writing the last checkpoint, of 1.0 GB") == 1
+
+
+@pytest.mark.parametrize(("num_bytes", "patience_s"), [(10**6, 1.5), (10**9, 11.5)])
+def test_the_last_one_is_not_waited_for_without_end(monkeypatch, saving, caplog, num_bytes, patience_s):
+    now = 100.0
+    monkeypatch.setattr(saving_module.time, "monotonic", lambda: now)
+
+    def poll(seconds):
+        nonlocal now
+        now += seconds
+
+    saving.last(7, num_bytes, poll)
+    assert now == pytest.approx(100.0 + patience_s, abs=0.2)
+    assert f"no checkpoint at step 7: the agent has not written its part for {patience_s} s" in caplog.text
+
+
+def test_an_agent_that_goes_at_the_end_ends_no_trainer(saving, caplog):
+    def poll(_):
+        raise AgentGoneError("it fell over")
+
+    saving.last(7, 10**6, poll)
+    assert "no checkpoint at step 7: it fell over" in caplog.text
+    assert not saving.waiting
+    saving.close()

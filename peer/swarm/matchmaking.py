@@ -78,6 +78,7 @@ class Matchmaker:
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
             self._opens, on_seat=lambda: self._leading.awaited(), shown=self._newcomers.shown,
+            seated=lambda member: self._newcomers.came((member,)),
         )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds

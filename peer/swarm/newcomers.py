@@ -51,6 +51,6 @@ class Newcomers:
         return True
 
     def came(self, peer_ids: Iterable[str]) -> None:
-        """A group formed with these."""
+        """A group formed with these, or they sit at its leader: there is nothing to wait for."""
         for peer_id in peer_ids:
             self._waits.pop(peer_id, None)

@@ -273,6 +273,9 @@ class Rounds:
             await self._directory.refresh()
         if donors := self._following.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
+        if not self._directory.peers:
+            for peer_id in self._company:  # nobody else is known, and they may be there
+                self._matchmaker.view.knock(peer_id)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()

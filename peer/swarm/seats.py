@@ -49,17 +49,19 @@ class Seats:
         clock: monotonic seconds.
         opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
         on_seat: called when somebody waits for the round that comes next here.
-        shown: called with who comes, wherever it stands: it is there.
+        shown: called with who comes from behind: it is there.
+        seated: called with who waits for the round that comes next.
     """
 
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
         refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
         on_seat: Callable[[], None] = lambda: None, shown: Callable[[str], object] = lambda _: None,
-    ) -> None:
+        seated: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._opens, self._on_seat, self._shown = opens, on_seat, shown
+        self._opens, self._on_seat, self._shown, self._seated = opens, on_seat, shown, seated
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -131,7 +133,7 @@ class Seats:
         self._changed.set()
         if join.parent == self._me.position().lineage_id:
             self._view.learn(stream.remote)
-            self._shown(stream.remote)
+            self._seated(stream.remote)
             if self._opens():
                 self.hurry_if_halfway()
             self._on_seat()

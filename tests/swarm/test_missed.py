@@ -182,3 +182,19 @@ async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(n
     with pytest.raises(RoundAborted, match=f"{ahead} is on a heavier lineage") as caught:
         await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
     assert (caught.value.instead, caught.value.culprit) == ("catch_up", ahead)
+
+
+async def test_who_has_slept_and_finds_the_directory_empty_asks_those_it_knew(network, tmp_path):
+    run, told, expected = Run(tmp_path / "others"), [], []
+    sleeping, _, donor = await two_donors(network, run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._company = (sleeping.peer_id, donor.peer_id)
+
+    async def match(_):
+        expected.extend(rounds._matchmaker.view.expected())
+        raise RoundAborted("match", "nobody is there")
+
+    rounds._matchmaker.match = match
+    with pytest.raises(RoundAborted, match="nobody is there"):
+        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    assert expected == [sleeping.peer_id, donor.peer_id]

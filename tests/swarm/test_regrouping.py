@@ -69,7 +69,8 @@ async def test_a_group_that_has_given_somebody_up_takes_it_in_when_it_comes_back
             await until(lambda: late.peer_id in first.matchmaker._seats)
         else:
             await stream.receive({Kind.REJECT: 10_000})
-        assert first.matchmaker.newcomers(group) == ([] if tries else [late.peer_id])  # once: it may be a nuisance
+        # from behind once in each wait: it may be a nuisance; who sits there comes for certain
+        assert first.matchmaker.newcomers(group) == ([late.peer_id] if level or not tries else [])
         stream.close()
         await until(lambda: late.peer_id not in first.matchmaker._seats)
 

@@ -73,12 +73,12 @@ class Matchmaker:
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
-        self._changed = asyncio.Event()
+        self._changed, self._sat = asyncio.Event(), asyncio.Event()
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
             self._opens, on_seat=lambda: self._leading.awaited(), shown=self._newcomers.shown,
-            seated=lambda member: self._newcomers.came((member,)),
+            seated=self._seat,
         )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
@@ -136,6 +136,23 @@ class Matchmaker:
         left_out = self._wanted().difference(group.others)
         self._newcomers.came(group.others)
         self._newcomers.missed(left_out)
+
+    def _seat(self, member: str) -> None:
+        self._newcomers.came((member,))
+        if self._newcomers.interrupts(member):
+            self._sat.set()
+
+    async def newcomer(self, members: frozenset[str]) -> None:
+        """Return when somebody sits here for whose sake the standing group of these members forms anew.
+
+        Whoever is ready before its group waits for it: who came meanwhile would be passed over, round after round.
+        """
+        self._sat.clear()
+        while True:
+            await self._sat.wait()
+            self._sat.clear()
+            if self.newcomers(members):
+                return
 
     def _wanted(self) -> set[str]:
         """Whoever could be in the next group: live, or waiting at this peer already."""

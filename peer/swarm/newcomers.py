@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 120.0
+INTERRUPTS_AFTER_S = 10.0
 
 
 class Newcomers:
@@ -19,6 +20,7 @@ class Newcomers:
         self._clock = clock
         self._waits: dict[str, tuple[float, float]] = {}
         self._honoured: dict[str, float] = {}
+        self._interrupted: dict[str, float] = {}
 
     def among(self, peer_ids: Iterable[str]) -> list[str]:
         """Those of `peer_ids` that are to be tried now, in order."""
@@ -49,6 +51,14 @@ class Newcomers:
         self._honoured[peer_id] = now
         self._waits[peer_id] = (now, wait_s)
         return True
+
+    def interrupts(self, peer_id: str) -> bool:
+        """Whether a round that waits for its members is given up for this peer, which sits there. What they have sent
+        is in vain then: nobody has it twice within INTERRUPTS_AFTER_S.
+        """
+        now = self._clock()
+        self._interrupted = {peer: at for peer, at in self._interrupted.items() if at + INTERRUPTS_AFTER_S > now}
+        return self._interrupted.setdefault(peer_id, now) == now
 
     def came(self, peer_ids: Iterable[str]) -> None:
         """A group formed with these, or they sit at its leader: there is nothing to wait for."""

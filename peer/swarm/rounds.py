@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
@@ -238,7 +239,10 @@ class Rounds:
         reason = RoundAborted("match", f"{banned[0]} is banned" if banned else "others want to take part")
         if self._stood:
             try:
-                return await self._exchange.again(due, self.keeper.state, position, self._matchmaker.patience_s)
+                newcomer = partial(self._matchmaker.newcomer, members)
+                return await self._exchange.again(
+                    due, self.keeper.state, position, self._matchmaker.patience_s, newcomer
+                )
             except RoundAborted as abort:
                 log.info("the group ends: %s", abort.reason)
                 reason, self._stood = abort, False

@@ -58,6 +58,16 @@ async def staggered(
         await cancel_and_wait(running)
 
 
+async def unless(interruption: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None if the interruption returns first. Whichever has not is cancelled."""
+    interrupting, working = asyncio.ensure_future(interruption), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({interrupting, working}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await cancel_and_wait([interrupting, working])
+
+
 def use_few_threads() -> None:
     """Let this loop's threads be about as many as can work at once: each keeps a heap and a stack of its own."""
     workers = min(MAX_THREADS, (os.cpu_count() or 1) + 2)

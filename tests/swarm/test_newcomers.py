@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from peer.swarm.newcomers import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.newcomers import FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
 
 
 class Clock:
@@ -72,3 +72,18 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait():
         clock.now += 0.25
     assert tries_without < tries <= 2 * tries_without + 1
     assert newcomers.shown("y")
+
+
+def test_nobody_interrupts_a_group_again_and_again():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    interrupted = []
+    for _ in range(400):
+        if newcomers.interrupts("x"):
+            interrupted.append(clock.now)
+        clock.now += 0.25
+    assert interrupted == [100.0 + INTERRUPTS_AFTER_S * turn for turn in range(10)]
+    assert newcomers.interrupts("y")
+    clock.now += INTERRUPTS_AFTER_S
+    assert newcomers.interrupts("z")
+    assert list(newcomers._interrupted) == ["z"]

@@ -75,6 +75,21 @@ async def test_a_group_that_has_given_somebody_up_takes_it_in_when_it_comes_back
         await until(lambda: late.peer_id not in first.matchmaker._seats)
 
 
+async def test_a_member_that_waits_for_its_group_hears_of_who_sits_there(network):
+    first, second, late, other = await gather(network, 4)
+    group = frozenset((first.peer_id, second.peer_id, other.peer_id))
+    first.matchmaker._newcomers.missed([late.peer_id])
+    coming = asyncio.ensure_future(first.matchmaker.newcomer(group))
+    streams = []
+    for member in (other, late):  # one of the group itself is none
+        streams.append(await member.hand_in(first, member.matchmaker._rosters.join(member.position, 100)[1]))
+        await until(lambda member=member: member.peer_id in first.matchmaker._seats)
+        await asyncio.wait({coming}, timeout=0.05)
+        assert coming.done() == (member is late)
+    for stream in streams:
+        stream.close()
+
+
 async def test_who_is_behind_is_told_by_how_much_and_need_not_ask_the_directory(network):
     leader, late = await gather(network, 2)
     leader.move(NEXT)

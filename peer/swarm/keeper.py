@@ -151,7 +151,7 @@ class Keeper:
         self._settle()
 
     async def _hash(self, head: Head) -> None:
-        self._digest = await self.shelf.read_new()
+        self._digest = await asyncio.to_thread(self.state.digest)
         self.memory.head = head.model_copy(update={"state_digest": self._digest})
 
     def _settle(self) -> None:

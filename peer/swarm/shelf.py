@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -59,22 +58,6 @@ class OneSnapshot:
         return None
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A joiner that must have a file: the one of this lineage id that is being written, or `later`, should a round
-    overtake that.
-    """
-
-    lineage_id: str
-    later: asyncio.Future[SnapshotFile | None]
-
-    def answer(self, file: SnapshotFile | None) -> bool:
-        """Whether it was still waiting."""
-        if waits := not self.later.done():
-            self.later.set_result(file)
-        return waits
-
-
 class Shelf:
     """The snapshots of a state that goes on: the two newest, and none before somebody has asked.
 
@@ -84,7 +67,7 @@ class Shelf:
 
     Args:
         history: of the state; its folder holds the files.
-        still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk only.
+        still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
         valid: whether the state is whole; asked while it is held still.
         digest: -> that of the state as it was when it was new.
         written: returns when the newest update is in its file.
@@ -105,8 +88,6 @@ class Shelf:
         self.courtesy, self._written = Courtesy(), written
         self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
         self._writing, self._spare = asyncio.Lock(), history.folder / "snapshot.tmp"
-        self._pages = asyncio.Lock()  # of the spare file: one of the two that may write there
-        self._waiting: _Waiting | None = None
         self.files: list[SnapshotFile] = []
         for path in history.folder.glob("snapshot*"):  # of an earlier life
             path.unlink(missing_ok=True)
@@ -140,29 +121,6 @@ class Shelf:
         digest = await self._digest() if state.lineage_id == lineage_id else None
         return digest if self._valid() and state.lineage_id == lineage_id else None
 
-    async def read_new(self) -> str:
-        """The digest of a state that has just become new; it changes only when that is known.
-
-        Where a joiner waits, and the round has overtaken the file that was written for it, the file of the new state is
-        written of the same bytes: they are read once, and no step waits longer.
-        """
-        async with self._pages:
-            waiting = self._waiting
-            if waiting is not None and not waiting.later.done() and waiting.lineage_id != self._state.lineage_id:
-                file = await asyncio.to_thread(self._write)
-                if not waiting.answer(file) and file is not None:
-                    file.give_up()  # who wanted it has left meanwhile
-                if file is not None:
-                    return file.digest
-        return await asyncio.to_thread(self._state.digest)
-
-    def _write(self) -> SnapshotFile | None:
-        try:
-            return SnapshotFile.write(self._path(), self._state, self._spare)
-        except OSError as error:
-            log.error("the snapshot of round %d for those who join cannot be written: %s", self._state.round, error)
-            return None
-
     async def update(self, digest: str) -> Path | None:
         """See `Snapshots`."""
         async with self._still():  # a round that is on the chain may still be taking its step
@@ -188,8 +146,6 @@ class Shelf:
 
     async def clear(self) -> None:
         """The state was a wrong one, and so may be the files."""
-        if self._waiting is not None:
-            self._waiting.answer(None)
         async with self._writing:
             for file in tuple(self.files):
                 self._remove(file)
@@ -207,48 +163,37 @@ class Shelf:
             if self.files[0].in_use:
                 return
             self.files.pop(0).give_up(self._spare)
-        async with self._still():
-            writer = SnapshotWriter(self._path(), self._state, self._spare)
         try:
-            file = await (self._capture(writer) if insist else self._copy(writer))
+            file = await self._capture(insist)
         finally:
-            async with self._pages:
-                self._spare.unlink(missing_ok=True)
-        if file is not None and (file := await self._checked(file)) is not None:
+            self._spare.unlink(missing_ok=True)
+        if file is not None:
             self.files.append(file)
 
-    async def _capture(self, writer: SnapshotWriter) -> SnapshotFile | None:
-        """A file of the state as it is, or, where a round commits meanwhile, as it is then; see `read_new`."""
-        self._waiting = waiting = _Waiting(writer.meta.lineage_id, asyncio.get_running_loop().create_future())
-        try:
-            if (file := await self._copy(writer)) is not None:
-                return file
+    async def _capture(self, insist: bool) -> SnapshotFile | None:
+        """A file of the state as it is: chunk by chunk, while rounds go first.
+
+        If one comes between, the next one's step waits for the file, which is begun as soon as it may be: at the end of
+        a round. Unless nobody insists: then there is none.
+        """
+        file = await self._copy()
+        if file is None and insist:
+            log.info("a round came before a snapshot was written: the next one waits for it, if it must")
             async with self._still():
-                if not self._valid() or self._state.lineage_id == waiting.lineage_id:
-                    return None  # it is in doubt, and may stay so
-            log.info("a round came before a snapshot was written: it is written of the state after that")
-            return await waiting.later
-        finally:
-            waiting.later.cancel()
-            self._waiting = None
+                if self._valid():
+                    file = await asyncio.to_thread(SnapshotFile.write, self._path(), self._state, self._spare)
+        return None if file is None else await self._checked(file)
 
-    async def _copy(self, writer: SnapshotWriter) -> SnapshotFile | None:
+    async def _copy(self) -> SnapshotFile | None:
         """Write the state chunk by chunk between rounds; None when it has changed meanwhile, or is not whole."""
-
-        def overtaken() -> bool:
-            return not self._valid() or self._state.lineage_id != writer.meta.lineage_id
-
-        with writer:
+        with SnapshotWriter(self._path(), self._state, self._spare) as writer:
             for _ in writer.meta_chunks():
                 async with self.courtesy.turn():
                     async with self._still():
-                        if overtaken():
+                        if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
                             return None
-                        chunk = await asyncio.to_thread(writer.copy)
-                    async with self._pages:
-                        if overtaken():
-                            return None
-                        await asyncio.to_thread(writer.put, chunk)
+                        await asyncio.to_thread(writer.copy)
+                    await asyncio.to_thread(writer.put)
             return writer.finish()
 
     async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:

@@ -10,7 +10,6 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from peer.outer.state import CHUNK, OuterState, chunks, state_digest
 from peer.protocol import hashing
@@ -43,7 +42,8 @@ class SnapshotFile:
         """Write `state`; the caller holds the state still. `over`: see `SnapshotWriter`."""
         with SnapshotWriter(path, state, over) as writer:
             for _ in writer.meta_chunks():
-                writer.put(writer.chunk)
+                writer.copy()
+                writer.put()
             return writer.finish()
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class SnapshotWriter:
 
     Args:
         path: where it appears.
-        state: must be at the same round whenever a chunk of it is read.
+        state: must be at the same round whenever `copy` is called.
         over: a file that nobody reads, or none yet, which is written over, and left for the next writer if this one
             does not finish: what is on its pages already is written anew in a fraction of the time.
     """
@@ -93,7 +93,8 @@ class SnapshotWriter:
         self._path, self._temporary, self._stays = path, over or path.with_suffix(".tmp"), over is not None
         tensors = (state.anchor, *state.buffers)
         self._chunks = [(tensor, *bounds) for tensor in tensors for bounds in chunks(state.numel, CHUNK)]
-        self._copied = torch.empty(0)
+        self._copied = torch.empty(min(CHUNK, state.numel))
+        self._length = 0
         self._digests: list[bytes] = []
         self.meta = SnapshotMeta(
             round=state.round,
@@ -116,25 +117,17 @@ class SnapshotWriter:
         """The numbers of the chunks, in the order in which they are copied."""
         return range(self.meta.num_chunks)
 
-    @property
-    def chunk(self) -> Tensor:
-        """The next one, where it lies; the caller holds the state still until it is put."""
+    def copy(self) -> None:
+        """Take the next chunk; the caller holds the state still."""
         tensor, start, stop = self._chunks[len(self._digests)]
-        return tensor[start:stop]
+        self._length = stop - start
+        self._copied[: self._length].copy_(tensor[start:stop])
 
-    def copy(self) -> Tensor:
-        """The next chunk, copied, so that the state may go on; until the next copy."""
-        chunk = self.chunk
-        if self._copied.numel() < chunk.numel():
-            self._copied = torch.empty_like(chunk)
-        return self._copied[: chunk.numel()].copy_(chunk)
-
-    def put(self, chunk: Tensor) -> None:
-        """Hash and write it; nothing of it is left for later."""
-        view = chunk.numpy().data.cast("B")
+    def put(self) -> None:
+        """Hash and write what was copied last."""
+        view = self._copied[: self._length].numpy().data.cast("B")
         self._digests.append(hashing.digest(view))
         self._file.write(view)
-        self._file.flush()
 
     def finish(self) -> SnapshotFile:
         """All chunks are written."""

@@ -11,7 +11,6 @@ from peer.link.memory import Head
 from peer.outer import threads
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.snapshots import SnapshotFile
 from tests.swarm.played import genesis_memory, state_in
 from tests.swarm.runs import Run, contributions, reduce_all
 
@@ -188,59 +187,3 @@ async def test_a_full_disk_costs_those_who_catch_up_an_update_and_no_round(run, 
     assert await keeper.shelf.update(first[1].link.update_digest) is None
     assert "the update of round 1 is not kept for those who catch up" in caplog.text
     assert "No space left" in caplog.text
-
-
-async def overtaken(keeper, following):
-    """The offer that a joiner gets whose file a round overtakes: while that is exchanged, no chunk is copied."""
-    keeper.shelf.courtesy.round_begins()
-    offering = asyncio.ensure_future(keeper.shelf.offer(None, 0))
-    while keeper.shelf._waiting is None:
-        await asyncio.sleep(0)
-    await keeper.apply(*following, 2)
-    keeper.shelf.courtesy.round_ends()
-    return await asyncio.wait_for(offering, 10.0)
-
-
-async def test_a_snapshot_that_a_round_overtakes_is_written_as_the_new_state_is_read_for_its_digest(run, held):
-    keeper = held.keeper()
-    keeper.restore([])
-    await keeper.apply(*next_round(run), 1)
-    await keeper.digest()
-    held.free.clear()  # nothing is hashed but what is written
-    file = await overtaken(keeper, next_round(run))
-    assert (file.meta.round, file.meta.lineage_id) == (2, run.state.lineage_id)
-    assert file.digest == await keeper.digest() == run.state.digest()
-    assert held.memory.head.state_digest == run.state.digest()
-    state = (run.state.anchor, *run.state.buffers)
-    assert file.path.read_bytes() == b"".join(tensor.numpy().tobytes() for tensor in state)
-    held.free.set()
-    await keeper.apply(*next_round(run), 3)  # nobody waits any more: it is hashed alone
-    assert await keeper.digest() == run.state.digest()
-    assert [path.name for path in keeper.history.folder.glob("snapshot*")] == [file.path.name]
-
-
-async def test_a_state_has_its_digest_where_there_is_no_room_for_the_snapshot(run, held, monkeypatch, caplog):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    keeper = held.keeper()
-    keeper.restore([])
-    monkeypatch.setattr(SnapshotFile, "write", full)
-    assert await overtaken(keeper, next_round(run)) is None
-    assert await keeper.digest() == run.state.digest()
-    assert "the snapshot of round 1 for those who join cannot be written" in caplog.text
-
-
-async def test_who_waits_for_a_snapshot_is_told_when_the_state_is_in_doubt(run, held):
-    keeper = held.keeper()
-    keeper.restore([])
-    await keeper.apply(*next_round(run), 1)
-    keeper.shelf.courtesy.round_begins()
-    offering = asyncio.ensure_future(keeper.shelf.offer(None, 0))
-    while keeper.shelf._waiting is None:
-        await asyncio.sleep(0)
-    doubting = asyncio.ensure_future(keeper.doubt())
-    await asyncio.sleep(0)
-    keeper.shelf.courtesy.round_ends()
-    assert await asyncio.wait_for(offering, 10.0) is None
-    await asyncio.wait_for(doubting, 10.0)

@@ -75,7 +75,7 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
             start = _prepare(settings, addresses, identity_path, console)
             return _run(settings, start, agent, stop, console)
         except KeyboardInterrupt:
-            log.warning("stopped %s", "at once: nothing more is written" if stop.draining else "before the first step")
+            log.warning("stopped %s", "in the middle of the end" if stop.draining else "before the first step")
             return 130
     except KeyboardInterrupt:
         return 130

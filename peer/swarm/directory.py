@@ -49,7 +49,6 @@ class Directory:
     def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
         self._node, self._run_id, self._clock = node, run_id, clock
         self._records: dict[str, PeerRecord] = {}
-        self._read_at = clock()
         self._announce_now = asyncio.Event()
         self.changed = asyncio.Event()
         self.banned: Callable[[str], bool] = lambda _: False
@@ -83,8 +82,9 @@ class Directory:
 
     @property
     def fresh(self) -> bool:
-        """Whether it has been read a moment ago; it is not where this machine has slept, or lost its connections."""
-        return self._clock() - self._read_at < FRESH_S
+        """Whether somebody has announced itself a moment ago; not where this machine has slept, or lost the others."""
+        made_after = self._clock() - FRESH_S
+        return any(record.expires_at - PEER_TTL_S > made_after for record in self.peers.values())
 
     async def refresh(self) -> None:
         """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""
@@ -104,7 +104,7 @@ class Directory:
             records[owner] = record
         if records.keys() - self._records.keys():
             self.changed.set()
-        self._records, self._read_at = records, self._clock()
+        self._records = records
         self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
 
     async def _announce_forever(self, describe: Callable[[], PeerRecord]) -> None:
@@ -128,13 +128,15 @@ class Directory:
 
 
 async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
-    """Sealed records under a DHT key by subkey; whatever is not a record is left out. None if the DHT is silent."""
+    """Sealed records under a DHT key by subkey, less what is no record; None if there are none, or nobody answers."""
     try:
         found = await asyncio.wait_for(node.dht.get(key, latest=True), DHT_TIMEOUT_S)
     except asyncio.TimeoutError:
         log.warning("the DHT did not answer within %g s", DHT_TIMEOUT_S)
         return None
-    if found is None or not isinstance(found.value, dict):
+    if found is None:  # so it answers, too, where no node of it can be reached
+        return None
+    if not isinstance(found.value, dict):
         return {}
     items = list(found.value.items())[:MAX_PEERS_READ]
     return {owner: item.value for owner, item in items if isinstance(owner, str) and isinstance(item.value, bytes)}

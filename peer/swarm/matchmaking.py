@@ -27,7 +27,7 @@ from peer.protocol.wire import (
     RejectMessage,
     StatusMessage,
 )
-from peer.swarm import invitations, leading
+from peer.swarm import invitations, leading, seats
 from peer.swarm.directory import Directory
 from peer.swarm.invitations import Invitations, Self
 from peer.swarm.keeper import Position
@@ -39,7 +39,6 @@ from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
-MAX_STATUSES = 1000  # it says one each second
 
 
 class Matchmaker:
@@ -78,7 +77,7 @@ class Matchmaker:
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
             self._opens, on_seat=lambda: self._leading.awaited(), shown=self._newcomers.shown,
-            seated=self._seat,
+            seated=self._seat, left=self._newcomers.left,
         )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
@@ -138,8 +137,7 @@ class Matchmaker:
         self._newcomers.missed(left_out)
 
     def _seat(self, member: str) -> None:
-        self._newcomers.came((member,))
-        if self._newcomers.interrupts(member):
+        if self._newcomers.sits(member) and self._newcomers.interrupts(member):
             self._sat.set()
 
     async def newcomer(self, members: frozenset[str]) -> None:
@@ -212,7 +210,7 @@ class Matchmaker:
             return None
         try:
             await stream.send(Kind.JOIN, sealed)
-            kind, body = await asyncio.wait_for(_answer(stream), patience_s)
+            kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("leader %s is gone while a group formed: %s", leader, in_words(error))
@@ -234,27 +232,28 @@ class Matchmaker:
             raise RoundAborted("match", f"bad roster: {error}", culprit=leader) from None
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
+        position = self._me.position()
         if reject.reason == "behind":
-            position = self._me.position()
             if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
                 self._me.nudge(leader, reject.weight, reject.lineage_id)
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)
             self.view.avoid(leader)
-        elif reject.leader in self._directory.peers:  # which may have heard less of it than that leader
-            self.view.learn(reject.leader)
+        elif reject.leader in self._directory.peers and reject.lineage_id == position.lineage_id:
+            self.view.learn(reject.leader)  # the directory may not have heard yet where it stands
         await self._directory.refresh()
         self._changed.clear()
         await leading.wait_for(self._changed, leading.RECHECK_S)
 
 
-async def _answer(stream: Stream) -> tuple[Kind, bytes]:
+async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
     """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
     limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
-    for _ in range(MAX_STATUSES):
+    statuses = 10 + int(2 * patience_s / seats.AWAKE_EVERY_S)
+    for _ in range(statuses):
         kind, body = await asyncio.wait_for(stream.receive(limits), invitations.PROBE_TIMEOUT_S)
         if kind is not Kind.STATUS:
             return kind, body
         parse_json(StatusMessage, body)
-    raise ProtocolError(f"{stream.remote} says that it is awake, {MAX_STATUSES} times, and no more")
+    raise ProtocolError(f"{stream.remote} says that it is awake, {statuses} times, and no more")

@@ -51,17 +51,18 @@ class Seats:
         on_seat: called when somebody waits for the round that comes next here.
         shown: called with who comes from behind: it is there.
         seated: called with who waits for the round that comes next.
+        left: called with who gives its seat up before there is a roster.
     """
 
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
         refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
         on_seat: Callable[[], None] = lambda: None, shown: Callable[[str], object] = lambda _: None,
-        seated: Callable[[str], None] = lambda _: None,
+        seated: Callable[[str], None] = lambda _: None, left: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._opens, self._on_seat, self._shown, self._seated = opens, on_seat, shown, seated
+        self._opens, self._on_seat, self._shown, self._seated, self._left = opens, on_seat, shown, seated, left
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -98,8 +99,10 @@ class Seats:
             if not there and seat.join.round <= position.round:
                 del self._taken[peer_id]
                 seat.taken.set()
+        for peer_id in self.present(position.lineage_id):  # who was there before this peer
+            self._sits(peer_id)
         if self._me.called and self.present(position.lineage_id) and self._opens():
-            self.hurry_if_halfway()  # for who was there before this peer
+            self.hurry_if_halfway()
 
     def hurry_if_halfway(self) -> None:
         """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
@@ -132,8 +135,7 @@ class Seats:
         self._taken[stream.remote] = seat
         self._changed.set()
         if join.parent == self._me.position().lineage_id:
-            self._view.learn(stream.remote)
-            self._seated(stream.remote)
+            self._sits(stream.remote)
             if self._opens():
                 self.hurry_if_halfway()
             self._on_seat()
@@ -143,13 +145,14 @@ class Seats:
         try:
             while not (ended.done() or taken.done()):
                 await asyncio.wait({ended, taken}, timeout=AWAKE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-                if not (ended.done() or taken.done()):
+                if not (ended.done() or taken.done() or stream.sending):
                     await self._say_awake(stream)
         finally:
             hurry.cancel()
             await cancel_and_wait([ended, taken])
             if self._taken.get(stream.remote) is seat:
                 del self._taken[stream.remote]
+                self._left(stream.remote)
                 self._changed.set()
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
             self._view.knock(stream.remote)
@@ -163,6 +166,11 @@ class Seats:
             self._me.hurry()
         else:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
+
+    def _sits(self, peer_id: str) -> None:
+        """It waits here for the round that comes next."""
+        self._view.learn(peer_id)
+        self._seated(peer_id)
 
     async def _say_awake(self, stream: Stream) -> None:
         """Tell a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
@@ -192,6 +200,9 @@ class Seats:
                 "weight": position.weight,
             }
         )  # fmt: skip
+        if stream.sending:  # it does not read what it is told
+            stream.close()
+            return
         try:
             await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
         except (StreamClosedError, asyncio.TimeoutError):

@@ -8,7 +8,7 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm import invitations, matchmaking, seats
+from peer.swarm import invitations, seats
 from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.roster import roster_key
 from peer.swarm.streams import StreamClosedError
@@ -268,8 +268,28 @@ async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(ne
     assert {len(group.members) for group in groups} == {2}
 
 
-async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network, monkeypatch):
-    monkeypatch.setattr(matchmaking, "MAX_STATUSES", 3)
+async def test_a_member_that_reads_nothing_costs_its_leader_one_round_and_no_more(network, monkeypatch):
+    """The leader is in the middle of telling it something when the group forms."""
+    leader, deaf = await gather(network, 2, wait=0.3)
+    stream = await deaf.hand_in(leader, join_of(deaf.node.identity)[0])
+    await until(lambda: deaf.peer_id in leader.matchmaker._seats)
+    monkeypatch.setattr(leader.matchmaker._seats._taken[deaf.peer_id].stream, "sending", True)
+    with pytest.raises(RoundAborted, match="left while the roster was sent") as caught:
+        await leader.match()
+    assert caught.value.culprit == deaf.peer_id
+    stream.close()
+
+
+@pytest.mark.parametrize("level", [True, False])
+async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, level):
+    first, second, third = await gather(network, 3)
+    third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
+    await third.matchmaker._heed(reject, second.peer_id)
+    assert (first.peer_id == third.matchmaker.view.leader()) == level
+
+
+async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
     leader, member = await gather(network, 2)
     awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=leader.peer_id)
 
@@ -279,7 +299,7 @@ async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network, monkey
                 await stream.send_message(Kind.STATUS, awake)
 
     await leader.node.serve(JOIN_NAME, "round", chatter)
-    with pytest.raises(RoundAborted, match="awake, 3 times, and no more") as caught:
+    with pytest.raises(RoundAborted, match=r"awake, \d+ times, and no more") as caught:
         await member.match()
     assert caught.value.culprit == leader.peer_id
 

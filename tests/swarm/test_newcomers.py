@@ -87,3 +87,21 @@ def test_nobody_interrupts_a_group_again_and_again():
     clock.now += INTERRUPTS_AFTER_S
     assert newcomers.interrupts("z")
     assert list(newcomers._interrupted) == ["z"]
+
+
+def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    for _ in range(5):
+        newcomers.missed(["x"])
+        assert newcomers.among(["x"]) == []
+        assert newcomers.sits("x")
+        assert newcomers.among(["x"]) == ["x"]
+    tries, turns = 0, 4 * 1000
+    for _ in range(turns):  # somebody who sits down and leaves without end
+        tries += newcomers.sits("y") and bool(newcomers.among(["y"]))
+        newcomers.left("y")
+        clock.now += 0.25
+    assert 5 <= tries <= 2 + 0.25 * turns / FIRST_WAIT_S / 20
+    newcomers.came(["y"])
+    assert newcomers.sits("y")

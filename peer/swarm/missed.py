@@ -64,7 +64,7 @@ async def went_on(
     fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random,
     patience_s: float = ASK_TIMEOUT_S,
 ) -> tuple[str, int, str] | None:  # fmt: skip
-    """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id) of one."""
+    """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id)."""
     asked = rng.sample(list(others), min(ASKED, len(others)))
 
     async def onward(peer_id: str) -> list[Certificate]:

@@ -52,7 +52,8 @@ def test_training_survives_the_loss_of_agent_and_daemon(make_swarm: MakeSwarm, t
             victim.wait_for(lambda step=step: victim.step > step)
             victim.wait_for(lambda family=family: victim.agent not in (None, *family))
             victim.wait_for(lambda round=round: victim.round >= round + 2)
-            other.wait_for(lambda: other.round >= victim.committed[-1]["round"])
+            reached = victim.committed[-1]["round"]  # rounds go on: the next look would find another one
+            other.wait_for(lambda reached=reached: other.round >= reached)
         events = [event for event in read_metrics(victim.folder / "metrics.jsonl") if event["event"] == "agent_restart"]
         assert [event["starts"] for event in events] == [2, 3]
     finally:

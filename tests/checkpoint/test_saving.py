@@ -134,15 +134,29 @@ def _full(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_the_last_one_has_the_time_that_a_large_state_needs(monkeypatch, tmp_path, agent, saving, caplog):
+class Clock:
+    """Goes on while it is polled."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def poll(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(saving_module.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def test_the_last_one_has_the_time_that_a_large_state_needs(tmp_path, agent, saving, clock, caplog):
     """An agent that writes 1 GB in 6 s, with the clock of the test."""
-    now = 100.0
-    monkeypatch.setattr(saving_module.time, "monotonic", lambda: now)
 
     def poll(seconds):
-        nonlocal now
-        now += seconds
-        if now > 106.0 and saving.waiting:
+        clock.poll(seconds)
+        if clock.now > 106.0 and saving.waiting:
             saving.answered(agent.answer(), 7, 3)
 
     with caplog.at_level("INFO"):
@@ -153,16 +167,9 @@ def test_the_last_one_has_the_time_that_a_large_state_needs(monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(("num_bytes", "patience_s"), [(10**6, 1.5), (10**9, 11.5)])
-def test_the_last_one_is_not_waited_for_without_end(monkeypatch, saving, caplog, num_bytes, patience_s):
-    now = 100.0
-    monkeypatch.setattr(saving_module.time, "monotonic", lambda: now)
-
-    def poll(seconds):
-        nonlocal now
-        now += seconds
-
-    saving.last(7, num_bytes, poll)
-    assert now == pytest.approx(100.0 + patience_s, abs=0.2)
+def test_the_last_one_is_not_waited_for_without_end(saving, clock, caplog, num_bytes, patience_s):
+    saving.last(7, num_bytes, clock.poll)
+    assert clock.now == pytest.approx(100.0 + patience_s, abs=0.2)
     assert f"no checkpoint at step 7: the agent has not written its part for {patience_s} s" in caplog.text
 
 

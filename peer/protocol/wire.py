@@ -97,6 +97,7 @@ class RejectMessage(Spec):
     leader: PeerIdText | None = None
     round: Count = 0
     lineage_id: Digest | None = None
+    weight: Count = 0
 
 
 class InviteMessage(Spec):
@@ -110,7 +111,9 @@ class InviteMessage(Spec):
 
 
 class StatusMessage(Spec):
-    """The answer to an invitation: will it come, where does it stand, and whom does it take for the leader."""
+    """The answer to an invitation: will it come, where does it stand, and whom does it take for the leader. And what a
+    leader says each second to who waits at it.
+    """
 
     coming: bool
     round: Count

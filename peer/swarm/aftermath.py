@@ -79,7 +79,8 @@ class Aftermath:
             await self._following.look_at_own_state()
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
             others = [peer_id for peer_id in record.members if peer_id != self._own_id]
-            missed = await went_on(self._following.fetcher, others, self._following.standing, self._rng)
+            answering = [peer_id for peer_id in others if peer_id != record.culprit]  # who sleeps is waited for
+            missed = await went_on(self._following.fetcher, answering or others, self._following.standing, self._rng)
             if missed is not None:
                 self._nudge(*missed)
 
@@ -95,7 +96,8 @@ class Aftermath:
 
     async def _until_caught_up(self) -> bool:
         for _ in range(BEHIND_TRIES):
-            await self._directory.refresh()
+            if not self._following.donors():  # reading the directory takes seconds where one of its nodes sleeps
+                await self._directory.refresh()
             if await self._following.catch_up():
                 self._handover.announce_anchor(self._following.missed.contributed)
                 return True

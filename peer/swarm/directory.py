@@ -27,6 +27,7 @@ from peer.swarm.node import Node
 
 log = logging.getLogger(__name__)
 REFRESH_PERIOD_S = 2.0
+FRESH_S = PEER_TTL_S / 2
 ANNOUNCE_PAUSE_S = 1.0  # a store asks several peers for their neighbours: it costs more than a small round
 MANIFEST_PERIOD_S = 30.0
 DHT_TIMEOUT_S = 10.0
@@ -79,10 +80,19 @@ class Directory:
         """When a record made now expires."""
         return self._clock() + PEER_TTL_S
 
+    @property
+    def fresh(self) -> bool:
+        """Whether somebody has announced itself a moment ago; not where this machine has slept, or lost the others."""
+        made_after = self._clock() - FRESH_S
+        return any(record.expires_at - PEER_TTL_S > made_after for record in self.peers.values())
+
     async def refresh(self) -> None:
-        """Read all records of the run once."""
+        """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""
         records: dict[str, PeerRecord] = {}
-        for owner, blob in (await read_records(self._node, peers_key(self._run_id))).items():
+        found = await read_records(self._node, peers_key(self._run_id))
+        if found is None:
+            return
+        for owner, blob in found.items():
             try:
                 signer, payload = open_sealed("peer", blob)
                 record = parse_json(PeerRecord, payload)
@@ -117,14 +127,16 @@ class Directory:
             await asyncio.sleep(REFRESH_PERIOD_S)
 
 
-async def read_records(node: Node, key: str) -> dict[str, bytes]:
-    """Sealed records under a DHT key by subkey; whatever is not a record is left out."""
+async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
+    """Sealed records under a DHT key by subkey, less what is no record; None if there are none, or nobody answers."""
     try:
         found = await asyncio.wait_for(node.dht.get(key, latest=True), DHT_TIMEOUT_S)
     except asyncio.TimeoutError:
         log.warning("the DHT did not answer within %g s", DHT_TIMEOUT_S)
-        return {}
-    if found is None or not isinstance(found.value, dict):
+        return None
+    if found is None:  # so it answers, too, where no node of it can be reached
+        return None
+    if not isinstance(found.value, dict):
         return {}
     items = list(found.value.items())[:MAX_PEERS_READ]
     return {owner: item.value for owner, item in items if isinstance(owner, str) and isinstance(item.value, bytes)}
@@ -164,7 +176,7 @@ async def find_manifest(
     while True:
         found: dict[str, tuple[RunManifest, bytes]] = {}
         incompatible: UserError | None = None
-        for owner, blob in (await read_records(node, MANIFEST_KEY)).items():
+        for owner, blob in (await read_records(node, MANIFEST_KEY) or {}).items():
             try:
                 signer, manifest = open_manifest(blob)
             except ProtocolError as error:

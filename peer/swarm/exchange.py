@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from peer.outer.recipes import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
@@ -37,12 +38,17 @@ from peer.swarm.senders import bounded, start_senders
 from peer.swarm.slices import SliceWork
 from peer.swarm.standing import Standing, part
 from peer.swarm.streams import Stream
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.tasks import cancel_and_wait, unless
 from peer.swarm.watch import Watch
 from peer.swarm.work import Work
 
 log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0
+
+
+async def nobody() -> None:
+    """A newcomer that does not come."""
+    await asyncio.Event().wait()
 
 
 class Exchange:
@@ -102,11 +108,17 @@ class Exchange:
             return frozenset()
         return standing.members
 
-    async def again(self, due: Due, state: OuterState, position: Position, patience_s: float) -> Group:
+    async def again(
+        self, due: Due, state: OuterState, position: Position, patience_s: float,
+        newcomer: Callable[[], Coroutine[Any, Any, None]] = nobody,
+    ) -> Group:  # fmt: skip
         """The standing group's next round: send what is ready, return when all have joined.
 
+        Args:
+            newcomer: returns when somebody comes for whose sake the group shall form anew.
+
         Raises:
-            RoundAborted: the group has ended, or somebody did not join in time; nothing has changed.
+            RoundAborted: the group has ended or shall, or somebody did not join in time; nothing has changed.
         """
         standing = self._standing
         assert standing is not None
@@ -116,7 +128,10 @@ class Exchange:
         join, sealed = self._rosters.join(position, due.tokens, standing.identifier)
         self._send(session, standing, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in session.inboxes.items()}
-        done, late = await asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
+        joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
+        if (joined := await unless(newcomer(), joining)) is None:
+            raise RoundAborted("match", "others want to take part")
+        done, late = joined
         broken = next((future.exception() for future in done if future.exception() is not None), None)
         if isinstance(broken, RoundAborted):
             raise RoundAborted("match", broken.reason, broken.culprit)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
@@ -90,8 +89,7 @@ class Following:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before, chain = self._keeper.position, tuple(self._keeper.history.chain)
         self.missed.begin()
-        calls = [(donor, partial(self.fetcher.reach, donor)) for donor in self.donors()]
-        async with contextlib.aclosing(staggered(calls, NEXT_DONOR_S)) as answers:
+        async with contextlib.aclosing(staggered(self.donors, self.fetcher.reach, NEXT_DONOR_S)) as answers:
             async for donor, answer in answers:
                 self._nudged.pop(donor, None)
                 try:

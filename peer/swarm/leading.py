@@ -155,6 +155,10 @@ class Leading:
         left: list[str] = []
         for peer_id, seat in chosen:
             self._seats.leave(peer_id)
+            if seat.stream.sending:  # it does not read what it is told
+                seat.stream.close()
+                left.append(peer_id)
+                continue
             try:
                 await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
             except (StreamClosedError, asyncio.TimeoutError):

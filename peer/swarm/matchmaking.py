@@ -2,7 +2,7 @@
 
 The live peer with the lowest hash leads. Members open a stream to it, hand in a signed join and hold the stream until
 the roster comes; the leader invites everybody that the directory shows at its lineage id and waits for those who are
-on their way. A member that dies is seen by the end of its stream.
+on their way. A member that dies is seen by the end of its stream, a leader that sleeps by its silence.
 
 hivemind's own `Matchmaking` was weighed and left: its DHT records are unsigned, one record with a far expiry stops it,
 its roster is the leader's word alone, and with an unknown group size it always waits out its whole window.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError, in_words
 from peer.outer.round import Due, Group, RoundAborted
+from peer.protocol.lineage import heavier
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import parse_json
 from peer.protocol.wire import (
@@ -24,8 +25,9 @@ from peer.protocol.wire import (
     JoinMessage,
     Kind,
     RejectMessage,
+    StatusMessage,
 )
-from peer.swarm import invitations, leading
+from peer.swarm import invitations, leading, seats
 from peer.swarm.directory import Directory
 from peer.swarm.invitations import Invitations, Self
 from peer.swarm.keeper import Position
@@ -33,7 +35,7 @@ from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.seats import Seats
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
@@ -70,11 +72,12 @@ class Matchmaker:
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
-        self._changed = asyncio.Event()
+        self._changed, self._sat = asyncio.Event(), asyncio.Event()
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            self._opens, on_seat=lambda: self._leading.awaited(),
+            self._opens, on_seat=lambda: self._leading.awaited(), shown=self._newcomers.shown,
+            seated=self._seat, left=self._newcomers.left,
         )  # fmt: skip
         self._invitations = Invitations(
             node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
@@ -124,7 +127,7 @@ class Matchmaker:
         members = self._me.standing()
         if not members or leader in members:
             return True
-        return self._has_place(members, leader) and self._newcomers.invited(leader)
+        return self._has_place(members, leader) and self._newcomers.shown(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
@@ -132,6 +135,22 @@ class Matchmaker:
         left_out = self._wanted().difference(group.others)
         self._newcomers.came(group.others)
         self._newcomers.missed(left_out)
+
+    def _seat(self, member: str) -> None:
+        if self._newcomers.sits(member) and self._newcomers.interrupts(member):
+            self._sat.set()
+
+    async def newcomer(self, members: frozenset[str]) -> None:
+        """Return when somebody sits here for whose sake the standing group of these members forms anew.
+
+        Whoever is ready before its group waits for it: who came meanwhile would be passed over, round after round.
+        """
+        self._sat.clear()
+        while True:
+            await self._sat.wait()
+            self._sat.clear()
+            if self.newcomers(members):
+                return
 
     def _wanted(self) -> set[str]:
         """Whoever could be in the next group: live, or waiting at this peer already."""
@@ -191,8 +210,7 @@ class Matchmaker:
             return None
         try:
             await stream.send(Kind.JOIN, sealed)
-            limits = {Kind.ROSTER: MAX_MESSAGE_BYTES, Kind.REJECT: MAX_MESSAGE_BYTES}
-            kind, body = await asyncio.wait_for(stream.receive(limits), patience_s)
+            kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             log.info("leader %s is gone while a group formed: %s", leader, in_words(error))
@@ -214,11 +232,28 @@ class Matchmaker:
             raise RoundAborted("match", f"bad roster: {error}", culprit=leader) from None
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
+        position = self._me.position()
         if reject.reason == "behind":
+            if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
+                self._me.nudge(leader, reject.weight, reject.lineage_id)
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)
             self.view.avoid(leader)
+        elif reject.leader in self._directory.peers and reject.lineage_id == position.lineage_id:
+            self.view.learn(reject.leader)  # the directory may not have heard yet where it stands
         await self._directory.refresh()
         self._changed.clear()
         await leading.wait_for(self._changed, leading.RECHECK_S)
+
+
+async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
+    """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
+    limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
+    statuses = 10 + int(2 * patience_s / seats.AWAKE_EVERY_S)
+    for _ in range(statuses):
+        kind, body = await asyncio.wait_for(stream.receive(limits), invitations.PROBE_TIMEOUT_S)
+        if kind is not Kind.STATUS:
+            return kind, body
+        parse_json(StatusMessage, body)
+    raise ProtocolError(f"{stream.remote} says that it is awake, {statuses} times, and no more")

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
@@ -62,21 +61,25 @@ class Missed:
 
 
 async def went_on(
-    fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random
-) -> tuple[str, int, str] | None:
-    """Whether members of a round that this peer gave up committed it: (who, weight, lineage id) of one that did."""
+    fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random,
+    patience_s: float = ASK_TIMEOUT_S,
+) -> tuple[str, int, str] | None:  # fmt: skip
+    """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id)."""
     asked = rng.sample(list(others), min(ASKED, len(others)))
-    calls = [(peer_id, partial(_onward, fetcher, peer_id, standing())) for peer_id in asked]
-    async with contextlib.aclosing(staggered(calls, 0.0)) as answers:
+
+    async def onward(peer_id: str) -> list[Certificate]:
+        return await _onward(fetcher, peer_id, standing(), patience_s)
+
+    async with contextlib.aclosing(staggered(lambda: asked, onward, 0.0)) as answers:
         async for peer_id, answer in answers:
             if chain := answer.result():
                 return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id
     return None
 
 
-async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing) -> list[Certificate]:
+async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing, patience_s: float) -> list[Certificate]:
     try:
-        return await asyncio.wait_for(fetcher.onward(peer_id, standing), ASK_TIMEOUT_S)
+        return await asyncio.wait_for(fetcher.onward(peer_id, standing), patience_s)
     except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
         log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
         return []

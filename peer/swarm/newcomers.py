@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 120.0
+INTERRUPTS_AFTER_S = 10.0
 
 
 class Newcomers:
@@ -19,6 +20,8 @@ class Newcomers:
         self._clock = clock
         self._waits: dict[str, tuple[float, float]] = {}
         self._honoured: dict[str, float] = {}
+        self._interrupted: dict[str, float] = {}
+        self._fickle: dict[str, float] = {}
 
     def among(self, peer_ids: Iterable[str]) -> list[str]:
         """Those of `peer_ids` that are to be tried now, in order."""
@@ -35,8 +38,10 @@ class Newcomers:
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
                 self._waits[peer_id] = (now + wait_s, wait_s)
 
-    def invited(self, peer_id: str) -> bool:
-        """Whether the group forms anew for who invites one of its members: once in each wait, even before its end."""
+    def shown(self, peer_id: str) -> bool:
+        """This peer has shown itself, by an invitation or by coming. -> whether the group forms anew for it: once in
+        each wait, even before its end.
+        """
         now = self._clock()
         until, wait_s = self._waits.get(peer_id, (now, 0.0))
         if until <= now:
@@ -48,7 +53,33 @@ class Newcomers:
         self._waits[peer_id] = (now, wait_s)
         return True
 
+    def sits(self, peer_id: str) -> bool:
+        """This peer waits at the leader. -> whether the group forms anew for it: unless it has left a seat of late."""
+        now = self._clock()
+        if self._fickle.get(peer_id, now) > now:
+            return False
+        if peer_id in self._waits:
+            self._waits[peer_id] = (now, self._waits[peer_id][1])
+        return True
+
+    def left(self, peer_id: str) -> None:
+        """This peer has left its seat before a group formed: as one that does not come, and sitting does not help."""
+        now = self._clock()
+        self._fickle = {peer: until for peer, until in self._fickle.items() if until > now}
+        if self._waits.get(peer_id, (now, 0.0))[0] <= now:
+            self.missed((peer_id,))
+        self._fickle[peer_id] = self._waits[peer_id][0]
+
+    def interrupts(self, peer_id: str) -> bool:
+        """Whether a round that waits for its members is given up for this peer, which sits there. What they have sent
+        is in vain then: nobody has it twice within INTERRUPTS_AFTER_S.
+        """
+        now = self._clock()
+        self._interrupted = {peer: at for peer, at in self._interrupted.items() if at + INTERRUPTS_AFTER_S > now}
+        return self._interrupted.setdefault(peer_id, now) == now
+
     def came(self, peer_ids: Iterable[str]) -> None:
         """A group formed with these."""
         for peer_id in peer_ids:
             self._waits.pop(peer_id, None)
+            self._fickle.pop(peer_id, None)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
@@ -26,11 +27,13 @@ from peer.swarm.handover import Handover
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
+from peer.swarm.missed import went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
+LOOK_AROUND_S = 1.0  # those of the last group that are awake answer sooner
 JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 
 
@@ -85,6 +88,8 @@ class Rounds:
         )
         self._stood = False
         self._regrouped: str | None = None
+        self._company: tuple[str, ...] = ()
+        self._rng = rng
         self.joined = False
         self.leaving = False
         self.group_size = 0
@@ -234,7 +239,10 @@ class Rounds:
         reason = RoundAborted("match", f"{banned[0]} is banned" if banned else "others want to take part")
         if self._stood:
             try:
-                return await self._exchange.again(due, self.keeper.state, position, self._matchmaker.patience_s)
+                newcomer = partial(self._matchmaker.newcomer, members)
+                return await self._exchange.again(
+                    due, self.keeper.state, position, self._matchmaker.patience_s, newcomer
+                )
             except RoundAborted as abort:
                 log.info("the group ends: %s", abort.reason)
                 reason, self._stood = abort, False
@@ -243,6 +251,7 @@ class Rounds:
         await self._exchange.dissolve(reason)
         await self._look_around()
         group = await self._matchmaker.match(due)
+        self._company = group.others
         self._matchmaker.included(group)
         for peer_id in filter(self._guard.banned, group.others):
             self._guard.meet(group.others)  # its leader does not know yet
@@ -252,14 +261,25 @@ class Rounds:
         return group
 
     async def _look_around(self) -> None:
-        """Raise RoundAborted where this machine has slept, all records have expired meanwhile, and others are ahead:
-        where it was it would find only those who sleep as well, and wait at one of them.
+        """Raise RoundAborted where this machine has slept and others are ahead: where it was it would find only those
+        who sleep as well, and wait at one of them. Its last group knows first: to read the directory takes seconds
+        where one of the DHT's nodes sleeps.
         """
-        if self._directory.peers:
+        if self._directory.peers and self._directory.fresh:
             return
-        await self._directory.refresh()
+        if self.keeper.valid:
+            missed = await went_on(
+                self._following.fetcher, self._company, self._following.standing, self._rng, LOOK_AROUND_S
+            )
+            if missed is not None:
+                self._nudge(*missed)
+        if not self._directory.peers and not self._following.donors():
+            await self._directory.refresh()
         if donors := self._following.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
+        if not self._directory.peers:
+            for peer_id in self._company:  # nobody else is known, and they may be there
+                self._matchmaker.view.knock(peer_id)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()

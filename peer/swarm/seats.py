@@ -1,4 +1,8 @@
-"""Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes."""
+"""Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes.
+
+The leader says at once, and every second, that it is awake. Without that, members waited for one that had fallen asleep
+as long as for a round, while the others went on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from peer.protocol.records import MAX_RECORD_BYTES
-from peer.protocol.wire import JoinMessage, Kind, RejectMessage
+from peer.protocol.wire import JoinMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.invitations import PROBE_TIMEOUT_S, Self
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
@@ -16,6 +20,7 @@ from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
+AWAKE_EVERY_S = 1.0
 
 
 @dataclass
@@ -44,16 +49,20 @@ class Seats:
         clock: monotonic seconds.
         opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
         on_seat: called when somebody waits for the round that comes next here.
+        shown: called with who comes from behind: it is there.
+        seated: called with who waits for the round that comes next.
+        left: called with who gives its seat up before there is a roster.
     """
 
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
         refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
-        on_seat: Callable[[], None] = lambda: None,
-    ) -> None:
+        on_seat: Callable[[], None] = lambda: None, shown: Callable[[str], object] = lambda _: None,
+        seated: Callable[[str], None] = lambda _: None, left: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._opens, self._on_seat = opens, on_seat
+        self._opens, self._on_seat, self._shown, self._seated, self._left = opens, on_seat, shown, seated, left
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -90,8 +99,10 @@ class Seats:
             if not there and seat.join.round <= position.round:
                 del self._taken[peer_id]
                 seat.taken.set()
+        for peer_id in self.present(position.lineage_id):  # who was there before this peer
+            self._sits(peer_id)
         if self._me.called and self.present(position.lineage_id) and self._opens():
-            self.hurry_if_halfway()  # for who was there before this peer
+            self.hurry_if_halfway()
 
     def hurry_if_halfway(self) -> None:
         """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
@@ -110,17 +121,21 @@ class Seats:
         """A member opens a stream to this leader."""
         _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
-        reason, leader = ("excluded", None) if self._refuses(stream.remote) else self._judge(join)
+        reason, leader = self._judge(join, stream.remote)
+        if reason is None:
+            await self._say_awake(stream)
+            reason, leader = self._judge(join, stream.remote)  # this peer may have moved on meanwhile
         if reason is not None:
             if reason == "behind":
                 self._view.knock(stream.remote)
+                self._shown(stream.remote)
             await self._reject(stream, reason, leader)
             return
         seat = Seat(sealed, join, stream, since=self._clock())
         self._taken[stream.remote] = seat
         self._changed.set()
         if join.parent == self._me.position().lineage_id:
-            self._view.learn(stream.remote)
+            self._sits(stream.remote)
             if self._opens():
                 self.hurry_if_halfway()
             self._on_seat()
@@ -128,14 +143,19 @@ class Seats:
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
         try:
-            await asyncio.wait({ended, taken}, return_when=asyncio.FIRST_COMPLETED)
+            while not (ended.done() or taken.done()):
+                await asyncio.wait({ended, taken}, timeout=AWAKE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if not (ended.done() or taken.done() or stream.sending):
+                    await self._say_awake(stream)
         finally:
             hurry.cancel()
             await cancel_and_wait([ended, taken])
             if self._taken.get(stream.remote) is seat:
                 del self._taken[stream.remote]
+                self._left(stream.remote)
                 self._changed.set()
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
+            self._view.knock(stream.remote)
             await self._reject(stream, "behind", None)
 
     def _hurry_for(self, peer_id: str, seat: Seat) -> None:
@@ -147,8 +167,24 @@ class Seats:
         else:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
-    def _judge(self, join: JoinMessage) -> tuple[str | None, str | None]:
+    def _sits(self, peer_id: str) -> None:
+        """It waits here for the round that comes next."""
+        self._view.learn(peer_id)
+        self._seated(peer_id)
+
+    async def _say_awake(self, stream: Stream) -> None:
+        """Tell a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
         position = self._me.position()
+        status = StatusMessage(
+            coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,
+            leader=self._own_id,
+        )  # fmt: skip
+        await asyncio.wait_for(stream.send_message(Kind.STATUS, status), PROBE_TIMEOUT_S)
+
+    def _judge(self, join: JoinMessage, member: str) -> tuple[str | None, str | None]:
+        position = self._me.position()
+        if self._refuses(member):
+            return "excluded", None
         if join.parent != position.lineage_id and join.round <= position.round:
             return "behind", None  # or on another lineage; a join for a later round waits until we get there
         if not self._me.training():
@@ -159,8 +195,14 @@ class Seats:
     async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
         position = self._me.position()
         message = RejectMessage.model_validate(
-            {"reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id}
-        )
+            {
+                "reason": reason, "leader": leader, "round": position.round, "lineage_id": position.lineage_id,
+                "weight": position.weight,
+            }
+        )  # fmt: skip
+        if stream.sending:  # it does not read what it is told
+            stream.close()
+            return
         try:
             await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
         except (StreamClosedError, asyncio.TimeoutError):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.5
 MAX_THREADS = 6
 
 
@@ -32,25 +32,40 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 async def staggered(
-    calls: Iterable[tuple[str, partial[Coroutine[Any, Any, T]]]], delay_s: float
+    names: Callable[[], Iterable[str]], call: Callable[[str], Coroutine[Any, Any, T]], delay_s: float
 ) -> AsyncGenerator[tuple[str, asyncio.Future[T]], None]:
-    """Call the first, and each next one as soon as none has ended for `delay_s` or the caller wants another outcome.
+    """Call for the first name, and for each next one once none has ended for `delay_s` or another outcome is wanted.
 
     Yields name and outcome as the calls end; what still runs when the caller has enough (`aclosing`) is cancelled.
+
+    Args:
+        names: whom there is to call, the best first; asked again each time, for those who have come meanwhile.
     """
-    left, running = list(calls), dict[asyncio.Future[T], str]()
+    called, running = set[str](), dict[asyncio.Future[T], str]()
     try:
-        while left or running:
+        while True:
+            left = [name for name in names() if name not in called]
             if left:
-                name, call = left.pop(0)
-                running[asyncio.ensure_future(call())] = name
-            done, _ = await asyncio.wait(
-                running, timeout=delay_s if left else None, return_when=asyncio.FIRST_COMPLETED
-            )
+                called.add(left[0])
+                running[asyncio.ensure_future(call(left[0]))] = left[0]
+            if not running:
+                return
+            pause_s = delay_s if len(left) > 1 else max(delay_s, LOOK_AGAIN_S)
+            done, _ = await asyncio.wait(running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future
     finally:
         await cancel_and_wait(running)
+
+
+async def unless(interruption: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None if the interruption returns first. Whichever has not is cancelled."""
+    interrupting, working = asyncio.ensure_future(interruption), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({interrupting, working}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await cancel_and_wait([interrupting, working])
 
 
 def use_few_threads() -> None:

@@ -105,11 +105,11 @@ class Circle:
             self._joins = {peer_id: (sealed, join) for peer_id, (join, sealed) in joins.items()}
         return seat.rosters.write(self._joins, seat.state.lineage_id)[1]
 
-    async def again(self, index, patience_s=PATIENCE_S):
+    async def again(self, index, patience_s=PATIENCE_S, *newcomer):
         """One member's wish for the next round of the standing group."""
         seat = self.seats[index]
         due = Due(1, seat.tokens, self.locals()[index])
-        return await seat.exchange.again(due, seat.state, seat.position, patience_s)
+        return await seat.exchange.again(due, seat.state, seat.position, patience_s, *newcomer)
 
     async def one_round(self, index, local, first):
         """One member's round up to what it has applied."""

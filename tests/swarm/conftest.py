@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from peer.outer import state, threads
-from peer.swarm import invitations, leading, snapshots
+from peer.swarm import invitations, leading, seats, snapshots
 from tests.swarm.network import MemoryNetwork
 
 
@@ -35,3 +35,4 @@ def brisk(monkeypatch):
     for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02}.items():
         monkeypatch.setattr(leading, name, seconds)
     monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 0.1)

@@ -47,7 +47,7 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
     async def refresh():
         """Nobody else is known."""
 
-    directory = SimpleNamespace(peers={}, reachable={}, refresh=refresh, announce_soon=lambda: None)
+    directory = SimpleNamespace(peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None)
     rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
     rounds._following.fetcher._run_id = RUN
     rounds.joined = True

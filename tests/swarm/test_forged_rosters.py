@@ -7,13 +7,14 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
-from peer.protocol.wire import Kind
+from peer.protocol.wire import Kind, StatusMessage
 from peer.swarm.roster import RosterMessage, roster_key
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of
 
 STRANGER = Identity.generate()
 OTHERS = [Identity.generate() for _ in range(3)]
+AWAKE = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=STRANGER.peer_id)
 
 
 def forged_joins(me):
@@ -66,7 +67,8 @@ def hostile_answers(me, mine, peer_id):
         "not hexadecimal": (Kind.ROSTER, b'{"joins":["xx","yy"]}'),
         "malformed RosterMessage": (Kind.ROSTER, b"[" * 60_000),
         "malformed RejectMessage": (Kind.REJECT, b'{"reason":"dislike"}'),
-        "expected ROSTER or REJECT": (Kind.END, b""),
+        "malformed StatusMessage": (Kind.STATUS, b'{"coming":1}'),
+        "expected STATUS or ROSTER or REJECT": (Kind.END, b""),
         "the limit is 65536": (Kind.ROSTER, bytes(65537)),
     }
 
@@ -77,6 +79,8 @@ async def test_a_bad_answer_aborts_the_round_and_names_the_leader(network, reaso
 
     async def serve(stream):
         _, sealed = await stream.receive({Kind.JOIN: 4096})
+        if reason != "malformed StatusMessage":
+            await stream.send_message(Kind.STATUS, AWAKE)
         await stream.send(*hostile_answers(leader.node.identity, sealed, member.peer_id)[reason])
         await stream.closed()
 
@@ -92,6 +96,7 @@ async def test_an_honest_roster_of_the_same_make_is_accepted(network):
 
     async def serve(stream):
         _, sealed = await stream.receive({Kind.JOIN: 4096})
+        await stream.send_message(Kind.STATUS, AWAKE)
         await stream.send(*ordered(sealed, member.peer_id, leader.node.identity, *OTHERS[:2]))
         await stream.closed()
 

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
+from peer.swarm import invitations, seats
 from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.roster import roster_key
+from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from tests.swarm.gathering import INVITE_NAME, NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
+from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -228,6 +231,77 @@ async def test_too_few_for_the_run_is_no_group(network):
     with pytest.raises(RoundAborted, match="2 of at least 3 peers") as caught:
         await asyncio.wait_for(asyncio.gather(*(member.match() for member in members)), 10.0)
     assert caught.value.alone
+
+
+@pytest.mark.parametrize("since", ["before", "while they wait"])
+async def test_nobody_waits_at_a_leader_that_sleeps(network, since):
+    """Its machine takes streams as before; a group would be waited for for 30 s and more."""
+    asleep, first, second = await gather(network, 3)
+    for_ever = asyncio.Event()
+    awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=asleep.peer_id)
+
+    async def silence(stream):
+        if since != "before":
+            await stream.receive(dict.fromkeys((Kind.JOIN, Kind.INVITE), 4096))
+            await stream.send_message(Kind.STATUS, awake)
+        await for_ever.wait()
+
+    for name in (JOIN_NAME, INVITE_NAME):
+        await asleep.node.serve(name, "round", silence)
+    groups = await together(first.match(), second.match())
+    assert {member.peer_id for member in groups[0].members} == {first.peer_id, second.peer_id}
+    for_ever.set()
+
+
+async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(network, monkeypatch):
+    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 0.05)
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.5)
+    leader, member = await gather(network, 2)
+    following = asyncio.ensure_future(member.match())
+    await until(lambda: member.peer_id in leader.matchmaker._seats)
+    stream = leader.matchmaker._seats._taken[member.peer_id].stream
+    mark = stream.traffic.sent
+    await asyncio.wait({following}, timeout=1.0)  # twice as long as it would wait for a silent one
+    assert not following.done()
+    assert stream.traffic.sent > mark
+    groups = await together(following, leader.match())
+    assert {len(group.members) for group in groups} == {2}
+
+
+async def test_a_member_that_reads_nothing_costs_its_leader_one_round_and_no_more(network, monkeypatch):
+    """The leader is in the middle of telling it something when the group forms."""
+    leader, deaf = await gather(network, 2, wait=0.3)
+    stream = await deaf.hand_in(leader, join_of(deaf.node.identity)[0])
+    await until(lambda: deaf.peer_id in leader.matchmaker._seats)
+    monkeypatch.setattr(leader.matchmaker._seats._taken[deaf.peer_id].stream, "sending", True)
+    with pytest.raises(RoundAborted, match="left while the roster was sent") as caught:
+        await leader.match()
+    assert caught.value.culprit == deaf.peer_id
+    stream.close()
+
+
+@pytest.mark.parametrize("level", [True, False])
+async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, level):
+    first, second, third = await gather(network, 3)
+    third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
+    await third.matchmaker._heed(reject, second.peer_id)
+    assert (first.peer_id == third.matchmaker.view.leader()) == level
+
+
+async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
+    leader, member = await gather(network, 2)
+    awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=leader.peer_id)
+
+    async def chatter(stream):
+        with contextlib.suppress(StreamClosedError):
+            while True:
+                await stream.send_message(Kind.STATUS, awake)
+
+    await leader.node.serve(JOIN_NAME, "round", chatter)
+    with pytest.raises(RoundAborted, match=r"awake, \d+ times, and no more") as caught:
+        await member.match()
+    assert caught.value.culprit == leader.peer_id
 
 
 async def test_a_member_follows_to_a_leader_that_it_had_not_heard_of(network):

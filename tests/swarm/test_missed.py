@@ -14,6 +14,7 @@ from peer.outer.round import Due, RoundAborted
 from peer.swarm.catchup import FRAME_TIMEOUT_S
 from peer.swarm.missed import ASK_TIMEOUT_S, went_on
 from peer.swarm.serving import history_name
+from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -46,6 +47,24 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)
     assert rounds.keeper.memory.head.contributed == anchor.contributed
     assert restored == ([1] if in_it else [])  # once, as soon as the round that this peer gave up is replayed
+
+
+async def test_nobody_waits_for_the_answer_of_whom_the_round_failed_through(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    sleeping, called, donor = await two_donors(network, run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
+        instead="retry", members=(run.identities[0].peer_id, sleeping.peer_id, donor.peer_id),
+        culprit=sleeping.peer_id,
+    )  # fmt: skip
+    await asyncio.wait_for(rounds._aftermath.of(record), ASK_TIMEOUT_S / 2)
+    assert (donor.asked, called.is_set()) == (["chain"], False)
+    assert [type(message).__name__ for message in told] == ["WantSnapshot"]
+    alone = record.model_copy(update={"members": (run.identities[0].peer_id, sleeping.peer_id)})
+    asking = asyncio.ensure_future(rounds._aftermath.of(alone))
+    await asyncio.wait_for(called.wait(), 5.0)  # nobody else knows
+    await cancel_and_wait([asking])
 
 
 async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network, tmp_path):
@@ -143,6 +162,30 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
     assert not rounds._node.refuses(leader)
 
 
+@pytest.mark.parametrize("fresh", [True, False], ids=["a moment only", "for long"])
+async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, tmp_path, fresh):
+    """Records of before are still there, and where the directory's nodes sleep it is read for seconds."""
+    run, told, matched = Run(tmp_path / "others"), [], []
+    run.commit(2)
+    sleeping, called, donor = await two_donors(network, run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    old = SimpleNamespace(lineage_id=rounds.position().lineage_id, lineage_weight=0, state="training")
+    rounds._directory.peers = {sleeping.peer_id: old}
+    rounds._directory.fresh = fresh
+    rounds._company = (sleeping.peer_id, donor.peer_id)
+
+    async def match(_):
+        matched.append(True)
+        raise RoundAborted("match", "nobody is there")
+
+    rounds._matchmaker.match = match
+    round = rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    with pytest.raises(RoundAborted) as caught:
+        await asyncio.wait_for(round, ASK_TIMEOUT_S / 2)
+    assert (caught.value.behind, caught.value.culprit) == ((False, None) if fresh else (True, donor.peer_id))
+    assert (bool(matched), called.is_set()) == (fresh, not fresh)
+
+
 async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     run.commit(2)
@@ -158,3 +201,19 @@ async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(n
     with pytest.raises(RoundAborted, match=f"{ahead} is on a heavier lineage") as caught:
         await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
     assert (caught.value.instead, caught.value.culprit) == ("catch_up", ahead)
+
+
+async def test_who_has_slept_and_finds_the_directory_empty_asks_those_it_knew(network, tmp_path):
+    run, told, expected = Run(tmp_path / "others"), [], []
+    sleeping, _, donor = await two_donors(network, run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._company = (sleeping.peer_id, donor.peer_id)
+
+    async def match(_):
+        expected.extend(rounds._matchmaker.view.expected())
+        raise RoundAborted("match", "nobody is there")
+
+    rounds._matchmaker.match = match
+    with pytest.raises(RoundAborted, match="nobody is there"):
+        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    assert expected == [sleeping.peer_id, donor.peer_id]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from peer.swarm.newcomers import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.newcomers import FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
 
 
 class Clock:
@@ -54,12 +54,12 @@ def test_old_entries_are_forgotten():
     assert len(newcomers._waits) <= FIRST_WAIT_S + LONGEST_WAIT_S + 1
 
 
-def test_an_invitation_is_honoured_once_in_each_wait():
+def test_whoever_shows_itself_is_honoured_once_in_each_wait():
     clock = Clock()
     newcomers = Newcomers(clock)
     tries = 0
-    for _ in range(4 * 1000):  # somebody who invites without end, and with whom no group ever forms
-        if newcomers.invited("x") and newcomers.among(["x"]):
+    for _ in range(4 * 1000):  # somebody who shows itself without end, and with whom no group ever forms
+        if newcomers.shown("x") and newcomers.among(["x"]):
             tries += 1
             newcomers.missed(["x"])
         clock.now += 0.25
@@ -71,4 +71,37 @@ def test_an_invitation_is_honoured_once_in_each_wait():
             quiet.missed(["x"])
         clock.now += 0.25
     assert tries_without < tries <= 2 * tries_without + 1
-    assert newcomers.invited("y")
+    assert newcomers.shown("y")
+
+
+def test_nobody_interrupts_a_group_again_and_again():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    interrupted = []
+    for _ in range(400):
+        if newcomers.interrupts("x"):
+            interrupted.append(clock.now)
+        clock.now += 0.25
+    assert interrupted == [100.0 + INTERRUPTS_AFTER_S * turn for turn in range(10)]
+    assert newcomers.interrupts("y")
+    clock.now += INTERRUPTS_AFTER_S
+    assert newcomers.interrupts("z")
+    assert list(newcomers._interrupted) == ["z"]
+
+
+def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    for _ in range(5):
+        newcomers.missed(["x"])
+        assert newcomers.among(["x"]) == []
+        assert newcomers.sits("x")
+        assert newcomers.among(["x"]) == ["x"]
+    tries, turns = 0, 4 * 1000
+    for _ in range(turns):  # somebody who sits down and leaves without end
+        tries += newcomers.sits("y") and bool(newcomers.among(["y"]))
+        newcomers.left("y")
+        clock.now += 0.25
+    assert 5 <= tries <= 2 + 0.25 * turns / FIRST_WAIT_S / 20
+    newcomers.came(["y"])
+    assert newcomers.sits("y")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.tasks import cancel_and_wait
@@ -49,6 +50,66 @@ async def test_whoever_knocks_from_behind_is_a_newcomer_before_the_directory_has
     assert kind is Kind.REJECT
     assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == [late.peer_id]
     stream.close()
+
+
+@pytest.mark.parametrize("level", [False, True], ids=["from behind", "level"])
+async def test_a_group_that_has_given_somebody_up_takes_it_in_when_it_comes_back(network, level):
+    """As a laptop that was closed for minutes: it comes itself, so that nobody waits for the next try."""
+    first, second, late = await gather(network, 3)
+    group = frozenset((first.peer_id, second.peer_id))
+    for member in (first, second):
+        member.move(NEXT)
+    if level:
+        late.move(NEXT)
+    for tries in range(2):
+        first.matchmaker._newcomers.missed([late.peer_id])
+        assert first.matchmaker.newcomers(group) == []
+        stream = await late.hand_in(first, late.matchmaker._rosters.join(late.position, 100)[1])
+        if level:
+            await until(lambda: late.peer_id in first.matchmaker._seats)
+        else:
+            await stream.receive({Kind.REJECT: 10_000})
+        assert first.matchmaker.newcomers(group) == ([] if tries else [late.peer_id])  # it may be a nuisance
+        stream.close()
+        await until(lambda: late.peer_id not in first.matchmaker._seats)
+
+
+async def test_a_member_that_waits_for_its_group_hears_of_who_sits_there(network):
+    first, second, late, other = await gather(network, 4)
+    group = frozenset((first.peer_id, second.peer_id, other.peer_id))
+    first.matchmaker._newcomers.missed([late.peer_id])
+    coming = asyncio.ensure_future(first.matchmaker.newcomer(group))
+    streams = []
+    for member in (other, late):  # one of the group itself is none
+        streams.append(await member.hand_in(first, member.matchmaker._rosters.join(member.position, 100)[1]))
+        await until(lambda member=member: member.peer_id in first.matchmaker._seats)
+        await asyncio.wait({coming}, timeout=0.05)
+        assert coming.done() == (member is late)
+    for stream in streams:
+        stream.close()
+
+
+async def test_who_sits_there_before_its_leader_is_level_is_taken_in_like_any_other(network):
+    leader, second, late = await gather(network, 3)
+    group = frozenset((leader.peer_id, second.peer_id))
+    leader.matchmaker._newcomers.missed([late.peer_id])
+    late.move(NEXT)  # it has caught up from a member that was quicker than its leader
+    stream = await late.hand_in(leader, late.matchmaker._rosters.join(late.position, 100)[1])
+    await until(lambda: late.peer_id in leader.matchmaker._seats)
+    assert leader.matchmaker.newcomers(group) == []
+    leader.move(NEXT)
+    assert leader.matchmaker.newcomers(group) == [late.peer_id]
+    stream.close()
+
+
+async def test_who_is_behind_is_told_by_how_much_and_need_not_ask_the_directory(network):
+    leader, late = await gather(network, 2)
+    leader.move(NEXT)
+    late.matchmaker.view.learn(leader.peer_id)  # as its directory has heard before
+    with pytest.raises(RoundAborted, match=f"{leader.peer_id} is at round 6") as raised:
+        await late.match()
+    assert raised.value.behind
+    assert late.nudges == [(leader.peer_id, leader.position.weight, NEXT)]
 
 
 async def test_a_member_of_a_standing_group_hurries_if_it_would_not_be_due_within_the_window(network):

@@ -120,6 +120,28 @@ async def test_whoever_does_not_come_is_named_and_nothing_is_lost(network):
     assert circle.seats[1].calls == circle.seats[2].calls == 1  # they were told that somebody waits
 
 
+async def test_who_is_ready_first_does_not_wait_for_the_others_when_a_newcomer_sits_there(network):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    came = asyncio.Event()
+    waiting = asyncio.ensure_future(circle.again(0, 30.0, came.wait))
+    await asyncio.wait({waiting}, timeout=0.1)
+    assert not waiting.done()
+    came.set()
+    with pytest.raises(RoundAborted, match="others want to take part") as caught:
+        await asyncio.wait_for(waiting, 5.0)
+    await circle.seats[0].exchange.dissolve(caught.value)
+    for index in (1, 2):  # they learn of it when they are ready, or before
+        await until(lambda index=index: not circle.seats[index].exchange.stands(circle.seats[index].position))
+
+
+async def test_a_newcomer_that_does_not_come_changes_nothing(network):
+    circle = await Circle(network, 3).start()
+    await circle.round()
+    groups = await asyncio.gather(*(circle.again(index, 30.0, asyncio.Event().wait) for index in range(3)))
+    assert {len(group.members) for group in groups} == {3}
+
+
 async def test_a_group_stands_only_where_it_committed(network):
     circle = await Circle(network, 2).start()
     assert circle.seats[0].exchange.stands(circle.seats[0].position) == frozenset()

@@ -7,10 +7,10 @@ import select
 import socket
 import threading
 from contextlib import aclosing
-from functools import partial
 
 import pytest
 
+from peer.swarm import tasks as tasks_module
 from peer.swarm.pipe import Pipe
 from peer.swarm.tasks import cancel_and_wait, hush_foreign_noise, staggered
 from peer.swarm.tls import client_side, server_side
@@ -51,13 +51,10 @@ class Called:
             self.cancelled.append(name)
             raise
 
-    def all(self, names):
-        return [(name, partial(self.call, name)) for name in names]
-
 
 async def test_the_next_is_called_when_the_first_is_silent_and_the_rest_is_cancelled():
     called = Called()
-    async with aclosing(staggered(called.all("abcd"), 0.01)) as outcomes:
+    async with aclosing(staggered(lambda: "abcd", called.call, 0.01)) as outcomes:
         waiting = asyncio.ensure_future(anext(outcomes))
         while called.begun != ["a", "b"]:
             await asyncio.sleep(0)
@@ -68,9 +65,24 @@ async def test_the_next_is_called_when_the_first_is_silent_and_the_rest_is_cance
     assert called.begun == ["a", "b"]
 
 
+async def test_whoever_comes_while_the_only_one_is_silent_is_called_too(monkeypatch):
+    monkeypatch.setattr(tasks_module, "LOOK_AGAIN_S", 0.01)
+    called, names = Called(), ["a"]
+    async with aclosing(staggered(lambda: names, called.call, 0.0)) as outcomes:
+        waiting = asyncio.ensure_future(anext(outcomes))
+        while called.begun != ["a"]:
+            await asyncio.sleep(0)
+        names.insert(0, "b")
+        while called.begun != ["a", "b"]:
+            await asyncio.sleep(0)
+        called.ends["b"].set_result(7)
+        assert (await waiting)[0] == "b"
+    assert called.cancelled == ["a"]
+
+
 async def test_the_next_is_called_at_once_when_the_caller_wants_another():
     called, names = Called(), []
-    async with aclosing(staggered(called.all("abc"), 60.0)) as outcomes:
+    async with aclosing(staggered(lambda: "abc", called.call, 60.0)) as outcomes:
         waiting = asyncio.ensure_future(anext(outcomes))
         for name in "abc":
             while name not in called.ends:
@@ -85,7 +97,7 @@ async def test_the_next_is_called_at_once_when_the_caller_wants_another():
 
 
 async def test_nobody_to_call_is_no_outcome():
-    assert [name async for name, _ in staggered([], 1.0)] == []
+    assert [name async for name, _ in staggered(list, Called().call, 1.0)] == []
 
 
 async def test_only_waits_for_an_event_are_destroyed_without_a_word(caplog):

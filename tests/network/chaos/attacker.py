@@ -151,8 +151,10 @@ class Attacker:
         stream = await self.open("join", leader)
         try:
             await stream.send(Kind.JOIN, sealed)
-            limits = {Kind.ROSTER: 1 << 16, Kind.REJECT: 1 << 16}
-            kind, body = await asyncio.wait_for(stream.receive(limits), 15.0)
+            kind = Kind.STATUS
+            while kind is Kind.STATUS:
+                limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), 1 << 16)
+                kind, body = await asyncio.wait_for(stream.receive(limits), 15.0)
         except (StreamClosedError, asyncio.TimeoutError):
             return None
         finally:
@@ -185,6 +187,10 @@ class Attacker:
 
         async def gather(stream: Stream) -> None:
             _, sealed = await stream.receive({Kind.JOIN: MAX_RECORD_BYTES})
+            now = await self.position()
+            await stream.send_message(Kind.STATUS, StatusMessage(
+                coming=True, round=now.round, lineage_id=now.lineage_id, weight=now.weight, leader=self.me
+            ))  # fmt: skip
             joins.put_nowait((stream, sealed))
             await over.wait()
 

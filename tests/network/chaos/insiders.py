@@ -8,6 +8,7 @@ import json
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from peer.protocol.identity import SIGNATURE_BYTES, Identity
 from peer.protocol.records import MANIFEST_KEY, dump_json, seal
@@ -229,8 +230,8 @@ def _roster(a: Attacker, asking: bytes, joins: list[bytes], tokens: int) -> tupl
     return Kind.ROSTER, json.dumps({"joins": [one.hex() for one in order]}).encode()
 
 
-def _reject(reason: str, leader: str | None = None, round: int = 0) -> tuple[Kind, bytes]:
-    message = RejectMessage.model_validate({"reason": reason, "leader": leader, "round": round})
+def _reject(reason: str, leader: str | None = None, **claims: Any) -> tuple[Kind, bytes]:
+    message = RejectMessage.model_validate({"reason": reason, "leader": leader, **claims})
     return Kind.REJECT, dump_json(message)
 
 
@@ -247,3 +248,6 @@ ATTACKS["leader: follow each other in a circle"] = _leader(
 )
 # once: it cannot show it, and is avoided from then on
 ATTACKS["leader: everybody is behind"] = _leader(lambda *_: _reject("behind", round=2**50), rounds=1)
+ATTACKS["leader: everybody is behind a lineage that is not there"] = _leader(
+    lambda *_: _reject("behind", round=2**50, weight=2**50, lineage_id="f" * 64), rounds=1
+)

@@ -153,8 +153,9 @@ class Leading:
         joins[self._node.peer_id] = (sealed, join)
         message, group = self._rosters.write(joins, join.parent)
         left: list[str] = []
-        for peer_id, seat in chosen:
+        for peer_id in joins:
             self._seats.leave(peer_id)
+        for peer_id, seat in chosen:
             if seat.stream.sending:  # it does not read what it is told
                 seat.stream.close()
                 left.append(peer_id)

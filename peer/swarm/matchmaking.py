@@ -193,6 +193,7 @@ class Matchmaker:
             if leader == self._node.peer_id:
                 group = await self._leading.lead(sealed, join, started)
             else:
+                await self._seats.disband(leader)  # whoever sat here before this peer had heard of that one
                 group = await self._follow(leader, sealed, join)
             if group is not None:
                 return group

@@ -111,11 +111,14 @@ class Seats:
 
     async def disband(self, leader: str) -> None:
         """Everybody who waits here is told to follow another leader."""
-        for peer_id, seat in list(self._taken.items()):
-            self._taken.pop(peer_id, None)
-            seat.told = True
-            await self._reject(seat.stream, "follow", leader)
-            seat.taken.set()
+        seats = list(self._taken.values())
+        self._taken.clear()
+        await asyncio.gather(*(self._send_away(seat, leader) for seat in seats))
+
+    async def _send_away(self, seat: Seat, leader: str) -> None:
+        seat.told = True
+        await self._reject(seat.stream, "follow", leader)
+        seat.taken.set()
 
     async def on_join(self, stream: Stream) -> None:
         """A member opens a stream to this leader."""
@@ -145,8 +148,8 @@ class Seats:
         try:
             while not (ended.done() or taken.done()):
                 await asyncio.wait({ended, taken}, timeout=AWAKE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-                if not (ended.done() or taken.done() or stream.sending):
-                    await self._say_awake(stream)
+                if not (ended.done() or stream.sending) and self._taken.get(stream.remote) is seat:
+                    await self._keep(seat)
         finally:
             hurry.cancel()
             await cancel_and_wait([ended, taken])
@@ -157,6 +160,15 @@ class Seats:
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
             self._view.knock(stream.remote)
             await self._reject(stream, "behind", None)
+
+    async def _keep(self, seat: Seat) -> None:
+        """Tell a member that waits here that its leader is awake, or who else leads by now."""
+        leader = self._view.leader()
+        if leader == self._own_id:
+            await self._say_awake(seat.stream)
+        else:
+            del self._taken[seat.stream.remote]
+            await self._send_away(seat, leader)
 
     def _hurry_for(self, peer_id: str, seat: Seat) -> None:
         """A member has waited a whole window and this leader is still not due: contribute what there is."""

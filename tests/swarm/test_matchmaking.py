@@ -311,6 +311,25 @@ async def test_a_member_follows_to_a_leader_that_it_had_not_heard_of(network):
     assert {len(group.members) for group in groups} == {3}
 
 
+@pytest.mark.parametrize("due", [True, False])
+async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there(network, monkeypatch, due):
+    """The window is 30 s: it would wait there for as long, and the others at their leader for it."""
+    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 60.0 if due else 0.05)
+    first, second, third = await gather(network, 3)
+    unheard = [each.directory.peers.pop(first.peer_id) for each in (second, third)]
+    waiting = asyncio.ensure_future(third.match())
+    await until(lambda: third.peer_id in second.matchmaker._seats)
+    for each, record in zip((second, third), unheard, strict=True):
+        each.directory.peers[first.peer_id] = record
+    if due:
+        groups = await asyncio.wait_for(together(first.match(), second.match(), waiting), 10.0)
+        assert [len(names(group)) for group in groups] == [3, 3, 3]
+    else:
+        await until(lambda: third.peer_id in first.matchmaker._seats)
+        assert not second.matchmaker.anybody_waiting
+        await cancel_and_wait([waiting])
+
+
 async def test_whoever_is_behind_is_told_so(network):
     leader, member = await gather(network, 2)
     leader.move(NEXT)

@@ -263,7 +263,7 @@ class Rounds:
     async def _look_around(self) -> None:
         """Raise RoundAborted where this machine has slept and others are ahead: where it was it would find only those
         who sleep as well, and wait at one of them. Its last group knows first: to read the directory takes seconds
-        where one of the DHT's nodes sleeps.
+        where one of the DHT's nodes sleeps, so that nobody waits for that who has a group to go on with.
         """
         if self._directory.peers and self._directory.fresh:
             return
@@ -274,12 +274,14 @@ class Rounds:
             if missed is not None:
                 self._nudge(*missed)
         if not self._directory.peers and not self._following.donors():
-            await self._directory.refresh()
+            if self._company:  # nobody else is known, and they may be there
+                self._node.spawn(self._directory.refresh())
+                for peer_id in self._company:
+                    self._matchmaker.view.knock(peer_id)
+            else:
+                await self._directory.refresh()
         if donors := self._following.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
-        if not self._directory.peers:
-            for peer_id in self._company:  # nobody else is known, and they may be there
-                self._matchmaker.view.knock(peer_id)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         self.keeper.shelf.courtesy.round_begins()

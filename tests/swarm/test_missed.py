@@ -203,17 +203,24 @@ async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(n
     assert (caught.value.instead, caught.value.culprit) == ("catch_up", ahead)
 
 
-async def test_who_has_slept_and_finds_the_directory_empty_asks_those_it_knew(network, tmp_path):
+async def test_who_has_slept_and_finds_the_directory_empty_goes_on_with_its_last_group(network, tmp_path):
     run, told, expected = Run(tmp_path / "others"), [], []
     sleeping, _, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._company = (sleeping.peer_id, donor.peer_id)
+    reading = asyncio.Event()
+
+    async def refresh():
+        """One of the DHT's nodes sleeps."""
+        reading.set()
+        await asyncio.Event().wait()
 
     async def match(_):
         expected.extend(rounds._matchmaker.view.expected())
         raise RoundAborted("match", "nobody is there")
 
-    rounds._matchmaker.match = match
+    rounds._matchmaker.match, rounds._directory.refresh = match, refresh
     with pytest.raises(RoundAborted, match="nobody is there"):
-        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+        await asyncio.wait_for(rounds.match(Due(1, 100, rounds.keeper.memory.snapshot)), ASK_TIMEOUT_S / 2)
+    await asyncio.wait_for(reading.wait(), 5.0)
     assert expected == [sleeping.peer_id, donor.peer_id]

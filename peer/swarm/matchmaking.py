@@ -243,7 +243,8 @@ class Matchmaker:
             self.view.avoid(leader)
         elif reject.leader in self._directory.peers and reject.lineage_id == position.lineage_id:
             self.view.learn(reject.leader)  # the directory may not have heard yet where it stands
-        await self._directory.refresh()
+        if reject.leader is not None and reject.leader not in self._directory.peers:
+            await self._directory.refresh()  # takes seconds where one of its nodes sleeps: nobody waits for it else
         self._changed.clear()
         await leading.wait_for(self._changed, leading.RECHECK_S)
 

@@ -89,6 +89,7 @@ class Rounds:
         self._stood = False
         self._regrouped: str | None = None
         self._company: tuple[str, ...] = ()
+        self._looked_back = False
         self._rng = rng
         self.joined = False
         self.leaving = False
@@ -193,6 +194,7 @@ class Rounds:
     async def _wait_for_work(self) -> None:
         self._handover.work.clear()
         while self._handover.due is None and not self._following.donors():
+            await self._look_back()
             self._aftermath.settle()
             try:
                 await asyncio.wait_for(self._handover.work.wait(), RECHECK_S)
@@ -260,19 +262,31 @@ class Rounds:
             raise declined
         return group
 
+    async def _look_back(self) -> None:
+        """Ask the last group once whether it went on, where this machine has slept, or has lost the others."""
+        looked, self._looked_back = self._looked_back, not self._directory.fresh
+        if self._looked_back and not looked:
+            await self._ask_company()
+
+    async def _ask_company(self) -> None:
+        """Ask the last group whether it went on: it knows first. To read the directory takes seconds where one of the
+        DHT's nodes sleeps.
+        """
+        if not self.keeper.valid:
+            return
+        missed = await went_on(
+            self._following.fetcher, self._company, self._following.standing, self._rng, LOOK_AROUND_S
+        )
+        if missed is not None:
+            self._nudge(*missed)
+
     async def _look_around(self) -> None:
         """Raise RoundAborted where this machine has slept and others are ahead: where it was it would find only those
-        who sleep as well, and wait at one of them. Its last group knows first: to read the directory takes seconds
-        where one of the DHT's nodes sleeps, so that nobody waits for that who has a group to go on with.
+        who sleep as well, and wait at one of them. Nobody who has a group to go on with waits for the directory.
         """
         if self._directory.peers and self._directory.fresh:
             return
-        if self.keeper.valid:
-            missed = await went_on(
-                self._following.fetcher, self._company, self._following.standing, self._rng, LOOK_AROUND_S
-            )
-            if missed is not None:
-                self._nudge(*missed)
+        await self._ask_company()
         if not self._directory.peers and not self._following.donors():
             if self._company:  # nobody else is known, and they may be there
                 self._node.spawn(self._directory.refresh())

@@ -289,6 +289,21 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     assert (first.peer_id == third.matchmaker.view.leader()) == level
 
 
+async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(network):
+    """Where one of the DHT's nodes sleeps it is read for seconds."""
+    first, second, third = await gather(network, 3)
+    read = []
+
+    async def refresh():
+        read.append(True)
+
+    third.directory.refresh = refresh
+    for leader, expected in ((first, []), (third, [True])):  # itself: nobody that the directory shows
+        reject = RejectMessage(reason="follow", leader=leader.peer_id, round=5, lineage_id=PARENT)
+        await third.matchmaker._heed(reject, second.peer_id)
+        assert read == expected
+
+
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
     leader, member = await gather(network, 2)
     awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=leader.peer_id)

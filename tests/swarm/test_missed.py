@@ -186,6 +186,32 @@ async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, t
     assert (bool(matched), called.is_set()) == (fresh, not fresh)
 
 
+async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._company = (donor.peer_id,)
+
+    async def looked():
+        """Once more round the loop of a peer that waits, whatever it waits for."""
+        waiting = asyncio.ensure_future(rounds._wait_for_work())
+        await asyncio.wait({waiting}, timeout=0.2)
+        await cancel_and_wait([waiting])
+        return list(donor.asked)
+
+    assert await looked() == []
+    rounds._directory.fresh = False
+    assert await looked() == ["chain"]  # the donor is where this peer is
+    assert await looked() == ["chain"]  # nobody is asked for ever
+    rounds._directory.fresh = True
+    assert await looked() == ["chain"]
+    rounds._directory.fresh = False
+    run.commit(2)
+    donor.chain.extend(run.history.chain)
+    await asyncio.wait_for(rounds._wait_for_work(), 5.0)
+    assert rounds._following.donors() == [donor.peer_id]
+
+
 async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     run.commit(2)

@@ -44,6 +44,7 @@ class Following:
     Attributes:
         fetcher: asks donors.
         missed: what became of what this peer sent.
+        caught_up_at: when it last did; the loop's seconds.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Following:
         self._on_moved, self._on_counted, self._tell = on_moved, on_counted, tell
         self.fetcher = Fetcher(node, run_id, keeper.history.folder, limits, self._accuse)
         self.missed = Missed(node.peer_id)
+        self.caught_up_at = float("-inf")
         self._distrusted: set[str] = set()
         self._nudged: dict[str, tuple[int, str]] = {}
 
@@ -143,6 +145,7 @@ class Following:
         asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
 
     def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
+        self.caught_up_at = asyncio.get_running_loop().time()
         self._on_moved()
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"

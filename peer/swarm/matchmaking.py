@@ -76,7 +76,7 @@ class Matchmaker:
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            self._opens, on_seat=lambda: self._leading.awaited(), shown=self._newcomers.shown,
+            self._opens, on_seat=lambda: self._leading.awaited(), knocked=self._newcomers.knocked,
             seated=self._seat, left=self._newcomers.left,
         )  # fmt: skip
         self._invitations = Invitations(
@@ -127,7 +127,7 @@ class Matchmaker:
         members = self._me.standing()
         if not members or leader in members:
             return True
-        return self._has_place(members, leader) and self._newcomers.shown(leader)
+        return self._has_place(members, leader) and self._newcomers.invited(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""

@@ -19,7 +19,7 @@ class Newcomers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waits: dict[str, tuple[float, float]] = {}
-        self._honoured: dict[str, float] = {}
+        self._honoured: dict[tuple[str, str], float] = {}
         self._interrupted: dict[str, float] = {}
         self._fickle: dict[str, float] = {}
 
@@ -38,18 +38,25 @@ class Newcomers:
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
                 self._waits[peer_id] = (now + wait_s, wait_s)
 
-    def shown(self, peer_id: str) -> bool:
-        """This peer has shown itself, by an invitation or by coming. -> whether the group forms anew for it: once in
-        each wait, even before its end.
+    def knocked(self, peer_id: str) -> bool:
+        """This peer has come from behind. -> whether the group forms anew for it: once in each wait, even before its
+        end.
         """
+        return self._shown(peer_id, "knock")
+
+    def invited(self, peer_id: str) -> bool:
+        """This peer has invited a member. -> as above; it may have knocked before, and have been missed again."""
+        return self._shown(peer_id, "invitation")
+
+    def _shown(self, peer_id: str, how: str) -> bool:
         now = self._clock()
         until, wait_s = self._waits.get(peer_id, (now, 0.0))
         if until <= now:
             return True
-        if now - self._honoured.get(peer_id, -LONGEST_WAIT_S) < wait_s:
+        if now - self._honoured.get((peer_id, how), -LONGEST_WAIT_S) < wait_s:
             return False
-        self._honoured = {peer: at for peer, at in self._honoured.items() if at + LONGEST_WAIT_S > now}
-        self._honoured[peer_id] = now
+        self._honoured = {shown: at for shown, at in self._honoured.items() if at + LONGEST_WAIT_S > now}
+        self._honoured[peer_id, how] = now
         self._waits[peer_id] = (now, wait_s)
         return True
 

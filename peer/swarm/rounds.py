@@ -34,6 +34,7 @@ from peer.swarm.roster import Rosters
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
 LOOK_AROUND_S = 1.0  # those of the last group that are awake answer sooner
+CAUGHT_UP_S = 2.0  # whoever has just caught up knows where the others are
 JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 
 
@@ -272,7 +273,7 @@ class Rounds:
         """Ask the last group whether it went on: it knows first. To read the directory takes seconds where one of the
         DHT's nodes sleeps.
         """
-        if not self.keeper.valid:
+        if not self.keeper.valid or _now() < self._following.caught_up_at + CAUGHT_UP_S:
             return
         missed = await went_on(
             self._following.fetcher, self._company, self._following.standing, self._rng, LOOK_AROUND_S

@@ -49,7 +49,7 @@ class Seats:
         clock: monotonic seconds.
         opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
         on_seat: called when somebody waits for the round that comes next here.
-        shown: called with who comes from behind: it is there.
+        knocked: called with who comes from behind: it is there.
         seated: called with who waits for the round that comes next.
         left: called with who gives its seat up before there is a roster.
     """
@@ -57,12 +57,12 @@ class Seats:
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
         refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
-        on_seat: Callable[[], None] = lambda: None, shown: Callable[[str], object] = lambda _: None,
+        on_seat: Callable[[], None] = lambda: None, knocked: Callable[[str], object] = lambda _: None,
         seated: Callable[[str], None] = lambda _: None, left: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._opens, self._on_seat, self._shown, self._seated, self._left = opens, on_seat, shown, seated, left
+        self._opens, self._on_seat, self._knocked, self._seated, self._left = opens, on_seat, knocked, seated, left
         self._taken: dict[str, Seat] = {}
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Seats:
         if reason is not None:
             if reason == "behind":
                 self._view.knock(stream.remote)
-                self._shown(stream.remote)
+                self._knocked(stream.remote)
             await self._reject(stream, reason, leader)
             return
         seat = Seat(sealed, join, stream, since=self._clock())

@@ -13,6 +13,7 @@ from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
 from peer.swarm.catchup import FRAME_TIMEOUT_S
 from peer.swarm.missed import ASK_TIMEOUT_S, went_on
+from peer.swarm.rounds import CAUGHT_UP_S
 from peer.swarm.serving import history_name
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor
@@ -184,6 +185,21 @@ async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, t
         await asyncio.wait_for(round, ASK_TIMEOUT_S / 2)
     assert (caught.value.behind, caught.value.culprit) == ((False, None) if fresh else (True, donor.peer_id))
     assert (bool(matched), called.is_set()) == (fresh, not fresh)
+
+
+async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    run.commit(2)
+    sleeping, called, donor = await two_donors(network, run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._directory.fresh, rounds._company = False, (sleeping.peer_id,)
+    rounds._following.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
+    assert await rounds._following.catch_up()
+    await rounds._look_around()
+    assert not called.is_set()
+    rounds._following.caught_up_at -= CAUGHT_UP_S
+    await rounds._look_around()
+    assert called.is_set()
 
 
 async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(network, tmp_path):

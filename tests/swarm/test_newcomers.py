@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from peer.swarm.newcomers import FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
 
 
@@ -54,12 +56,14 @@ def test_old_entries_are_forgotten():
     assert len(newcomers._waits) <= FIRST_WAIT_S + LONGEST_WAIT_S + 1
 
 
-def test_whoever_shows_itself_is_honoured_once_in_each_wait():
+@pytest.mark.parametrize("how", ["knocked", "invited"])
+def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
     clock = Clock()
     newcomers = Newcomers(clock)
+    shown = getattr(newcomers, how)
     tries = 0
     for _ in range(4 * 1000):  # somebody who shows itself without end, and with whom no group ever forms
-        if newcomers.shown("x") and newcomers.among(["x"]):
+        if shown("x") and newcomers.among(["x"]):
             tries += 1
             newcomers.missed(["x"])
         clock.now += 0.25
@@ -71,7 +75,22 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait():
             quiet.missed(["x"])
         clock.now += 0.25
     assert tries_without < tries <= 2 * tries_without + 1
-    assert newcomers.shown("y")
+    assert shown("y")
+
+
+def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    for _ in range(5):  # it was away for minutes, and group after group has formed without it
+        newcomers.missed(["x"])
+        clock.now += FIRST_WAIT_S * 32
+    newcomers.missed(["x"])
+    for shown in (newcomers.knocked, newcomers.invited):
+        assert newcomers.among(["x"]) == []
+        assert shown("x")
+        assert newcomers.among(["x"]) == ["x"]
+        newcomers.missed(["x"])  # it was still catching up
+        assert not shown("x")
 
 
 def test_nobody_interrupts_a_group_again_and_again():

@@ -56,7 +56,7 @@ class Aftermath:
                 return
             if record.culprit is not None:
                 # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
-                self._matchmaker.view.avoid(record.culprit, UNPROVEN_S)
+                self._matchmaker.view.disbelieve(record.culprit, UNPROVEN_S)
         else:
             await self._back_off(record)
         self._owed = True

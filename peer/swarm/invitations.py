@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
-from peer.swarm.directory import Directory
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.streams import Stream, StreamClosedError
@@ -56,7 +55,7 @@ class Invitations:
     """Both sides of an invitation.
 
     Args:
-        node, directory, view: the network and who is on it.
+        node, view: the network and who is on it.
         run_id: names the stream handler.
         me: this peer, as seen by itself.
         changed: set whenever an answer changes what a leader waits for.
@@ -69,10 +68,10 @@ class Invitations:
     """
 
     def __init__(
-        self, node: Node, run_id: str, directory: Directory, view: View, me: Self, changed: asyncio.Event,
-        window_s: float, clock: Callable[[], float], heeds: Callable[[str], bool] = lambda _: True,
-    ) -> None:
-        self._node, self._run_id, self._directory, self._view = node, run_id, directory, view
+        self, node: Node, run_id: str, view: View, me: Self, changed: asyncio.Event, window_s: float,
+        clock: Callable[[], float], heeds: Callable[[str], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
+        self._node, self._run_id, self._view = node, run_id, view
         self._me, self._changed, self._heeds = me, changed, heeds
         self._name = f"atoll/{run_id[:16]}/invite"
         self._window_s, self._clock = window_s, clock
@@ -124,8 +123,7 @@ class Invitations:
         position = self._me.position()
         if status.lineage_id == position.lineage_id:
             self._view.learn(peer_id)
-            if status.leader in self._directory.peers:
-                self._view.learn(status.leader)
+            self._view.hears_of(status.leader, status.lineage_id)
         elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
             self.behind = peer_id
             self._me.nudge(peer_id, status.weight, status.lineage_id)

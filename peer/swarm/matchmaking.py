@@ -52,6 +52,9 @@ class Matchmaker:
         clock: monotonic seconds.
         refuses: whom this peer gives no seat.
         decline: tells the members of a group that has formed that its round does not begin, and why.
+
+    Attributes:
+        view: who is there, and leads.
     """
 
     def __init__(
@@ -76,12 +79,10 @@ class Matchmaker:
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            self._opens, on_seat=lambda: self._leading.awaited(), knocked=self._newcomers.knocked,
+            self._opens, on_seat=lambda: self._leading.awaited(), knocked=self.knock,
             seated=self._seat, left=self._newcomers.left,
         )  # fmt: skip
-        self._invitations = Invitations(
-            node, run_id, directory, self.view, me, self._changed, window_s, clock, self._heeds
-        )
+        self._invitations = Invitations(node, run_id, self.view, me, self._changed, window_s, clock, self._heeds)
         self._leading = leading.Leading(
             node, rounds, rosters, me, self.view, self._seats, self._invitations, self._changed, clock, decline,
             self._opens,
@@ -131,10 +132,15 @@ class Matchmaker:
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
-        self._formed = self._clock()
+        self._formed, self.view.company = self._clock(), group.others
         left_out = self._wanted().difference(group.others)
         self._newcomers.came(group.others)
         self._newcomers.missed(left_out)
+
+    def knock(self, peer_id: str) -> None:
+        """This peer has come from behind, and will have caught up in a moment: a standing group forms anew for it."""
+        self.view.knock(peer_id)
+        self._newcomers.knocked(peer_id)
 
     def _seat(self, member: str) -> None:
         if self._newcomers.sits(member) and self._newcomers.interrupts(member):
@@ -241,12 +247,11 @@ class Matchmaker:
         if reject.reason == "excluded":
             log.info("leader %s takes no part in rounds now", leader)
             self.view.avoid(leader)
-        elif reject.leader in self._directory.peers and reject.lineage_id == position.lineage_id:
-            self.view.learn(reject.leader)  # the directory may not have heard yet where it stands
-        if reject.leader is not None and reject.leader not in self._directory.peers:
+        elif reject.leader is not None and not self.view.hears_of(reject.leader, reject.lineage_id):
             await self._directory.refresh()  # takes seconds where one of its nodes sleeps: nobody waits for it else
-        self._changed.clear()
-        await leading.wait_for(self._changed, leading.RECHECK_S)
+        if self.view.leader() == leader:
+            self._changed.clear()
+            await leading.wait_for(self._changed, leading.RECHECK_S)
 
 
 async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:

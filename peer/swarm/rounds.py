@@ -89,7 +89,6 @@ class Rounds:
         )
         self._stood = False
         self._regrouped: str | None = None
-        self._company: tuple[str, ...] = ()
         self._looked_back = False
         self._rng = rng
         self.joined = False
@@ -136,6 +135,10 @@ class Rounds:
 
     def on_merged(self) -> None:
         self._handover.on_merged()
+
+    def on_return(self, peer_id: str) -> None:
+        """This peer asks for what it has missed: the next round waits for it, before the directory hears of it."""
+        self._matchmaker.knock(peer_id)
 
     def _nudge(self, donor: str, weight: int, lineage_id: str) -> None:
         self._following.nudge(donor, weight, lineage_id)
@@ -254,7 +257,6 @@ class Rounds:
         await self._exchange.dissolve(reason)
         await self._look_around()
         group = await self._matchmaker.match(due)
-        self._company = group.others
         self._matchmaker.included(group)
         for peer_id in filter(self._guard.banned, group.others):
             self._guard.meet(group.others)  # its leader does not know yet
@@ -275,9 +277,8 @@ class Rounds:
         """
         if not self.keeper.valid or _now() < self._following.caught_up_at + CAUGHT_UP_S:
             return
-        missed = await went_on(
-            self._following.fetcher, self._company, self._following.standing, self._rng, LOOK_AROUND_S
-        )
+        others, following = self._matchmaker.view.company, self._following
+        missed = await went_on(following.fetcher, others, following.standing, self._rng, LOOK_AROUND_S)
         if missed is not None:
             self._nudge(*missed)
 
@@ -289,10 +290,10 @@ class Rounds:
             return
         await self._ask_company()
         if not self._directory.peers and not self._following.donors():
-            if self._company:  # nobody else is known, and they may be there
+            if self._matchmaker.view.company:  # nobody else is known, and they may be there
                 self._node.spawn(self._directory.refresh())
-                for peer_id in self._company:
-                    self._matchmaker.view.knock(peer_id)
+                for peer_id in self._matchmaker.view.company:
+                    self._matchmaker.view.expect(peer_id)
             else:
                 await self._directory.refresh()
         if donors := self._following.donors():

@@ -57,7 +57,7 @@ class Seats:
     def __init__(
         self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
         refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
-        on_seat: Callable[[], None] = lambda: None, knocked: Callable[[str], object] = lambda _: None,
+        on_seat: Callable[[], None] = lambda: None, knocked: Callable[[str], None] = lambda _: None,
         seated: Callable[[str], None] = lambda _: None, left: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
@@ -130,7 +130,6 @@ class Seats:
             reason, leader = self._judge(join, stream.remote)  # this peer may have moved on meanwhile
         if reason is not None:
             if reason == "behind":
-                self._view.knock(stream.remote)
                 self._knocked(stream.remote)
             await self._reject(stream, reason, leader)
             return
@@ -158,7 +157,7 @@ class Seats:
                 self._left(stream.remote)
                 self._changed.set()
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
-            self._view.knock(stream.remote)
+            self._knocked(stream.remote)
             await self._reject(stream, "behind", None)
 
     async def _keep(self, seat: Seat) -> None:

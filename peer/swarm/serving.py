@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
@@ -56,12 +56,14 @@ class HistoryServer:
 
     Args:
         courtesy: asked for a turn before each chunk.
+        on_return: called with who asks for the rounds after one that it was in: it has been away, and comes back.
     """
 
     def __init__(
-        self, node: Node, run_id: str, history: History, snapshots: Snapshots, courtesy: Courtesy | None = None
-    ) -> None:
-        self._courtesy = courtesy or Courtesy()
+        self, node: Node, run_id: str, history: History, snapshots: Snapshots, courtesy: Courtesy | None = None,
+        on_return: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._courtesy, self._on_return = courtesy or Courtesy(), on_return
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         # apart: whoever takes a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
@@ -78,6 +80,8 @@ class HistoryServer:
             return
         async with self._slots[request.what]:
             if request.what == "chain":
+                if 0 < request.from_round < len(self._history.chain):
+                    self._on_return(stream.remote)
                 for certificate in self._history.chain[request.from_round :]:
                     await _send(stream, Kind.DATA, dump_json(certificate))
             elif request.what == "update":

@@ -151,7 +151,8 @@ class AgentSession:
         rounds, resumed = self._build(node, directory, manifest, organiser, mapped, folder, recorder.tell)
         await rounds.start()
         keeper = rounds.keeper
-        await HistoryServer(node, manifest.run_id, keeper.history, keeper.shelf, keeper.shelf.courtesy).start()
+        courtesy, on_return = keeper.shelf.courtesy, rounds.on_return
+        await HistoryServer(node, manifest.run_id, keeper.history, keeper.shelf, courtesy, on_return).start()
         directory.follow()
         self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))

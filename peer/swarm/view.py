@@ -25,6 +25,9 @@ class View:
         clock: monotonic seconds.
         refuses: with whom this peer does not sit down: neither expected nor followed.
         client: this peer accepts no connection.
+
+    Attributes:
+        company: the others of the last group.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class View:
         self._client = client
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
         self._position, self._clock, self._refuses = position, clock, refuses
+        self.company: tuple[str, ...] = ()
         self._gone: dict[str, float] = {}
+        self._disbelieved: dict[str, float] = {}
         self._doubted: dict[str, float] = {}
         self._knocked: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
@@ -50,8 +55,10 @@ class View:
         now = self._clock()
         self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
         self._knocked = {peer_id: until for peer_id, until in self._knocked.items() if until > now}
+        self._disbelieved = {peer_id: until for peer_id, until in self._disbelieved.items() if until > now}
+        passed_over = self._gone.keys() | self._disbelieved.keys()
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
-        there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in self._gone)
+        there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in passed_over)
         return [peer_id for peer_id in there if not self._refuses(peer_id)]
 
     def leader(self) -> str:
@@ -88,14 +95,34 @@ class View:
         """These have shown that they stand at our lineage id."""
         self._companions = (self._position().lineage_id, self._known().union(peer_ids))
 
+    def hears_of(self, leader: str, lineage_id: str | None) -> bool:
+        """Somebody at `lineage_id` says that this one leads there. -> whether it is known; if so, and at ours, it is
+        followed, whatever the directory has heard of it yet, or has forgotten while this machine slept.
+        """
+        listed, met = leader in self._directory.peers, leader in self.company
+        if lineage_id == self._position().lineage_id and (listed or met):
+            self.learn(leader)
+            if not listed:
+                self.expect(leader)
+        return listed or met
+
     def knock(self, peer_id: str) -> None:
-        """This peer wants to take part and is behind: it will have caught up in a moment."""
+        """This peer wants to take part and is behind: it is there, and will have caught up in a moment."""
+        self._gone.pop(peer_id, None)
+        self.expect(peer_id)
+
+    def expect(self, peer_id: str) -> None:
+        """This peer may be there, whatever the directory says of it, unless it is avoided."""
         if len(self._knocked) < MAX_KNOCKING:
             self._knocked[peer_id] = self._clock() + KNOCK_S
 
-    def avoid(self, peer_id: str, seconds: float = GONE_FOR_S) -> None:
-        """Neither follow nor expect this peer for some seconds."""
-        self._gone[peer_id] = self._clock() + seconds
+    def avoid(self, peer_id: str) -> None:
+        """Neither follow nor expect this peer for seconds, unless it knocks: it is silent, or cannot be reached."""
+        self._gone[peer_id] = self._clock() + GONE_FOR_S
+
+    def disbelieve(self, peer_id: str, seconds: float) -> None:
+        """Neither follow nor expect this peer, whatever it does: it has said what nobody can show."""
+        self._disbelieved[peer_id] = self._clock() + seconds
 
     def _known(self) -> frozenset[str]:
         lineage_id, companions = self._companions

@@ -304,6 +304,35 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
         assert read == expected
 
 
+async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):
+    first, second, third = await gather(network, 3)
+    view = third.matchmaker.view
+    view.company, third.directory.peers = (first.peer_id,), {}
+    assert not view.hears_of(second.peer_id, PARENT)  # never met
+    assert view.hears_of(first.peer_id, NEXT)  # known, but it leads elsewhere
+    assert view.leader() == third.peer_id
+    assert view.hears_of(first.peer_id, PARENT)
+    assert view.leader() == first.peer_id
+    groups = await together(third.match(), second.match(), first.match())
+    assert {len(group.members) for group in groups} == {3}
+    view.avoid(first.peer_id)
+    assert view.hears_of(first.peer_id, PARENT)
+    assert view.leader() == third.peer_id  # whoever names it has not found out yet that it is gone
+
+
+async def test_whoever_knocks_is_there_again_unless_it_is_disbelieved(network):
+    one, other = await gather(network, 2)
+    view = one.matchmaker.view
+    view.avoid(other.peer_id)
+    view.expect(other.peer_id)
+    assert view.expected() == []
+    view.knock(other.peer_id)
+    assert view.expected() == [other.peer_id]
+    view.disbelieve(other.peer_id, 30.0)
+    view.knock(other.peer_id)
+    assert view.expected() == []
+
+
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
     leader, member = await gather(network, 2)
     awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=leader.peer_id)

@@ -173,7 +173,7 @@ async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, t
     old = SimpleNamespace(lineage_id=rounds.position().lineage_id, lineage_weight=0, state="training")
     rounds._directory.peers = {sleeping.peer_id: old}
     rounds._directory.fresh = fresh
-    rounds._company = (sleeping.peer_id, donor.peer_id)
+    rounds._matchmaker.view.company = (sleeping.peer_id, donor.peer_id)
 
     async def match(_):
         matched.append(True)
@@ -192,7 +192,7 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     run.commit(2)
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._directory.fresh, rounds._company = False, (sleeping.peer_id,)
+    rounds._directory.fresh, rounds._matchmaker.view.company = False, (sleeping.peer_id,)
     rounds._following.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
     assert await rounds._following.catch_up()
     await rounds._look_around()
@@ -206,7 +206,7 @@ async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(net
     run, told = Run(tmp_path / "others"), []
     donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._company = (donor.peer_id,)
+    rounds._matchmaker.view.company = (donor.peer_id,)
 
     async def looked():
         """Once more round the loop of a peer that waits, whatever it waits for."""
@@ -226,6 +226,19 @@ async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(net
     donor.chain.extend(run.history.chain)
     await asyncio.wait_for(rounds._wait_for_work(), 5.0)
     assert rounds._following.donors() == [donor.peer_id]
+
+
+async def test_a_group_forms_anew_for_who_asks_what_it_has_missed(network, tmp_path):
+    run, told = Run(tmp_path / "others"), []
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    away, members = run.identities[1].peer_id, frozenset({rounds._node.peer_id, run.identities[2].peer_id})
+    matchmaker = rounds._matchmaker
+    matchmaker.view.avoid(away)  # it took no invitation
+    for _ in range(3):
+        matchmaker._newcomers.missed([away])  # group after group has formed without it
+    assert matchmaker.newcomers(members) == []
+    rounds.on_return(away)
+    assert matchmaker.newcomers(members) == [away]
 
 
 async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(network, tmp_path):
@@ -249,7 +262,7 @@ async def test_who_has_slept_and_finds_the_directory_empty_goes_on_with_its_last
     run, told, expected = Run(tmp_path / "others"), [], []
     sleeping, _, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._company = (sleeping.peer_id, donor.peer_id)
+    rounds._matchmaker.view.company = (sleeping.peer_id, donor.peer_id)
     reading = asyncio.Event()
 
     async def refresh():

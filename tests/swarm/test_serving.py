@@ -20,11 +20,11 @@ LIMITS = {Kind.DATA: 1 << 23, Kind.META: 1 << 16, Kind.END: 0, Kind.BUSY: 0}
 
 @pytest.fixture
 def serve(network, tmp_path):
-    async def start(numel=1000, rounds=3, snapshot=True):
+    async def start(numel=1000, rounds=3, snapshot=True, **options):
         run = Run(tmp_path / "donor", numel=numel).commit(rounds)
         node = network.node()
         shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: snapshot, run.digest, run.written)
-        await HistoryServer(node, RUN, run.history, shelf).start()
+        await HistoryServer(node, RUN, run.history, shelf, **options).start()
         return run, node
 
     return start
@@ -53,6 +53,16 @@ async def test_peers_replay_and_load_what_is_served(serve, network, tmp_path):
     assert (await loading.catch_up(server)).snapshot_round == 3
     assert_same(replaying, run)
     assert_same(loading, run)
+
+
+async def test_whoever_asks_for_what_followed_a_round_of_its_own_is_back(serve, network):
+    back = []
+    _, server = await serve(rounds=3, on_return=back.append)
+    returning, newcomer, level, probing = (network.node() for _ in range(4))
+    for node, first in ((newcomer, 0), (level, 3), (probing, 2**53 - 1), (returning, 2)):
+        await answer(await ask(node, server, what="chain", from_round=first))
+    await answer(await ask(newcomer, server, what="snapshot", from_round=2))
+    assert back == [returning.peer_id]
 
 
 async def test_a_chain_is_served_from_any_round_on(serve, network):

@@ -113,6 +113,9 @@ class GossipRounds:
     def on_merged(self) -> None:
         self._handover.on_merged()
 
+    def on_return(self, _: str) -> None:
+        """Nobody waits for a peer that has been away: there is no chain, and who is drawn is drawn from the records."""
+
     def _on_join(self, join: GossipJoin, remote: str) -> None:
         """Somebody is ready for this peer's next round: contribute within the straggler's window."""
         self._hear(remote, join.round - 1)

@@ -38,6 +38,7 @@ class Following:
         run_id, limits: the run, and what its rosters may be.
         keeper: the outer state.
         on_moved: called when the state has changed.
+        on_answer: called with a donor that answers.
         on_counted: called when a round that this peer gave up turns out to contain its contribution.
         tell: sends a message to the trainer.
 
@@ -50,9 +51,10 @@ class Following:
     def __init__(
         self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, keeper: Keeper,
         on_moved: Callable[[], None], on_counted: Callable[[], Awaitable[None]], tell: Callable[[ToTrainer], None],
+        on_answer: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._own_id, self._directory, self._keeper = node.peer_id, directory, keeper
-        self._on_moved, self._on_counted, self._tell = on_moved, on_counted, tell
+        self._on_moved, self._on_counted, self._tell, self._on_answer = on_moved, on_counted, tell, on_answer
         self.fetcher = Fetcher(node, run_id, keeper.history.folder, limits, self._accuse)
         self.missed = Missed(node.peer_id)
         self.caught_up_at = float("-inf")
@@ -96,6 +98,7 @@ class Following:
                 self._nudged.pop(donor, None)
                 try:
                     answer.result()
+                    self._on_answer(donor)
                     others = helpers(self._directory.reachable, donor, self._distrusted)
                     how = await self.fetcher.catch_up(
                         donor, self.standing(), self._replay, self._keeper.adopt, others,

@@ -149,6 +149,7 @@ class Invitations:
         """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does."""
         if invite.run_id != self._run_id or not self._me.training():
             return False
+        self._view.seen(leader)
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._view.learn(leader)

@@ -82,8 +82,9 @@ class Rounds:
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._following = Following(
-            node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, self._exchange.counted, tell
-        )
+            node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, self._exchange.counted, tell,
+            self._matchmaker.view.seen,
+        )  # fmt: skip
         self._aftermath = Aftermath(
             node.peer_id, directory, self._matchmaker, self._following, self._handover, self._nudge, rng
         )

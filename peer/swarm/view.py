@@ -108,8 +108,12 @@ class View:
 
     def knock(self, peer_id: str) -> None:
         """This peer wants to take part and is behind: it is there, and will have caught up in a moment."""
-        self._gone.pop(peer_id, None)
+        self.seen(peer_id)
         self.expect(peer_id)
+
+    def seen(self, peer_id: str) -> None:
+        """This peer has answered, or asked: it is there, though it was silent, or out of reach, a moment ago."""
+        self._gone.pop(peer_id, None)
 
     def expect(self, peer_id: str) -> None:
         """This peer may be there, whatever the directory says of it, unless it is avoided."""
@@ -117,7 +121,7 @@ class View:
             self._knocked[peer_id] = self._clock() + KNOCK_S
 
     def avoid(self, peer_id: str) -> None:
-        """Neither follow nor expect this peer for seconds, unless it knocks: it is silent, or cannot be reached."""
+        """Neither follow nor expect this peer for seconds, unless it is seen: it is silent, or cannot be reached."""
         self._gone[peer_id] = self._clock() + GONE_FOR_S
 
     def disbelieve(self, peer_id: str, seconds: float) -> None:

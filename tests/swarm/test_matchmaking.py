@@ -320,7 +320,7 @@ async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_em
     assert view.leader() == third.peer_id  # whoever names it has not found out yet that it is gone
 
 
-async def test_whoever_knocks_is_there_again_unless_it_is_disbelieved(network):
+async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved(network):
     one, other = await gather(network, 2)
     view = one.matchmaker.view
     view.avoid(other.peer_id)
@@ -328,6 +328,10 @@ async def test_whoever_knocks_is_there_again_unless_it_is_disbelieved(network):
     assert view.expected() == []
     view.knock(other.peer_id)
     assert view.expected() == [other.peer_id]
+    view.avoid(other.peer_id)
+    inviting = asyncio.ensure_future(other.matchmaker._invitations.send(one.peer_id, 1.0))
+    await until(lambda: view.expected() == [other.peer_id])
+    await cancel_and_wait([inviting])
     view.disbelieve(other.peer_id, 30.0)
     view.knock(other.peer_id)
     assert view.expected() == []

@@ -194,7 +194,10 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._directory.fresh, rounds._matchmaker.view.company = False, (sleeping.peer_id,)
     rounds._following.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
+    rounds._matchmaker.view.avoid(donor.peer_id)  # it had been out of reach a moment before
     assert await rounds._following.catch_up()
+    rounds._matchmaker.view.expect(donor.peer_id)
+    assert rounds._matchmaker.view.expected() == [donor.peer_id]
     await rounds._look_around()
     assert not called.is_set()
     rounds._following.caught_up_at -= CAUGHT_UP_S

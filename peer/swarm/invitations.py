@@ -75,16 +75,20 @@ class Invitations:
         self._me, self._changed, self._heeds = me, changed, heeds
         self._name = f"atoll/{run_id[:16]}/invite"
         self._window_s, self._clock = window_s, clock
-        self._moved, self._moved_at = asyncio.Event(), clock()
+        self._moved, self._committed_at = asyncio.Event(), clock()
         self.behind: str | None = None
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_invite)
 
+    def committed(self) -> None:
+        """This peer has contributed to a round."""
+        self._committed_at = self._clock()
+
     def moved(self) -> None:
         """This peer's position changed: answers that are held are given again."""
         self._moved.set()
-        self._moved, self._moved_at = asyncio.Event(), self._clock()
+        self._moved = asyncio.Event()
 
     async def send(self, peer_id: str, wait_s: float) -> None:
         """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
@@ -169,11 +173,11 @@ class Invitations:
 
     def _come(self, invite: InviteMessage, position: Position) -> None:
         """Contribute early; but with less than half of a contribution, as late as the leader waits, and not within a
-        straggler window of the last commit: else whoever is always first would have everybody send next to nothing.
+        straggler window of its last one: else whoever is always first would have everybody send next to nothing.
         """
         wait_s = 0.0
         if not self._me.halfway():
-            wait_s = max(LAST_CALL * invite.wait_s, self._moved_at + self._window_s - self._clock())
+            wait_s = max(LAST_CALL * invite.wait_s, self._committed_at + self._window_s - self._clock())
         if wait_s <= 0.0:
             self._me.hurry()
             return

@@ -176,6 +176,7 @@ class Matchmaker:
     def committed(self, group: Group) -> None:
         """The group stands: its members are where this peer is now, whatever the DHT has heard so far."""
         self.view.learn(*group.others)
+        self._invitations.committed()
         self.moved()
 
     def moved(self) -> None:

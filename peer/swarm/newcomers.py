@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 120.0
 INTERRUPTS_AFTER_S = 10.0
+EXCUSED_EVERY_S = 30.0
 
 
 class Newcomers:
@@ -22,6 +23,8 @@ class Newcomers:
         self._honoured: dict[tuple[str, str], float] = {}
         self._interrupted: dict[str, float] = {}
         self._fickle: dict[str, float] = {}
+        self._excused: dict[str, float] = {}
+        self._excuses: set[str] = set()
 
     def among(self, peer_ids: Iterable[str]) -> list[str]:
         """Those of `peer_ids` that are to be tried now, in order."""
@@ -29,10 +32,11 @@ class Newcomers:
         return sorted(peer_id for peer_id in peer_ids if self._waits.get(peer_id, (0.0, 0.0))[0] <= now)
 
     def missed(self, peer_ids: Iterable[str]) -> None:
-        """A group formed without these."""
-        now = self._clock()
+        """A group formed without these; who had just knocked has an excuse."""
+        now, left_out = self._clock(), set(peer_ids)
+        left_out, self._excuses = left_out - self._excuses, self._excuses - left_out
         self._waits = {peer: wait for peer, wait in self._waits.items() if wait[0] + LONGEST_WAIT_S > now}
-        for peer_id in peer_ids:
+        for peer_id in left_out:
             until, wait_s = self._waits.get(peer_id, (now, FIRST_WAIT_S / 2))
             if until <= now:
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
@@ -40,8 +44,14 @@ class Newcomers:
 
     def knocked(self, peer_id: str) -> bool:
         """This peer has come from behind. -> whether the group forms anew for it: once in each wait, even before its
-        end.
+        end. A group that forms meanwhile without it does not count, now and then: it was still catching up.
         """
+        now = self._clock()
+        self._excused = {peer: at for peer, at in self._excused.items() if at + EXCUSED_EVERY_S > now}
+        self._excuses &= self._excused.keys()
+        if peer_id not in self._excused:
+            self._excused[peer_id] = now
+            self._excuses.add(peer_id)
         return self._shown(peer_id, "knock")
 
     def invited(self, peer_id: str) -> bool:
@@ -90,3 +100,4 @@ class Newcomers:
         for peer_id in peer_ids:
             self._waits.pop(peer_id, None)
             self._fickle.pop(peer_id, None)
+            self._excuses.discard(peer_id)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from peer.swarm.newcomers import FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.newcomers import EXCUSED_EVERY_S, FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
 
 
 class Clock:
@@ -89,8 +89,33 @@ def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
         assert newcomers.among(["x"]) == []
         assert shown("x")
         assert newcomers.among(["x"]) == ["x"]
-        newcomers.missed(["x"])  # it was still catching up
+        if shown == newcomers.knocked:
+            newcomers.missed(["x"])  # it was still catching up: that is excused, once
+            assert newcomers.among(["x"]) == ["x"]
+        newcomers.missed(["x"])
+        assert newcomers.among(["x"]) == []
         assert not shown("x")
+
+
+def test_excuses_are_rare_and_forgotten():
+    clock = Clock()
+    newcomers = Newcomers(clock)
+    excused = 0
+    for second in range(10 * int(EXCUSED_EVERY_S)):  # it knocks each second, and is never in a group
+        newcomers.knocked("x")
+        newcomers._waits.clear()
+        newcomers.missed(["x"])
+        excused += not newcomers._waits
+        newcomers.knocked(f"another {second}")
+    assert excused == 1  # the clock has stood still
+    for _ in range(10 * int(EXCUSED_EVERY_S)):
+        clock.now += 1.0
+        newcomers.knocked("x")
+        newcomers._waits.clear()
+        newcomers.missed(["x"])
+        excused += not newcomers._waits
+    assert 10 <= excused <= 11
+    assert len(newcomers._excuses) <= len(newcomers._excused) == 1
 
 
 def test_nobody_interrupts_a_group_again_and_again():

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from peer.errors import UserError, did_you_mean
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 

@@ -83,8 +83,9 @@ class Directory:
     @property
     def fresh(self) -> bool:
         """Whether somebody has announced itself a moment ago; not where this machine has slept, or lost the others."""
-        made_after = self._clock() - FRESH_S
-        return any(record.expires_at - PEER_TTL_S > made_after for record in self.peers.values())
+        now = self._clock()
+        made = (record.expires_at - PEER_TTL_S for record in self.peers.values())
+        return any(now - FRESH_S < at < now + FRESH_S for at in made)
 
     async def refresh(self) -> None:
         """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""

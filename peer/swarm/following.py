@@ -25,6 +25,9 @@ from peer.swarm.witnesses import UndecidedError, members_of, most_named
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0
 UNREACHABLE_S = 1.0
+REACH_S = 10.0
+SILENT_S = 10.0  # not asked again
+NEW_DONORS_S = 10.0  # else whoever makes up one donor after another would keep this peer from its rounds
 NEXT_DONOR_S = 1.0  # a donor that sleeps takes its connections all the same, and says nothing
 DISTRUST_S = 60.0
 VOTED_S = 2.0  # to say what a state is that one has just named in a vote
@@ -93,7 +96,13 @@ class Following:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before, chain = self._keeper.position, tuple(self._keeper.history.chain)
         self.missed.begin()
-        async with contextlib.aclosing(staggered(self.donors, self.fetcher.reach, NEXT_DONOR_S)) as answers:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + NEW_DONORS_S
+
+        def names() -> list[str]:
+            return self.donors() if loop.time() < until else []
+
+        async with contextlib.aclosing(staggered(names, self._reach, NEXT_DONOR_S)) as answers:
             async for donor, answer in answers:
                 self._nudged.pop(donor, None)
                 try:
@@ -111,7 +120,8 @@ class Following:
                     self._accuse(donor, str(error))
                 except (StreamClosedError, asyncio.TimeoutError) as error:
                     log.info("donor %s went away: %s", donor, in_words(error))
-                    self._distrust(donor, UNREACHABLE_S)  # its record stays for a while: asking again would spin
+                    # its record stays for a while: asking again would spin
+                    self._distrust(donor, SILENT_S if isinstance(error, asyncio.TimeoutError) else UNREACHABLE_S)
                 else:
                     lost = given_up(chain, self._keeper.history.chain, self._own_id)
                     self._report(how, before, lost)
@@ -121,6 +131,9 @@ class Following:
         replayed = self._keeper.state.round - before.round  # a donor left half-way
         self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
         return True
+
+    async def _reach(self, donor: str) -> None:
+        await asyncio.wait_for(self.fetcher.reach(donor), REACH_S)
 
     async def look_at_own_state(self) -> None:
         """After votes that differ: give the state up if two thirds of the round that led to it hold another one."""

@@ -135,7 +135,8 @@ class Invitations:
 
     async def _on_invite(self, stream: Stream) -> None:
         invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
-        coming = self._comes(invite, stream.remote)
+        self._view.seen(stream.remote)
+        coming = self._comes(invite, stream.remote, knocks=True)
         await stream.send_message(Kind.STATUS, self._status(coming))
         ended = asyncio.ensure_future(stream.closed())
         try:
@@ -149,11 +150,14 @@ class Invitations:
         finally:
             await cancel_and_wait([ended])
 
-    def _comes(self, invite: InviteMessage, leader: str) -> bool:
-        """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does."""
+    def _comes(self, invite: InviteMessage, leader: str, knocks: bool = False) -> bool:
+        """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does.
+
+        Args:
+            knocks: the invitation has just come: if it is from behind, so has who sent it.
+        """
         if invite.run_id != self._run_id or not self._me.training():
             return False
-        self._view.seen(leader)
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._view.learn(leader)
@@ -167,7 +171,7 @@ class Invitations:
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
         if behind:
             self._me.nudge(leader, invite.weight, invite.parent)
-        else:
+        elif knocks:
             self._view.knock(leader)
         return behind
 

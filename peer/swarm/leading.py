@@ -88,7 +88,7 @@ class Leading:
         Raises:
             RoundAborted: nobody there, behind, too few in time, or one of them has left.
         """
-        self._leading = True
+        self._leading, began = True, self._clock()
         self._inviting.cancel()
         # this goes on with those that are on their way, and asks the others again
         self._invited = {peer_id: task for peer_id, task in self._invited.items() if not task.done()}
@@ -102,12 +102,12 @@ class Leading:
                     return None
                 pending = self._pending(started)
                 members = len(self._chosen(join.parent)) + 1
-                least, closes = self._rounds.min_group, self._closes(started)
+                least, closes = self._rounds.min_group, self._closes(started, began)
                 if members >= self._rounds.max_group or (members >= least and not pending):
                     return await self._form(sealed, join)
                 if members >= least and self._clock() >= closes:
                     return await self._form(sealed, join)
-                if not pending and self._clock() - started >= SOLO_PATIENCE_S:
+                if not pending and self._clock() - began >= SOLO_PATIENCE_S:
                     raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
                 if self._clock() >= closes + SOLO_PATIENCE_S:
                     waited_s = self._clock() - started
@@ -117,12 +117,12 @@ class Leading:
             self._leading = False
             await self._uninvite()
 
-    def _closes(self, started: float) -> float:
+    def _closes(self, started: float, began: float) -> float:
         """When the group forms with whoever is there: as the straggler window ends. A leader that was hurried then
-        itself leaves some time to those who were hurried with it.
+        itself, or has waited at another that was silent, leaves some time to those who were so with it.
         """
         window_s = self._rounds.straggler_wait_s
-        return max(self._seats.window_start(started) + window_s, started + (1.0 - invitations.LAST_CALL) * window_s)
+        return max(self._seats.window_start(started) + window_s, began + (1.0 - invitations.LAST_CALL) * window_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
         """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""

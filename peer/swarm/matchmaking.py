@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from peer.errors import ProtocolError, in_words
 from peer.outer.round import Due, Group, RoundAborted
@@ -36,6 +36,7 @@ from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.seats import Seats
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class Matchmaker:
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
         self._formed, self.view.company = self._clock(), group.others
-        left_out = self._wanted().difference(group.others)
+        left_out = (self._wanted() | self.view.avoided()).difference(group.others)
         self._newcomers.came(group.others)
         self._newcomers.missed(left_out)
 
@@ -143,7 +144,7 @@ class Matchmaker:
         self._newcomers.knocked(peer_id)
 
     def _seat(self, member: str) -> None:
-        if self._newcomers.sits(member) and self._newcomers.interrupts(member):
+        if self._newcomers.sits(member):
             self._sat.set()
 
     async def newcomer(self, members: frozenset[str]) -> None:
@@ -151,12 +152,9 @@ class Matchmaker:
 
         Whoever is ready before its group waits for it: who came meanwhile would be passed over, round after round.
         """
-        self._sat.clear()
-        while True:
-            await self._sat.wait()
+        while not any(self._newcomers.interrupts(peer) for peer in self.newcomers(members) if peer in self._seats):
             self._sat.clear()
-            if self.newcomers(members):
-                return
+            await self._sat.wait()
 
     def _wanted(self) -> set[str]:
         """Whoever could be in the next group: live, or waiting at this peer already."""
@@ -202,6 +200,8 @@ class Matchmaker:
             else:
                 await self._seats.disband(leader)  # whoever sat here before this peer had heard of that one
                 group = await self._follow(leader, sealed, join)
+                if group is None and not self._directory.fresh:
+                    raise RoundAborted("match", f"{leader} is silent, and this machine has slept, or lost the others")
             if group is not None:
                 return group
 
@@ -245,8 +245,8 @@ class Matchmaker:
             if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
                 self._me.nudge(leader, reject.weight, reject.lineage_id)
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
-        if reject.reason == "excluded":
-            log.info("leader %s takes no part in rounds now", leader)
+        if reject.reason == "excluded" or (reject.leader and not self.view.outranks(reject.leader, leader)):
+            log.info("leader %s takes no part in rounds now, or names one that cannot lead there", leader)
             self.view.avoid(leader)
         elif reject.leader is not None and not self.view.hears_of(reject.leader, reject.lineage_id):
             await self._directory.refresh()  # takes seconds where one of its nodes sleeps: nobody waits for it else
@@ -260,8 +260,23 @@ async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
     limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
     statuses = 10 + int(2 * patience_s / seats.AWAKE_EVERY_S)
     for _ in range(statuses):
-        kind, body = await asyncio.wait_for(stream.receive(limits), invitations.PROBE_TIMEOUT_S)
+        kind, body = await _frame(stream, limits)
         if kind is not Kind.STATUS:
             return kind, body
         parse_json(StatusMessage, body)
     raise ProtocolError(f"{stream.remote} says that it is awake, {statuses} times, and no more")
+
+
+async def _frame(stream: Stream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:
+    """The next one; raises asyncio.TimeoutError when it does not come, unless it was this machine that slept."""
+    loop, receiving = asyncio.get_running_loop(), asyncio.ensure_future(stream.receive(limits))
+    try:
+        while True:
+            began = loop.time()
+            await asyncio.wait({receiving}, timeout=invitations.PROBE_TIMEOUT_S)
+            if receiving.done():
+                return receiving.result()
+            if loop.time() < began + 2 * invitations.PROBE_TIMEOUT_S:
+                raise asyncio.TimeoutError
+    finally:
+        await cancel_and_wait([receiving])

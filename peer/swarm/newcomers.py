@@ -83,6 +83,7 @@ class Newcomers:
         """This peer has left its seat before a group formed: as one that does not come, and sitting does not help."""
         now = self._clock()
         self._fickle = {peer: until for peer, until in self._fickle.items() if until > now}
+        self._excuses.discard(peer_id)
         if self._waits.get(peer_id, (now, 0.0))[0] <= now:
             self.missed((peer_id,))
         self._fickle[peer_id] = self._waits[peer_id][0]

@@ -80,7 +80,7 @@ class HistoryServer:
             return
         async with self._slots[request.what]:
             if request.what == "chain":
-                if 0 < request.from_round < len(self._history.chain):
+                if 0 < request.from_round < len(self._history.chain) and self._history.seen[stream.remote]:
                     self._on_return(stream.remote)
                 for certificate in self._history.chain[request.from_round :]:
                     await _send(stream, Kind.DATA, dump_json(certificate))

@@ -11,6 +11,7 @@ from peer.swarm.keeper import Position
 GONE_FOR_S = 6.0
 KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
 MAX_KNOCKING = 64
+SEEN_EVERY_S = 30.0  # else one that is silent as a leader, and asks or invites all the time, would hold everybody up
 RELAY_DOUBT_S = 120.0
 
 
@@ -46,6 +47,7 @@ class View:
         self.company: tuple[str, ...] = ()
         self._gone: dict[str, float] = {}
         self._disbelieved: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
         self._doubted: dict[str, float] = {}
         self._knocked: dict[str, float] = {}
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
@@ -99,7 +101,8 @@ class View:
         """Somebody at `lineage_id` says that this one leads there. -> whether it is known; if so, and at ours, it is
         followed, whatever the directory has heard of it yet, or has forgotten while this machine slept.
         """
-        listed, met = leader in self._directory.peers, leader in self.company
+        listed = leader in self._directory.peers or leader == self._own_id
+        met = leader in self.company
         if lineage_id == self._position().lineage_id and (listed or met):
             self.learn(leader)
             if not listed:
@@ -112,13 +115,28 @@ class View:
         self.expect(peer_id)
 
     def seen(self, peer_id: str) -> None:
-        """This peer has answered, or asked: it is there, though it was silent, or out of reach, a moment ago."""
-        self._gone.pop(peer_id, None)
+        """This peer has answered, or asked: it is there, though it was silent, or out of reach, a moment ago. That is
+        believed now and then.
+        """
+        now = self._clock()
+        self._seen = {peer: at for peer, at in self._seen.items() if at + SEEN_EVERY_S > now}
+        if peer_id in self._gone and peer_id not in self._seen:
+            self._seen[peer_id] = now
+            del self._gone[peer_id]
 
     def expect(self, peer_id: str) -> None:
         """This peer may be there, whatever the directory says of it, unless it is avoided."""
         if len(self._knocked) < MAX_KNOCKING:
             self._knocked[peer_id] = self._clock() + KNOCK_S
+
+    def outranks(self, one: str, other: str) -> bool:
+        """Whether `one` leads where both can."""
+        return self._rank(one) < self._rank(other)
+
+    def avoided(self) -> frozenset[str]:
+        """Those who train, as far as the directory has heard, and are passed over because they are silent."""
+        self.expected()
+        return frozenset(self._gone) & {p for p, record in self._directory.peers.items() if record.state == "training"}
 
     def avoid(self, peer_id: str) -> None:
         """Neither follow nor expect this peer for seconds, unless it is seen: it is silent, or cannot be reached."""

@@ -44,6 +44,7 @@ class PlainDirectory:
     def __init__(self):
         self.peers = {}
         self.later = {}
+        self.fresh = True
 
     async def refresh(self):
         self.peers.update(self.later)

@@ -3,16 +3,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm import invitations, seats
+from peer.swarm import invitations, matchmaking, seats
 from peer.swarm.newcomers import LONGEST_WAIT_S
 from peer.swarm.roster import roster_key
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.view import SEEN_EVERY_S
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, NOMINAL, PARENT, RUN, gather, join_of, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -298,10 +300,11 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
         read.append(True)
 
     third.directory.refresh = refresh
-    for leader, expected in ((first, []), (third, [True])):  # itself: nobody that the directory shows
-        reject = RejectMessage(reason="follow", leader=leader.peer_id, round=5, lineage_id=PARENT)
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
+    for expected in ([], [True]):
         await third.matchmaker._heed(reject, second.peer_id)
         assert read == expected
+        third.directory.peers = {second.peer_id: second.record()}
 
 
 async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):
@@ -329,12 +332,94 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
     view.knock(other.peer_id)
     assert view.expected() == [other.peer_id]
     view.avoid(other.peer_id)
+    view.knock(other.peer_id)
+    assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
+    later = time.monotonic() + SEEN_EVERY_S - 1.0
+    view._clock = lambda: later
+    view.avoid(other.peer_id)
+    view.knock(other.peer_id)
+    assert view.expected() == []
+    view._clock = lambda: later + 2.0
     inviting = asyncio.ensure_future(other.matchmaker._invitations.send(one.peer_id, 1.0))
     await until(lambda: view.expected() == [other.peer_id])
     await cancel_and_wait([inviting])
     view.disbelieve(other.peer_id, 30.0)
     view.knock(other.peer_id)
     assert view.expected() == []
+
+
+async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(network):
+    """Else it could send everybody away for ever."""
+    first, second, third = await gather(network, 3)
+
+    async def sends_away(stream):
+        await stream.receive({Kind.JOIN: 4096})
+        reject = RejectMessage(reason="follow", leader=second.peer_id, round=5, lineage_id=PARENT)
+        await stream.send_message(Kind.REJECT, reject)
+        await stream.finish()
+
+    await first.node.serve(JOIN_NAME, "round", sends_away)
+    first.training = False
+    groups = await together(second.match(), third.match())
+    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id}] * 2
+
+
+async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(network, monkeypatch):
+    """They waited there as well, for longer than the window: whoever is first would make the round without them."""
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.6)
+    asleep, second, third, fourth = await gather(network, 4, wait=0.5)
+    for_ever = asyncio.Event()
+
+    async def silence(_):
+        await for_ever.wait()
+
+    for name in (JOIN_NAME, INVITE_NAME):
+        await asleep.node.serve(name, "round", silence)
+    early = [asyncio.ensure_future(one.match()) for one in (second, third)]
+    await asyncio.wait(early, timeout=0.05)
+    groups = await together(*early, fourth.match())
+    for_ever.set()
+    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id, fourth.peer_id}] * 3
+
+
+async def test_who_wakes_at_a_silent_leader_looks_around_before_it_waits_for_anybody_else(network, monkeypatch):
+    """The others have gone on meanwhile: it would lead whoever sleeps as well."""
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
+    asleep, member = await gather(network, 2)
+    for_ever = asyncio.Event()
+
+    async def silence(_):
+        await for_ever.wait()
+
+    await asleep.node.serve(JOIN_NAME, "round", silence)
+    member.directory.fresh = False
+    with pytest.raises(RoundAborted, match="this machine has slept") as caught:
+        await member.match()
+    assert (caught.value.instead, caught.value.alone) == ("retry", False)
+    for_ever.set()
+
+
+async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypatch):
+    """Its timer is overdue as it wakes, and what the leader has sent meanwhile is not read yet."""
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
+    said, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def receive(_):
+        await said.wait()
+        return Kind.STATUS, b""
+
+    stream = SimpleNamespace(receive=receive)
+    waiting = asyncio.ensure_future(matchmaking._frame(stream, {}))
+    await asyncio.sleep(0)
+    slept_s, time_of = 100.0, loop.time
+    monkeypatch.setattr(loop, "time", lambda: time_of() + slept_s)
+    await asyncio.wait({waiting}, timeout=0.01)
+    assert not waiting.done()
+    said.set()
+    assert await waiting == (Kind.STATUS, b"")
+    said.clear()
+    with pytest.raises(asyncio.TimeoutError):
+        await matchmaking._frame(stream, {})
 
 
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):

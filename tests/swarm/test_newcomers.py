@@ -97,6 +97,15 @@ def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
         assert not shown("x")
 
 
+def test_who_comes_back_sits_and_leaves_has_no_excuse():
+    newcomers = Newcomers(Clock())
+    newcomers.knocked("x")
+    assert newcomers.sits("x")
+    newcomers.left("x")
+    assert newcomers.among(["x"]) == []
+    assert not newcomers.sits("x")
+
+
 def test_excuses_are_rare_and_forgotten():
     clock = Clock()
     newcomers = Newcomers(clock)

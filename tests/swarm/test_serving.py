@@ -57,9 +57,10 @@ async def test_peers_replay_and_load_what_is_served(serve, network, tmp_path):
 
 async def test_whoever_asks_for_what_followed_a_round_of_its_own_is_back(serve, network):
     back = []
-    _, server = await serve(rounds=3, on_return=back.append)
-    returning, newcomer, level, probing = (network.node() for _ in range(4))
-    for node, first in ((newcomer, 0), (level, 3), (probing, 2**53 - 1), (returning, 2)):
+    run, server = await serve(rounds=3, on_return=back.append)
+    returning, newcomer, level, probing, stranger = (network.node() for _ in range(5))
+    run.history.seen.update(node.peer_id for node in (returning, newcomer, level, probing))
+    for node, first in ((newcomer, 0), (level, 3), (probing, 2**53 - 1), (stranger, 2), (returning, 2)):
         await answer(await ask(node, server, what="chain", from_round=first))
     await answer(await ask(newcomer, server, what="snapshot", from_round=2))
     assert back == [returning.peer_id]

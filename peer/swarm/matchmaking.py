@@ -200,8 +200,6 @@ class Matchmaker:
             else:
                 await self._seats.disband(leader)  # whoever sat here before this peer had heard of that one
                 group = await self._follow(leader, sealed, join)
-                if group is None and not self._directory.fresh:
-                    raise RoundAborted("match", f"{leader} is silent, and this machine has slept, or lost the others")
             if group is not None:
                 return group
 
@@ -213,16 +211,14 @@ class Matchmaker:
         try:
             stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
         except StreamClosedError as error:
-            log.info("leader %s is gone: %s", leader, error)
-            self.view.avoid(leader)
+            self._leave(leader, error)
             return None
         try:
             await stream.send(Kind.JOIN, sealed)
             kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
-            log.info("leader %s is gone while a group formed: %s", leader, in_words(error))
-            self.view.avoid(leader)
+            self._leave(leader, error)
             return None
         except ProtocolError as error:
             raise RoundAborted("match", str(error), culprit=leader) from None
@@ -232,6 +228,15 @@ class Matchmaker:
             return self._accept(body, sealed, join, leader)
         await self._heed(reject, leader)
         return None
+
+    def _leave(self, leader: str, why: Exception) -> None:
+        """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
+        gone on meanwhile, and who looks around first does not lead whoever sleeps as well.
+        """
+        log.info("leader %s is gone: %s", leader, in_words(why))
+        self.view.avoid(leader)
+        if not self._directory.fresh:
+            raise RoundAborted("match", f"{leader} is gone, and this machine has slept, or lost the others")
 
     def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
         try:

@@ -382,7 +382,10 @@ async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(
     assert [names(group) for group in groups] == [{second.peer_id, third.peer_id, fourth.peer_id}] * 3
 
 
-async def test_who_wakes_at_a_silent_leader_looks_around_before_it_waits_for_anybody_else(network, monkeypatch):
+@pytest.mark.parametrize("gone", ["asleep", "dead"])
+async def test_who_wakes_where_the_leader_is_gone_looks_around_before_it_waits_for_anybody_else(
+    network, monkeypatch, gone
+):
     """The others have gone on meanwhile: it would lead whoever sleeps as well."""
     monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
     asleep, member = await gather(network, 2)
@@ -392,11 +395,22 @@ async def test_who_wakes_at_a_silent_leader_looks_around_before_it_waits_for_any
         await for_ever.wait()
 
     await asleep.node.serve(JOIN_NAME, "round", silence)
+    if gone == "dead":
+        network.cut(asleep.peer_id)
     member.directory.fresh = False
     with pytest.raises(RoundAborted, match="this machine has slept") as caught:
         await member.match()
     assert (caught.value.instead, caught.value.alone) == ("retry", False)
     for_ever.set()
+
+
+async def test_who_is_sent_to_another_leader_goes_there_whatever_it_has_heard_of_late(network):
+    first, second, third = await gather(network, 3)
+    for each in (second, third):
+        each.directory.fresh = False
+    third.directory.later = {first.peer_id: third.directory.peers.pop(first.peer_id)}
+    groups = await together(third.match(), second.match(), first.match())
+    assert {len(group.members) for group in groups} == {3}
 
 
 async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypatch):

@@ -28,7 +28,7 @@ request to the last verified chunk in its file: the donor's chain is checked, ev
 is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
-with one transfer after another, three times in turn; `delay` is the median of those that a transfer overlaps over the
+with one transfer after another, six times in turn; `delay` is the median of those that a transfer overlaps over the
 median of those without, the donors' writing of their files included. In reality each peer has a machine of its own:
 while there are rounds each has an equal share of the cores and no more, whether the others want theirs or not (`shares`
 in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but for what the kernel
@@ -37,7 +37,7 @@ PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
 WARM_UP = 2
-TURNS = 3
+TURNS = 6  # with three the median of the same code moved by a tenth
 ROUNDS = 6  # without transfers, and then with them, in each turn
 PAUSE_IN_ROUNDS = 1.0
 MB_PER_SECOND = 250.0

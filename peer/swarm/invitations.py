@@ -77,6 +77,8 @@ class Invitations:
         self._window_s, self._clock = window_s, clock
         self._moved, self._committed_at = asyncio.Event(), clock()
         self.behind: str | None = None
+        self._inviters: dict[str, str] = {}
+        self._invited = asyncio.Event()
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_invite)
@@ -139,6 +141,8 @@ class Invitations:
         coming = self._comes(invite, stream.remote, knocks=True)
         await stream.send_message(Kind.STATUS, self._status(coming))
         ended = asyncio.ensure_future(stream.closed())
+        self._inviters[stream.remote] = invite.parent
+        self._invited.set()
         try:
             while coming and not ended.done():
                 moved = asyncio.ensure_future(self._moved.wait())
@@ -148,7 +152,16 @@ class Invitations:
             if not ended.done():
                 await stream.send_message(Kind.STATUS, self._status(coming=False))
         finally:
+            self._inviters.pop(stream.remote, None)
             await cancel_and_wait([ended])
+
+    async def elsewhere(self, leader: str) -> None:
+        """Return while somebody else than this leader invites to the round that comes next here."""
+        while not any(
+            parent == self._me.position().lineage_id and who != leader for who, parent in self._inviters.items()
+        ):
+            self._invited.clear()
+            await self._invited.wait()
 
     def _comes(self, invite: InviteMessage, leader: str, knocks: bool = False) -> bool:
         """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does.

@@ -36,10 +36,12 @@ from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.seats import Seats
 from peer.swarm.streams import Stream, StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.tasks import cancel_and_wait, unless
 from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
+SILENT_S = 1.5  # of a leader, where others do not wait for it any more
+_ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
 
 class Matchmaker:
@@ -76,6 +78,7 @@ class Matchmaker:
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
+        self._followed_unknown = False
         self._changed, self._sat = asyncio.Event(), asyncio.Event()
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
@@ -186,7 +189,7 @@ class Matchmaker:
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
         position = self._me.position()
-        self._invitations.behind = None
+        self._invitations.behind, self._followed_unknown = None, False
         join, sealed = self._rosters.join(position, due.tokens)
         started = self._clock()
         if not self.view.expected():
@@ -207,15 +210,16 @@ class Matchmaker:
 
     async def _follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
-        patience_s = (2.0 - invitations.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
+        stream: Stream | None = None
         try:
-            stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
-        except StreamClosedError as error:
-            self._leave(leader, error)
-            return None
-        try:
-            await stream.send(Kind.JOIN, sealed)
-            kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
+            first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
+            if first is None:
+                raise StreamClosedError(leader, "silent, and another one invites")
+            stream, kind, body = first
+            if kind is Kind.STATUS:
+                parse_json(StatusMessage, body)
+                patience_s = self._longest_wait_s
+                kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             self._leave(leader, error)
@@ -223,11 +227,32 @@ class Matchmaker:
         except ProtocolError as error:
             raise RoundAborted("match", str(error), culprit=leader) from None
         finally:
-            stream.close()
+            if stream is not None:
+                stream.close()
         if reject is None:
             return self._accept(body, sealed, join, leader)
         await self._heed(reject, leader)
         return None
+
+    @property
+    def _longest_wait_s(self) -> float:
+        """At a leader: for the longest group that can form there."""
+        return (2.0 - invitations.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
+
+    async def _hand_in(self, leader: str, sealed: bytes) -> tuple[Stream, Kind, bytes]:
+        """Take a seat at a leader: -> the stream, and the first that it says on it."""
+        stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
+        try:
+            await stream.send(Kind.JOIN, sealed)
+            return stream, *await _frame(stream, _ANSWERS)
+        except BaseException:
+            stream.close()
+            raise
+
+    async def _called_away(self, leader: str) -> None:
+        """Return when this leader has been silent for a while and another one invites, which has waited for it too."""
+        await asyncio.sleep(SILENT_S)
+        await self._invitations.elsewhere(leader)
 
     def _leave(self, leader: str, why: Exception) -> None:
         """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
@@ -254,18 +279,28 @@ class Matchmaker:
             log.info("leader %s takes no part in rounds now, or names one that cannot lead there", leader)
             self.view.avoid(leader)
         elif reject.leader is not None and not self.view.hears_of(reject.leader, reject.lineage_id):
-            await self._directory.refresh()  # takes seconds where one of its nodes sleeps: nobody waits for it else
+            await self._look_for(reject.leader, reject.lineage_id)
         if self.view.leader() == leader:
             self._changed.clear()
             await leading.wait_for(self._changed, leading.RECHECK_S)
 
+    async def _look_for(self, leader: str, lineage_id: str | None) -> None:
+        """Follow a leader that is not known: at once, for the first that is named in this round; else it is looked up,
+        which takes seconds where one of the DHT's nodes sleeps.
+        """
+        if self._followed_unknown:
+            await self._directory.refresh()
+            return
+        self._followed_unknown = True
+        self._node.spawn(self._directory.refresh())
+        self.view.hears_of(leader, lineage_id, known=True)
+
 
 async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
     """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
-    limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
     statuses = 10 + int(2 * patience_s / seats.AWAKE_EVERY_S)
     for _ in range(statuses):
-        kind, body = await _frame(stream, limits)
+        kind, body = await _frame(stream, _ANSWERS)
         if kind is not Kind.STATUS:
             return kind, body
         parse_json(StatusMessage, body)

@@ -97,12 +97,15 @@ class View:
         """These have shown that they stand at our lineage id."""
         self._companions = (self._position().lineage_id, self._known().union(peer_ids))
 
-    def hears_of(self, leader: str, lineage_id: str | None) -> bool:
+    def hears_of(self, leader: str, lineage_id: str | None, known: bool = False) -> bool:
         """Somebody at `lineage_id` says that this one leads there. -> whether it is known; if so, and at ours, it is
         followed, whatever the directory has heard of it yet, or has forgotten while this machine slept.
+
+        Args:
+            known: as good as known: one is followed that nobody else has spoken of.
         """
         listed = leader in self._directory.peers or leader == self._own_id
-        met = leader in self.company
+        met = known or leader in self.company
         if lineage_id == self._position().lineage_id and (listed or met):
             self.learn(leader)
             if not listed:

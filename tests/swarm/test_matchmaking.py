@@ -301,10 +301,66 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    for expected in ([], [True]):
-        await third.matchmaker._heed(reject, second.peer_id)
-        assert read == expected
-        third.directory.peers = {second.peer_id: second.record()}
+    await third.matchmaker._heed(reject, second.peer_id)
+    assert read == []
+    assert third.matchmaker.view.leader() == first.peer_id
+
+
+async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_not_one_after_another(network):
+    first, second, third = await gather(network, 3)
+    third.directory.peers = {second.peer_id: second.record()}
+    reading, may_end = asyncio.Event(), asyncio.Event()
+
+    async def refresh():
+        reading.set()
+        await may_end.wait()
+
+    third.directory.refresh = refresh
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
+    await asyncio.wait_for(third.matchmaker._heed(reject, second.peer_id), 5.0)
+    assert third.matchmaker.view.leader() == first.peer_id
+    await asyncio.wait_for(reading.wait(), 5.0)  # beside that
+    third.matchmaker.view.avoid(first.peer_id)  # it was not there
+    waiting = asyncio.ensure_future(third.matchmaker._heed(reject, second.peer_id))
+    third.matchmaker.view.company = ()
+    await asyncio.wait({waiting}, timeout=0.1)
+    assert not waiting.done()
+    may_end.set()
+    await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(network, monkeypatch):
+    """That one has waited for it before."""
+    monkeypatch.setattr(matchmaking, "SILENT_S", 0.05)
+    asleep, second, third = await gather(network, 3)
+    called, for_ever = asyncio.Event(), asyncio.Event()
+
+    async def silence(_):
+        called.set()
+        await for_ever.wait()
+
+    await asleep.node.serve(JOIN_NAME, "round", silence)
+    waiting = asyncio.ensure_future(third.match())
+    await asyncio.wait_for(called.wait(), 5.0)
+    second.matchmaker.view.avoid(asleep.peer_id)
+    groups = await asyncio.wait_for(together(second.match(), waiting), invitations.PROBE_TIMEOUT_S / 2)
+    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id}] * 2
+    for_ever.set()
+
+
+async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_is_awake(network, monkeypatch):
+    monkeypatch.setattr(matchmaking, "SILENT_S", 0.05)
+    leader, second, third = await gather(network, 3)
+    waiting = asyncio.ensure_future(third.match())
+    await until(lambda: third.peer_id in leader.matchmaker._seats)
+    inviting = asyncio.ensure_future(second.matchmaker._invitations.send(third.peer_id, 1.0))
+    await until(lambda: third.matchmaker._invitations._inviters)
+    await asyncio.wait({waiting}, timeout=0.3)
+    assert third.peer_id in leader.matchmaker._seats
+    await cancel_and_wait([inviting])
+    await until(lambda: not third.matchmaker._invitations._inviters)
+    groups = await together(leader.match(), second.match(), waiting)
+    assert {len(group.members) for group in groups} == {3}
 
 
 async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):

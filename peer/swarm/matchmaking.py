@@ -214,7 +214,9 @@ class Matchmaker:
         try:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
             if first is None:
-                raise StreamClosedError(leader, "silent, and another one invites")
+                log.info("leader %s is silent, and another one invites", leader)
+                self.view.avoid(leader)
+                return None
             stream, kind, body = first
             if kind is Kind.STATUS:
                 parse_json(StatusMessage, body)

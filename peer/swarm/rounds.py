@@ -91,6 +91,7 @@ class Rounds:
         self._stood = False
         self._regrouped: str | None = None
         self._looked_back = False
+        self._reading: asyncio.Future[None] | None = None
         self._rng = rng
         self.joined = False
         self.leaving = False
@@ -290,12 +291,13 @@ class Rounds:
         if self._directory.peers and self._directory.fresh:
             return
         await self._ask_company()
-        if not self._directory.peers and not self._following.donors():
-            if self._matchmaker.view.company:  # nobody else is known, and they may be there
-                self._node.spawn(self._directory.refresh())
-                for peer_id in self._matchmaker.view.company:
+        if not self._following.donors():
+            if company := self._matchmaker.view.company:  # they may be there, whoever else the directory still shows
+                if self._reading is None or self._reading.done():
+                    self._reading = self._node.spawn(self._directory.refresh())
+                for peer_id in company:
                     self._matchmaker.view.expect(peer_id)
-            else:
+            elif not self._directory.peers:
                 await self._directory.refresh()
         if donors := self._following.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)

@@ -261,24 +261,32 @@ async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(n
     assert (caught.value.instead, caught.value.culprit) == ("catch_up", ahead)
 
 
-async def test_who_has_slept_and_finds_the_directory_empty_goes_on_with_its_last_group(network, tmp_path):
+@pytest.mark.parametrize("listed", [False, True], ids=["nobody", "who sleeps as well"])
+async def test_who_has_slept_goes_on_with_its_last_group_whatever_the_directory_still_shows(network, tmp_path, listed):
     run, told, expected = Run(tmp_path / "others"), [], []
     sleeping, _, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._matchmaker.view.company = (sleeping.peer_id, donor.peer_id)
-    reading = asyncio.Event()
+    if listed:
+        old = SimpleNamespace(lineage_id=rounds.position().lineage_id, lineage_weight=0, state="training")
+        rounds._directory.peers, rounds._directory.fresh = {sleeping.peer_id: old}, False
+    reads, reading = [], asyncio.Event()
 
     async def refresh():
         """One of the DHT's nodes sleeps."""
+        reads.append(True)
         reading.set()
         await asyncio.Event().wait()
 
     async def match(_):
-        expected.extend(rounds._matchmaker.view.expected())
+        expected.append(rounds._matchmaker.view.expected())
         raise RoundAborted("match", "nobody is there")
 
     rounds._matchmaker.match, rounds._directory.refresh = match, refresh
-    with pytest.raises(RoundAborted, match="nobody is there"):
-        await asyncio.wait_for(rounds.match(Due(1, 100, rounds.keeper.memory.snapshot)), ASK_TIMEOUT_S / 2)
-    await asyncio.wait_for(reading.wait(), 5.0)
-    assert expected == [sleeping.peer_id, donor.peer_id]
+    for _ in range(2):
+        rounds._following.caught_up_at = asyncio.get_running_loop().time()
+        with pytest.raises(RoundAborted, match="nobody is there"):
+            await asyncio.wait_for(rounds.match(Due(1, 100, rounds.keeper.memory.snapshot)), ASK_TIMEOUT_S / 2)
+        await asyncio.wait_for(reading.wait(), 5.0)
+    assert expected == [[sleeping.peer_id, donor.peer_id]] * 2
+    assert reads == [True]  # beside that, and not one beside the other

@@ -11,6 +11,7 @@ its roster is the leader's word alone, and with an unknown group size it always 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -244,12 +245,12 @@ class Matchmaker:
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[Stream, Kind, bytes]:
         """Take a seat at a leader: -> the stream, and the first that it says on it."""
         stream = await self._node.open(leader, self._join_name, "round", invitations.PROBE_TIMEOUT_S)
-        try:
+        with contextlib.ExitStack() as closing:
+            closing.callback(stream.close)
             await stream.send(Kind.JOIN, sealed)
-            return stream, *await _frame(stream, _ANSWERS)
-        except BaseException:
-            stream.close()
-            raise
+            kind, body = await _frame(stream, _ANSWERS)
+            closing.pop_all()
+        return stream, kind, body
 
     async def _called_away(self, leader: str) -> None:
         """Return when this leader has been silent for a while and another one invites, which has waited for it too."""

@@ -123,3 +123,13 @@ async def until(condition, timeout_s=5.0):
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0)
+
+
+async def together(*works):
+    """What each comes to: a result, or an exception."""
+    return await asyncio.gather(*works, return_exceptions=True)
+
+
+def names(group):
+    """The peer ids of its members."""
+    return {member.peer_id for member in group.members}

@@ -1,0 +1,319 @@
+"""Members at a leader: one that sleeps, says nothing, sends them away, or that they have only heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.protocol.wire import Kind, RejectMessage, StatusMessage
+from peer.swarm import invitations, matchmaking, seats
+from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.view import SEEN_EVERY_S
+from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
+
+pytestmark = pytest.mark.usefixtures("brisk")
+
+
+@pytest.mark.parametrize("since", ["before", "while they wait"])
+async def test_nobody_waits_at_a_leader_that_sleeps(network, since):
+    """Its machine takes streams as before; a group would be waited for for 30 s and more."""
+    asleep, first, second = await gather(network, 3)
+    for_ever = asyncio.Event()
+    awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=asleep.peer_id)
+
+    async def silence(stream):
+        if since != "before":
+            await stream.receive(dict.fromkeys((Kind.JOIN, Kind.INVITE), 4096))
+            await stream.send_message(Kind.STATUS, awake)
+        await for_ever.wait()
+
+    for name in (JOIN_NAME, INVITE_NAME):
+        await asleep.node.serve(name, "round", silence)
+    groups = await together(first.match(), second.match())
+    assert {member.peer_id for member in groups[0].members} == {first.peer_id, second.peer_id}
+    for_ever.set()
+
+
+async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(network, monkeypatch):
+    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 0.05)
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.5)
+    leader, member = await gather(network, 2)
+    following = asyncio.ensure_future(member.match())
+    await until(lambda: member.peer_id in leader.matchmaker._seats)
+    stream = leader.matchmaker._seats._taken[member.peer_id].stream
+    mark = stream.traffic.sent
+    await asyncio.wait({following}, timeout=1.0)  # twice as long as it would wait for a silent one
+    assert not following.done()
+    assert stream.traffic.sent > mark
+    groups = await together(following, leader.match())
+    assert {len(group.members) for group in groups} == {2}
+
+
+async def test_a_member_that_reads_nothing_costs_its_leader_one_round_and_no_more(network, monkeypatch):
+    """The leader is in the middle of telling it something when the group forms."""
+    leader, deaf = await gather(network, 2, wait=0.3)
+    stream = await deaf.hand_in(leader, join_of(deaf.node.identity)[0])
+    await until(lambda: deaf.peer_id in leader.matchmaker._seats)
+    monkeypatch.setattr(leader.matchmaker._seats._taken[deaf.peer_id].stream, "sending", True)
+    with pytest.raises(RoundAborted, match="left while the roster was sent") as caught:
+        await leader.match()
+    assert caught.value.culprit == deaf.peer_id
+    stream.close()
+
+
+@pytest.mark.parametrize("level", [True, False])
+async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, level):
+    first, second, third = await gather(network, 3)
+    third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
+    await third.matchmaker._heed(reject, second.peer_id)
+    assert (first.peer_id == third.matchmaker.view.leader()) == level
+
+
+async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(network):
+    """Where one of the DHT's nodes sleeps it is read for seconds."""
+    first, second, third = await gather(network, 3)
+    read = []
+
+    async def refresh():
+        read.append(True)
+
+    third.directory.refresh = refresh
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
+    await third.matchmaker._heed(reject, second.peer_id)
+    assert read == []
+    assert third.matchmaker.view.leader() == first.peer_id
+
+
+async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_not_one_after_another(network):
+    first, second, third = await gather(network, 3)
+    third.directory.peers = {second.peer_id: second.record()}
+    reading, may_end = asyncio.Event(), asyncio.Event()
+
+    async def refresh():
+        reading.set()
+        await may_end.wait()
+
+    third.directory.refresh = refresh
+    reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
+    await asyncio.wait_for(third.matchmaker._heed(reject, second.peer_id), 5.0)
+    assert third.matchmaker.view.leader() == first.peer_id
+    await asyncio.wait_for(reading.wait(), 5.0)  # beside that
+    third.matchmaker.view.avoid(first.peer_id)  # it was not there
+    waiting = asyncio.ensure_future(third.matchmaker._heed(reject, second.peer_id))
+    third.matchmaker.view.company = ()
+    await asyncio.wait({waiting}, timeout=0.1)
+    assert not waiting.done()
+    may_end.set()
+    await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(network, monkeypatch):
+    """That one has waited for it before."""
+    monkeypatch.setattr(matchmaking, "SILENT_S", 0.05)
+    asleep, second, third = await gather(network, 3)
+    called, for_ever = asyncio.Event(), asyncio.Event()
+
+    async def silence(_):
+        called.set()
+        await for_ever.wait()
+
+    await asleep.node.serve(JOIN_NAME, "round", silence)
+    waiting = asyncio.ensure_future(third.match())
+    await asyncio.wait_for(called.wait(), 5.0)
+    third.directory.fresh = False  # this changes nothing: who invites is where this peer is
+    second.matchmaker.view.avoid(asleep.peer_id)
+    groups = await asyncio.wait_for(together(second.match(), waiting), invitations.PROBE_TIMEOUT_S / 2)
+    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id}] * 2
+    for_ever.set()
+
+
+async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_is_awake(network, monkeypatch):
+    monkeypatch.setattr(matchmaking, "SILENT_S", 0.05)
+    leader, second, third = await gather(network, 3)
+    waiting = asyncio.ensure_future(third.match())
+    await until(lambda: third.peer_id in leader.matchmaker._seats)
+    inviting = asyncio.ensure_future(second.matchmaker._invitations.send(third.peer_id, 1.0))
+    await until(lambda: third.matchmaker._invitations._inviters)
+    await asyncio.wait({waiting}, timeout=0.3)
+    assert third.peer_id in leader.matchmaker._seats
+    await cancel_and_wait([inviting])
+    await until(lambda: not third.matchmaker._invitations._inviters)
+    groups = await together(leader.match(), second.match(), waiting)
+    assert {len(group.members) for group in groups} == {3}
+
+
+async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):
+    first, second, third = await gather(network, 3)
+    view = third.matchmaker.view
+    view.company, third.directory.peers = (first.peer_id,), {}
+    assert not view.hears_of(second.peer_id, PARENT)  # never met
+    assert view.hears_of(first.peer_id, NEXT)  # known, but it leads elsewhere
+    assert view.leader() == third.peer_id
+    assert view.hears_of(first.peer_id, PARENT)
+    assert view.leader() == first.peer_id
+    groups = await together(third.match(), second.match(), first.match())
+    assert {len(group.members) for group in groups} == {3}
+    view.avoid(first.peer_id)
+    assert view.hears_of(first.peer_id, PARENT)
+    assert view.leader() == third.peer_id  # whoever names it has not found out yet that it is gone
+
+
+async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved(network):
+    one, other = await gather(network, 2)
+    view = one.matchmaker.view
+    view.avoid(other.peer_id)
+    view.expect(other.peer_id)
+    assert view.expected() == []
+    view.knock(other.peer_id)
+    assert view.expected() == [other.peer_id]
+    view.avoid(other.peer_id)
+    view.knock(other.peer_id)
+    assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
+    later = time.monotonic() + SEEN_EVERY_S - 1.0
+    view._clock = lambda: later
+    view.avoid(other.peer_id)
+    view.knock(other.peer_id)
+    assert view.expected() == []
+    view._clock = lambda: later + 2.0
+    inviting = asyncio.ensure_future(other.matchmaker._invitations.send(one.peer_id, 1.0))
+    await until(lambda: view.expected() == [other.peer_id])
+    await cancel_and_wait([inviting])
+    view.disbelieve(other.peer_id, 30.0)
+    view.knock(other.peer_id)
+    assert view.expected() == []
+
+
+async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(network):
+    """Else it could send everybody away for ever."""
+    first, second, third = await gather(network, 3)
+
+    async def sends_away(stream):
+        await stream.receive({Kind.JOIN: 4096})
+        reject = RejectMessage(reason="follow", leader=second.peer_id, round=5, lineage_id=PARENT)
+        await stream.send_message(Kind.REJECT, reject)
+        await stream.finish()
+
+    await first.node.serve(JOIN_NAME, "round", sends_away)
+    first.training = False
+    groups = await together(second.match(), third.match())
+    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id}] * 2
+
+
+async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(network, monkeypatch):
+    """They waited there as well, for longer than the window: whoever is first would make the round without them."""
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.6)
+    asleep, second, third, fourth = await gather(network, 4, wait=0.5)
+    for_ever = asyncio.Event()
+
+    async def silence(_):
+        await for_ever.wait()
+
+    for name in (JOIN_NAME, INVITE_NAME):
+        await asleep.node.serve(name, "round", silence)
+    early = [asyncio.ensure_future(one.match()) for one in (second, third)]
+    await asyncio.wait(early, timeout=0.05)
+    groups = await together(*early, fourth.match())
+    for_ever.set()
+    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id, fourth.peer_id}] * 3
+
+
+@pytest.mark.parametrize("gone", ["asleep", "dead"])
+async def test_who_wakes_where_the_leader_is_gone_looks_around_before_it_waits_for_anybody_else(
+    network, monkeypatch, gone
+):
+    """The others have gone on meanwhile: it would lead whoever sleeps as well."""
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
+    asleep, member = await gather(network, 2)
+    for_ever = asyncio.Event()
+
+    async def silence(_):
+        await for_ever.wait()
+
+    await asleep.node.serve(JOIN_NAME, "round", silence)
+    if gone == "dead":
+        network.cut(asleep.peer_id)
+    member.directory.fresh = False
+    with pytest.raises(RoundAborted, match="this machine has slept") as caught:
+        await member.match()
+    assert (caught.value.instead, caught.value.alone) == ("retry", False)
+    for_ever.set()
+
+
+async def test_who_is_sent_to_another_leader_goes_there_whatever_it_has_heard_of_late(network):
+    first, second, third = await gather(network, 3)
+    for each in (second, third):
+        each.directory.fresh = False
+    third.directory.later = {first.peer_id: third.directory.peers.pop(first.peer_id)}
+    groups = await together(third.match(), second.match(), first.match())
+    assert {len(group.members) for group in groups} == {3}
+
+
+async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypatch):
+    """Its timer is overdue as it wakes, and what the leader has sent meanwhile is not read yet."""
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
+    said, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def receive(_):
+        await said.wait()
+        return Kind.STATUS, b""
+
+    stream = SimpleNamespace(receive=receive)
+    waiting = asyncio.ensure_future(matchmaking._frame(stream, {}))
+    await asyncio.sleep(0)
+    slept_s, time_of = 100.0, loop.time
+    monkeypatch.setattr(loop, "time", lambda: time_of() + slept_s)
+    await asyncio.wait({waiting}, timeout=0.01)
+    assert not waiting.done()
+    said.set()
+    assert await waiting == (Kind.STATUS, b"")
+    said.clear()
+    with pytest.raises(asyncio.TimeoutError):
+        await matchmaking._frame(stream, {})
+
+
+async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
+    leader, member = await gather(network, 2)
+    awake = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=leader.peer_id)
+
+    async def chatter(stream):
+        with contextlib.suppress(StreamClosedError):
+            while True:
+                await stream.send_message(Kind.STATUS, awake)
+
+    await leader.node.serve(JOIN_NAME, "round", chatter)
+    with pytest.raises(RoundAborted, match=r"awake, \d+ times, and no more") as caught:
+        await member.match()
+    assert caught.value.culprit == leader.peer_id
+
+
+async def test_a_member_follows_to_a_leader_that_it_had_not_heard_of(network):
+    first, second, third = await gather(network, 3)
+    third.directory.later = {first.peer_id: third.directory.peers.pop(first.peer_id)}
+    groups = await together(third.match(), second.match(), first.match())
+    assert {len(group.members) for group in groups} == {3}
+
+
+@pytest.mark.parametrize("due", [True, False])
+async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there(network, monkeypatch, due):
+    """The window is 30 s: it would wait there for as long, and the others at their leader for it."""
+    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 60.0 if due else 0.05)
+    first, second, third = await gather(network, 3)
+    unheard = [each.directory.peers.pop(first.peer_id) for each in (second, third)]
+    waiting = asyncio.ensure_future(third.match())
+    await until(lambda: third.peer_id in second.matchmaker._seats)
+    for each, record in zip((second, third), unheard, strict=True):
+        each.directory.peers[first.peer_id] = record
+    if due:
+        groups = await asyncio.wait_for(together(first.match(), second.match(), waiting), 10.0)
+        assert [len(names(group)) for group in groups] == [3, 3, 3]
+    else:
+        await until(lambda: third.peer_id in first.matchmaker._seats)
+        assert not second.matchmaker.anybody_waiting
+        await cancel_and_wait([waiting])

@@ -206,22 +206,13 @@ async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(net
     assert [names(group) for group in groups] == [{second.peer_id, third.peer_id}] * 2
 
 
-async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(network, monkeypatch):
+async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(network):
     """They waited there as well, for longer than the window: whoever is first would make the round without them."""
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.6)
-    asleep, second, third, fourth = await gather(network, 4, wait=0.5)
-    for_ever = asyncio.Event()
-
-    async def silence(_):
-        await for_ever.wait()
-
-    for name in (JOIN_NAME, INVITE_NAME):
-        await asleep.node.serve(name, "round", silence)
-    early = [asyncio.ensure_future(one.match()) for one in (second, third)]
-    await asyncio.wait(early, timeout=0.05)
-    groups = await together(*early, fourth.match())
-    for_ever.set()
-    assert [names(group) for group in groups] == [{second.peer_id, third.peer_id, fourth.peer_id}] * 3
+    (leader,) = await gather(network, 1, wait=30.0)
+    closes = leader.matchmaker._leading._closes
+    assert closes(100.0, 100.0) == 130.0
+    assert closes(100.0, 110.0) == 130.0
+    assert closes(100.0, 140.0) == 147.5
 
 
 @pytest.mark.parametrize("gone", ["asleep", "dead"])

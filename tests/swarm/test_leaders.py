@@ -215,6 +215,19 @@ async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(
     assert closes(100.0, 140.0) == 147.5
 
 
+async def test_a_leader_whose_window_ended_at_another_one_waits_for_who_is_on_its_way(network):
+    leader, second, third = await gather(network, 3, wait=30.0)
+    join, sealed = leader.matchmaker._rosters.join(leader.position, 100)
+    long_ago = leader.matchmaker._clock() - 100.0
+    leading = asyncio.ensure_future(leader.matchmaker._leading.lead(sealed, join, long_ago))
+    waiting = asyncio.ensure_future(second.match())
+    await until(lambda: second.peer_id in leader.matchmaker._seats)
+    await asyncio.wait({leading}, timeout=0.6)  # it looks around every quarter of a second
+    assert not leading.done()
+    groups = await together(leading, waiting, third.match())
+    assert [len(names(group)) for group in groups] == [3, 3, 3]
+
+
 @pytest.mark.parametrize("gone", ["asleep", "dead"])
 async def test_who_wakes_where_the_leader_is_gone_looks_around_before_it_waits_for_anybody_else(
     network, monkeypatch, gone

@@ -17,6 +17,7 @@ from peer.swarm.rounds import CAUGHT_UP_S
 from peer.swarm.serving import history_name
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor
+from tests.swarm.gathering import until
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
 
@@ -211,19 +212,20 @@ async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(net
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._matchmaker.view.company = (donor.peer_id,)
 
-    async def looked():
+    async def looks(asked):
         """Once more round the loop of a peer that waits, whatever it waits for."""
         waiting = asyncio.ensure_future(rounds._wait_for_work())
-        await asyncio.wait({waiting}, timeout=0.2)
+        await until(lambda: donor.asked == asked)
+        await asyncio.wait({waiting}, timeout=0.1)
         await cancel_and_wait([waiting])
-        return list(donor.asked)
+        assert donor.asked == asked
 
-    assert await looked() == []
+    await looks([])
     rounds._directory.fresh = False
-    assert await looked() == ["chain"]  # the donor is where this peer is
-    assert await looked() == ["chain"]  # nobody is asked for ever
+    await looks(["chain"])  # the donor is where this peer is
+    await looks(["chain"])  # nobody is asked for ever
     rounds._directory.fresh = True
-    assert await looked() == ["chain"]
+    await looks(["chain"])
     rounds._directory.fresh = False
     run.commit(2)
     donor.chain.extend(run.history.chain)

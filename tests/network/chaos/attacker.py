@@ -42,6 +42,7 @@ HANDLERS = ("join", "invite", "round", "history")
 DROPPED_WITHIN_S = 12.0  # the longest first-frame limit is 5 s; the rest is for a busy machine
 ATTACK_TIMEOUT_S = 60.0
 SEATED = ("member", "leader")  # attacks that need a seat, which is refused to whoever has done ill before
+ASK_AGAIN_S = 0.2
 
 
 class GivenUpError(Exception):
@@ -138,11 +139,12 @@ class Attacker:
         """Join the round of the honest as a member; -> (the roster as JSON, the group's id)."""
         position = await self.position()
         await self.publish(self.record(position))
-        for _ in range(30):
+        for _ in range(60):
             for leader in self.honest:
                 answer = await self._hand_in(leader)
                 if answer is not None:
                     return answer
+            await asyncio.sleep(ASK_AGAIN_S)
         raise GivenUpError("no leader took this peer in")
 
     async def _hand_in(self, leader: str) -> tuple[dict[str, Any], str] | None:
@@ -230,15 +232,16 @@ def header(kind: int, length: int) -> bytes:
 assert len(header(1, 0)) == HEADER_BYTES
 
 
-def low_ranked(run_id: str, below: tuple[str, ...]) -> Identity:
-    """An identity that leads the honest: whoever has the lowest hash does."""
+def ranked(run_id: str, honest: tuple[str, ...], leads: bool) -> Identity:
+    """An identity that leads the honest, or is led by each of them: whoever has the lowest hash leads."""
 
     def rank(peer_id: str) -> bytes:
         return hashlib.sha256(f"{run_id} leads {peer_id}".encode()).digest()
 
     while True:
         identity = Identity.generate()
-        if rank(identity.peer_id) < min(map(rank, below)):
+        own, theirs = rank(identity.peer_id), [rank(peer_id) for peer_id in honest]
+        if own < min(theirs) if leads else own > max(theirs):
             return identity
 
 
@@ -253,7 +256,7 @@ async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...
         asked = json.loads(line)
         if asked["attack"].startswith(SEATED):
             await node.close()
-            node = await come()
+            node = await come(leads=not asked["attack"].startswith("member"))
         attacker = Attacker(node, run_id, tuple(asked["honest"]), random.Random(asked["seed"]), answers)
         answer = {"attack": asked["attack"], "problem": None, "made": True}
         answer.update(await _attack(attacker, ATTACKS[asked["attack"]]))
@@ -261,11 +264,13 @@ async def _serve(folder: Path, address: str, run_id: str, honest: tuple[str, ...
         print(json.dumps(answer), flush=True)
 
 
-async def _come(folder: Path, address: str, run_id: str, honest: tuple[str, ...], answers: dict[str, Handler]) -> Node:
-    """A host that nobody has met."""
+async def _come(
+    folder: Path, address: str, run_id: str, honest: tuple[str, ...], answers: dict[str, Handler], leads: bool = True
+) -> Node:
+    """A host that nobody has met; as a member it is one that the honest do not wait for as their leader."""
     key = folder / "attacker.key"
     key.touch(mode=0o600)
-    key.write_bytes(low_ranked(run_id, honest).to_bytes())
+    key.write_bytes(ranked(run_id, honest, leads).to_bytes())
     config = NodeConfig(
         identity_path=key, host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=(address,), check_identity=False
     )

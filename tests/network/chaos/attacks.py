@@ -89,9 +89,12 @@ class Range:
             return bool(answers)
 
         self.swarm.run_until(answered, ANSWER_WITHIN_S)
-        (self.made if answers[0]["made"] else self.not_made).append(name)
-        if answers[0]["made"] and answers[0]["problem"]:
-            self.lost.append(f"{name}: {answers[0]['problem']}")
+        said = f"{name}: {answers[0]['problem']}"
+        if not answers[0]["made"]:
+            self.not_made.append(said)
+        else:
+            self.made.append(name)
+            self.lost += [said] if answers[0]["problem"] else []
         self._go_on(name)
         self._look_at_logs(name, before)
 

@@ -54,6 +54,7 @@ def test_a_peer_that_stood_still_comes_back_and_nobody_waits_for_it(swarm: Chaos
 @pytest.mark.timeout(300)
 def test_honest_peers_go_on_under_attack(swarm: ChaosSwarm) -> None:
     counts = attacks.run(SEED, random.Random(SEED).sample(ATTACKS, len(ATTACKS)), swarm)
+    assert counts["what_was_not_made"] == [], counts
     assert counts["attacks"] == len(ATTACKS), counts
     assert (counts["attacks_lost"], counts["honest_wrongly_dropped"]) == (0, 0), counts
     assert counts["largest_memory_growth_mb"] < 200.0

@@ -12,6 +12,7 @@ from peer.protocol.lineage import VOTE_DOMAIN, Link, quorum
 from peer.swarm.inbox import Session
 
 log = logging.getLogger(__name__)
+LATE_S = 1.0  # after the deadline: this machine has slept, and the others have given the round up meanwhile
 
 
 async def collect_votes(
@@ -19,6 +20,9 @@ async def collect_votes(
     on_odd: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
+
+    Votes that lay here while this machine slept do not count: it would commit alone what the others went on without,
+    and yield it a moment later. If they did commit it, they say so when they are asked what became of the round.
 
     Args:
         on_odd: called with a member that signed another link (False), or none that it could have signed (True).
@@ -34,7 +38,7 @@ async def collect_votes(
                 raise RoundAborted("commit", _disagreement(session, link_id, signatures))
             left = max(0.0, session.deadline - clock())
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
+            if not done or clock() > session.deadline + LATE_S:
                 raise RoundAborted("commit", f"{len(signatures)} of {members} votes by the deadline")
             signatures.update(vote for task in done if (vote := task.result()) is not None)
     finally:

@@ -70,6 +70,7 @@ def test_sparse_rounds_equal_the_reference_and_stay_equal_when_peers_die_sleep_a
     (late,) = swarm.add("late")
     everybody = [*others, sleeper, late]
     assert len(swarm.drive_together(everybody, lambda: all(member.round >= at + 8 for member in everybody), 120.0)) == 1
-    assert any("replayed" in str(record.reason) for record in sleeper.records)
+    # replayed, or, if it was the only one to hear the last vote before it fell asleep, yielded that round for theirs
+    assert any(record.status == "caught_up" for record in sleeper.records)
     assert any(record.status == "caught_up" for record in late.records)
     swarm.drive(lambda: bool(late.committed) and len(late.committed[-1].members) == 4, 60.0)

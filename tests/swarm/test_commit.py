@@ -73,3 +73,22 @@ async def test_missing_votes_end_the_round_at_its_deadline(network):
     outcomes = await table.all()
     with pytest.raises(RoundAborted, match="1 of 2 votes by the deadline"):
         await table.exchanges[0].commit(table.groups[0], table.link(0, outcomes[0].update))
+
+
+async def test_votes_that_lay_here_while_the_machine_slept_do_not_count(network):
+    """The others have given the round up: to commit it now would be to yield it a moment later."""
+    now = [0.0]
+    table = Table(network, 3)
+    for exchange in table.exchanges:
+        exchange._clock = lambda: now[0]
+    outcomes = await table.all()
+    links = [table.link(index, outcome.update) for index, outcome in enumerate(outcomes)]
+    sleeper = table.exchanges[2]
+    awake = zip(table.exchanges[:2], table.groups, links, strict=False)
+    others = await asyncio.gather(*(exchange.commit(group, link) for exchange, group, link in awake))
+    assert [set(one.signatures) for one in others] == [{node.peer_id for node in table.nodes[:2]}] * 2
+    votes = [inbox.vote for inbox in sleeper._session.inboxes.values()]
+    await asyncio.wait_for(asyncio.wait(votes), 5.0)
+    now[0] = sleeper._session.deadline + 10.0
+    with pytest.raises(RoundAborted, match="1 of 3 votes by the deadline"):
+        await sleeper.commit(table.groups[2], links[2])

@@ -17,7 +17,7 @@ from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.view import View
+from peer.swarm.view import INVITED_S, View
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0
@@ -167,13 +167,16 @@ class Invitations:
         """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does.
 
         Args:
-            knocks: the invitation has just come: if it is from behind, so has who sent it.
+            knocks: the invitation has just come, and so has who sent it.
         """
         if invite.run_id != self._run_id or not self._me.training():
             return False
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._view.learn(leader)
+            if knocks:
+                self._view.expect(leader, INVITED_S)
+                self._changed.set()
             if not self._heeds(leader):
                 return False  # the group of this peer goes on: to say anything else would let the leader wait in vain
             # where peers call for rounds this is one, whoever leads: nobody comes by itself

@@ -42,6 +42,8 @@ from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 SILENT_S = 1.5  # of a leader, where others do not wait for it any more
+RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
+LATEST_S = 600.0  # of what is asked of somebody who is invited
 _ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
 
@@ -80,6 +82,7 @@ class Matchmaker:
         self._newcomers = Newcomers(clock)
         self._formed = clock()
         self._followed_unknown = False
+        self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
         self._changed, self._sat = asyncio.Event(), asyncio.Event()
         window_s = rounds.straggler_wait_s
         self._seats = Seats(
@@ -138,6 +141,7 @@ class Matchmaker:
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
         self._formed, self.view.company = self._clock(), group.others
+        self._say_no_more()
         left_out = (self._wanted() | self.view.avoided()).difference(group.others)
         self._newcomers.came(group.others)
         self._newcomers.missed(left_out)
@@ -146,6 +150,23 @@ class Matchmaker:
         """This peer has come from behind, and will have caught up in a moment: a standing group forms anew for it."""
         self.view.knock(peer_id)
         self._newcomers.knocked(peer_id)
+
+    def caught_up(self) -> None:
+        """This peer has come from behind: its last group hears of it at once, the DHT takes seconds. Who of them sleeps
+        is found out meanwhile, and who commits a round without this peer says so.
+        """
+        self.moved()
+        now = self._clock()
+        if self._me.called or now < self._said_at + RETURN_EVERY_S:  # to invite is to call there
+            return
+        self._say_no_more()
+        self._said_at, wait_s = now, min(self._me.due_in_s(), LATEST_S)
+        self._saying = tuple(self._node.spawn(self._invitations.send(peer, wait_s)) for peer in self.view.company)
+
+    def _say_no_more(self) -> None:
+        for task in self._saying:
+            task.cancel()
+        self._saying = ()
 
     def _seat(self, member: str) -> None:
         if self._newcomers.sits(member):

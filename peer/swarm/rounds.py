@@ -82,7 +82,7 @@ class Rounds:
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._following = Following(
-            node, directory, manifest.run_id, limits, keeper, self._matchmaker.moved, self._exchange.counted, tell,
+            node, directory, manifest.run_id, limits, keeper, self._matchmaker.caught_up, self._exchange.counted, tell,
             self._matchmaker.view.seen,
         )  # fmt: skip
         self._aftermath = Aftermath(

@@ -10,6 +10,7 @@ from peer.swarm.keeper import Position
 
 GONE_FOR_S = 6.0
 KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
+INVITED_S = 6.0  # the directory has heard of who invites by then
 MAX_KNOCKING = 64
 SEEN_EVERY_S = 30.0  # else one that is silent as a leader, and asks or invites all the time, would hold everybody up
 RELAY_DOUBT_S = 120.0
@@ -127,10 +128,10 @@ class View:
             self._seen[peer_id] = now
             del self._gone[peer_id]
 
-    def expect(self, peer_id: str) -> None:
+    def expect(self, peer_id: str, seconds: float = KNOCK_S) -> None:
         """This peer may be there, whatever the directory says of it, unless it is avoided."""
         if len(self._knocked) < MAX_KNOCKING:
-            self._knocked[peer_id] = self._clock() + KNOCK_S
+            self._knocked[peer_id] = self._clock() + seconds
 
     def outranks(self, one: str, other: str) -> bool:
         """Whether `one` leads where both can."""

@@ -1,0 +1,98 @@
+"""Who has been away and has caught up tells its last group, before the directory does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from peer.swarm import matchmaking
+from tests.swarm.gathering import INVITE_NAME, NEXT, gather, names, together, until
+
+pytestmark = pytest.mark.usefixtures("brisk")
+
+
+async def returned(network, count, which):
+    """Members whose directories have forgotten one of them, which remembers its last group; -> (it, the others)."""
+    members = await gather(network, count)
+    one = members.pop(which)
+    for other in members:
+        del other.directory.peers[one.peer_id]
+    one.matchmaker.view.company = tuple(other.peer_id for other in members)
+    return one, members
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_the_next_round_has_it_though_no_directory_shows_it(network, leads):
+    one, others = await returned(network, 3, 0 if leads else 2)
+    assert all(one.peer_id not in other.matchmaker.view.expected() for other in others)
+    one.matchmaker.caught_up()
+    await until(lambda: all(one.peer_id in other.matchmaker.view.expected() for other in others))
+    leader = one if leads else others[0]
+    assert {other.matchmaker.view.leader() for other in others} == {leader.peer_id}
+    groups = await together(*(member.match() for member in (*others, one)))
+    assert {len(names(group)) for group in groups} == {3}
+
+
+async def test_nobody_is_hurried_by_it_before_it_is_due_itself(network):
+    one, others = await returned(network, 3, 0)
+    one.due_in_s = 5.0
+    for other, due_in_s in zip(others, (4.0, 9.0), strict=True):
+        other.due_in_s = due_in_s
+    one.matchmaker.caught_up()
+    await until(lambda: all(one.peer_id in other.matchmaker.view.expected() for other in others))
+    assert [other.hurried.is_set() for other in others] == [False, True]
+
+
+async def test_who_commits_a_round_without_it_says_so(network):
+    one, others = await returned(network, 3, 2)
+    one.matchmaker.caught_up()
+    await until(lambda: all(other.matchmaker._invitations._inviters for other in others))
+    others[0].move(NEXT)
+    await until(lambda: one.nudges)
+    assert one.nudges == [(others[0].peer_id, 200, NEXT)]
+
+
+async def test_who_is_in_a_group_says_no_more_that_it_is_back(network):
+    one, others = await returned(network, 2, 1)
+    one.matchmaker.caught_up()
+    await until(lambda: others[0].matchmaker._invitations._inviters)
+    group, _ = await together(one.match(), others[0].match())
+    assert others[0].matchmaker._invitations._inviters
+    one.matchmaker.included(group)
+    await until(lambda: not others[0].matchmaker._invitations._inviters)
+
+
+async def test_it_finds_out_who_sleeps_before_it_waits_there(network):
+    one, others = await returned(network, 3, 2)
+    for_ever = asyncio.Event()
+
+    async def silence(_):
+        await for_ever.wait()
+
+    await others[0].node.serve(INVITE_NAME, "round", silence)
+    assert one.matchmaker.view.leader() == others[0].peer_id
+    one.matchmaker.caught_up()
+    await until(lambda: one.matchmaker.view.leader() == others[1].peer_id)
+    for_ever.set()
+
+
+async def test_it_is_said_now_and_then_and_not_where_it_would_call_for_a_round(network):
+    one, _ = await returned(network, 2, 1)
+    matchmaker, now = one.matchmaker, [100.0]
+    matchmaker._clock = lambda: now[0]
+    matchmaker.caught_up()
+    (first,) = matchmaker._saying
+    now[0] += 0.9 * matchmaking.RETURN_EVERY_S
+    matchmaker.caught_up()
+    assert matchmaker._saying == (first,)
+    now[0] += 0.2 * matchmaking.RETURN_EVERY_S
+    matchmaker._me = replace(matchmaker._me, called=True)
+    matchmaker.caught_up()
+    assert matchmaker._saying == (first,)
+    matchmaker._me = replace(matchmaker._me, called=False)
+    matchmaker.caught_up()
+    assert len(matchmaker._saying) == 1
+    assert matchmaker._saying != (first,)
+    await until(first.cancelled)

@@ -22,6 +22,7 @@ _HEADER = struct.Struct(">4sB3xI")
 HEADER_BYTES = _HEADER.size
 MAGIC = b"ATL1"
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_JOIN_BYTES = 480  # sealed; 64 of them, in hexadecimal, are a message
 MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from peer.errors import ProtocolError, in_words
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 SILENT_S = 1.5  # of a leader, where others do not wait for it any more
 RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
 LATEST_S = 600.0  # of what is asked of somebody who is invited
+SENT_AWAY = 20  # times, by one leader that nobody was found through: about 5 s, and by then it knows who leads
+MAX_SENT_AWAY = 256  # leaders that are remembered
+NONSENSE_S = 60.0  # without a leader that says what no peer of this program says
 _ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
 
@@ -81,7 +85,7 @@ class Matchmaker:
         self._rosters = rosters
         self._newcomers = Newcomers(clock)
         self._formed = clock()
-        self._followed_unknown = False
+        self._followed_unknown, self._sent_away = False, Counter[str]()
         self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
         self._changed, self._sat = asyncio.Event(), asyncio.Event()
         window_s = rounds.straggler_wait_s
@@ -242,14 +246,13 @@ class Matchmaker:
             stream, kind, body = first
             if kind is Kind.STATUS:
                 parse_json(StatusMessage, body)
-                patience_s = self._longest_wait_s
-                kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
+                kind, body = await self._last_word(stream)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
             self._leave(leader, error)
             return None
         except ProtocolError as error:
-            raise RoundAborted("match", str(error), culprit=leader) from None
+            raise self._nonsense(leader, str(error)) from None
         finally:
             if stream is not None:
                 stream.close()
@@ -257,6 +260,24 @@ class Matchmaker:
             return self._accept(body, sealed, join, leader)
         await self._heed(reject, leader)
         return None
+
+    async def _last_word(self, stream: Stream) -> tuple[Kind, bytes]:
+        """The roster or reject of a leader that is awake. One that forms no group within the longest time that this can
+        take, though there is somebody to form it without, is left to whoever likes to wait.
+        """
+        began, patience_s = self._clock(), self._longest_wait_s
+        try:
+            return await asyncio.wait_for(_answer(stream, patience_s), patience_s)
+        except asyncio.TimeoutError:
+            enough = len(self.view.expected()) >= self._rounds.min_group  # without it: this peer is not counted there
+            if enough and self._directory.fresh and self._clock() >= began + patience_s:
+                self.view.disbelieve(stream.remote, patience_s)
+            raise
+
+    def _nonsense(self, leader: str, said: str) -> RoundAborted:
+        """A leader has said what no peer of this program says: it would do so again at once."""
+        self.view.disbelieve(leader, NONSENSE_S)
+        return RoundAborted("match", said, culprit=leader)
 
     @property
     def _longest_wait_s(self) -> float:
@@ -274,7 +295,9 @@ class Matchmaker:
         return stream, kind, body
 
     async def _called_away(self, leader: str) -> None:
-        """Return when this leader has been silent for a while and another one invites, which has waited for it too."""
+        """Return when this leader has been silent for a while and another one invites: it has waited for it as well, or
+        has just caught up.
+        """
         await asyncio.sleep(SILENT_S)
         await self._invitations.elsewhere(leader)
 
@@ -289,9 +312,11 @@ class Matchmaker:
 
     def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
         try:
-            return self._rosters.read(body, sealed, join, leader)
+            group = self._rosters.read(body, sealed, join, leader)
         except ProtocolError as error:
-            raise RoundAborted("match", f"bad roster: {error}", culprit=leader) from None
+            raise self._nonsense(leader, f"bad roster: {error}") from None
+        del self._sent_away[leader]
+        return group
 
     async def _heed(self, reject: RejectMessage, leader: str) -> None:
         position = self._me.position()
@@ -299,14 +324,28 @@ class Matchmaker:
             if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
                 self._me.nudge(leader, reject.weight, reject.lineage_id)
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
-        if reject.reason == "excluded" or (reject.leader and not self.view.outranks(reject.leader, leader)):
+        elsewhere = reject.leader if reject.reason == "follow" else None
+        if elsewhere is None or not self.view.outranks(elsewhere, leader):
             log.info("leader %s takes no part in rounds now, or names one that cannot lead there", leader)
             self.view.avoid(leader)
-        elif reject.leader is not None and not self.view.hears_of(reject.leader, reject.lineage_id):
-            await self._look_for(reject.leader, reject.lineage_id)
+        elif not self.view.hears_of(elsewhere, reject.lineage_id):
+            await self._look_for(elsewhere, reject.lineage_id)
         if self.view.leader() == leader:
-            self._changed.clear()
-            await leading.wait_for(self._changed, leading.RECHECK_S)
+            await self._ask_again(leader)
+
+    async def _ask_again(self, leader: str) -> None:
+        """Soon: it has named somebody that cannot be followed, and is about to find out. Or it sends everybody away for
+        as long as it is asked: one that has done so all too often, and led no round, is passed over.
+        """
+        if len(self._sent_away) >= MAX_SENT_AWAY:
+            self._sent_away.clear()
+        self._sent_away[leader] += 1
+        if self._sent_away[leader] > SENT_AWAY:
+            log.info("leader %s has sent this peer away %d times", leader, self._sent_away[leader])
+            self.view.avoid(leader)
+            return
+        self._changed.clear()
+        await leading.wait_for(self._changed, leading.RECHECK_S)
 
     async def _look_for(self, leader: str, lineage_id: str | None) -> None:
         """Follow a leader that is not known: at once, for the first that is named in this round; else it is looked up,

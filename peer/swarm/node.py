@@ -145,14 +145,14 @@ class Node:
     async def open(
         self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S, bulk: bool = False
     ) -> Stream:
-        """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time.
+        """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time, or is no peer's id.
 
         Args:
             bulk: more than BULK_BYTES will be sent: take a direct connection where there is one.
         """
         try:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         return Stream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from peer.protocol.records import MAX_RECORD_BYTES
-from peer.protocol.wire import JoinMessage, Kind, RejectMessage, StatusMessage
+from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.invitations import PROBE_TIMEOUT_S, Self
 from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
@@ -122,7 +121,7 @@ class Seats:
 
     async def on_join(self, stream: Stream) -> None:
         """A member opens a stream to this leader."""
-        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_RECORD_BYTES}), PROBE_TIMEOUT_S)
+        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_JOIN_BYTES}), PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join, stream.remote)
         if reason is None:

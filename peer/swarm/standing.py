@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
-from peer.protocol.records import MAX_RECORD_BYTES
-from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
+from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
 from peer.swarm.inbox import Inbox, Session
 from peer.swarm.keeper import Position
 from peer.swarm.streams import FINISH_TIMEOUT_S, Stream, StreamClosedError
@@ -86,7 +85,7 @@ class Standing:
 
     async def _next(self, stream: Stream, before: int) -> tuple[int, Inbox]:
         """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""
-        kind, sealed = await stream.receive({Kind.JOIN: MAX_RECORD_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
+        kind, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
         if kind is not Kind.JOIN:
             raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
         while self._advances == before and self.broken is None:

@@ -12,7 +12,7 @@ from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.node import Node, start_node
 from peer.swarm.standing import part
-from peer.swarm.streams import Stream
+from peer.swarm.streams import Stream, StreamClosedError
 
 NAME = "atoll/test/endings"
 TIMES = 20
@@ -79,3 +79,21 @@ async def test_what_a_member_said_before_it_left_its_group_arrives(nodes: tuple[
         assert await heard.get() == BODY
         await leaving
         may_read.clear()
+
+
+@pytest.mark.parametrize("name", ["0OIl", "1", "z" * 40, "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"])
+async def test_a_name_that_nobody_has_cannot_be_reached_and_the_daemon_goes_on(
+    nodes: tuple[Node, Node], name: str
+) -> None:
+    """Any leader can name one, and it is asked for."""
+    one, two = nodes
+
+    async def answer(stream: Stream) -> None:
+        await stream.send(Kind.END)
+
+    await one.serve(NAME, "test", answer)
+    with pytest.raises(StreamClosedError, match="cannot be reached"):
+        await two.open(name, NAME, "test", 3.0)
+    asking = await two.open(one.peer_id, NAME, "test")
+    assert await asking.receive({Kind.END: 0}) == (Kind.END, b"")
+    asking.close()

@@ -4,6 +4,10 @@ import asyncio
 import gc
 import warnings
 
+import pytest
+
+from peer.swarm.streams import StreamClosedError
+
 
 async def fail():
     raise ValueError("nobody asks")
@@ -17,6 +21,13 @@ async def test_what_escapes_a_background_task_is_logged_with_its_traceback(netwo
         ("ERROR", "a background task failed")
     ]
     assert 'raise ValueError("nobody asks")' in caplog.text
+
+
+@pytest.mark.parametrize("name", ["0OIl", "\u00e9", " ", "1"])
+async def test_a_name_that_is_no_peer_id_cannot_be_reached_and_ends_nothing(network, name):
+    """Any leader can name one."""
+    with pytest.raises(StreamClosedError, match="cannot be reached"):
+        await network.node().open(name, "x", "round")
 
 
 async def test_a_background_task_that_ends_before_it_began_is_no_trouble(network, caplog):

@@ -71,7 +71,7 @@ class View:
         lineage_id, known = self._position().lineage_id, self._known()
         peers = self._directory.peers
         level = [p for p in self.expected() if p in known or (p in peers and peers[p].lineage_id == lineage_id)]
-        open_to_all = [peer_id for peer_id in level if not self.is_client(peer_id)]
+        open_to_all = [p for p in level if not (p in peers and peers[p].client)]  # to build `peers` takes a while
         if not self._client:
             open_to_all.append(self._own_id)
         return min(open_to_all or [self._own_id], key=self._rank)
@@ -130,7 +130,7 @@ class View:
 
     def expect(self, peer_id: str, seconds: float = KNOCK_S) -> None:
         """This peer may be there, whatever the directory says of it, unless it is avoided."""
-        if len(self._knocked) < MAX_KNOCKING:
+        if len(self._knocked) < MAX_KNOCKING or peer_id in self._knocked or peer_id in self.company:
             self._knocked[peer_id] = self._clock() + seconds
 
     def outranks(self, one: str, other: str) -> bool:

@@ -14,7 +14,7 @@ from peer.protocol.wire import Kind, RejectMessage, StatusMessage
 from peer.swarm import invitations, matchmaking, seats
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.view import SEEN_EVERY_S
+from peer.swarm.view import KNOCK_S, MAX_KNOCKING, SEEN_EVERY_S
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -322,3 +322,42 @@ async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there
         await until(lambda: third.peer_id in first.matchmaker._seats)
         assert not second.matchmaker.anybody_waiting
         await cancel_and_wait([waiting])
+
+
+async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
+    one, *_ = await gather(network, 2)
+    view, now = one.matchmaker.view, time.monotonic()
+    view._clock = lambda: now
+    view.company = ("companion",)
+    for number in range(MAX_KNOCKING):
+        view.expect(f"stranger {number}")
+    view.expect("one more")
+    view.expect("companion")
+    assert "one more" not in view.expected()
+    assert "companion" in view.expected()
+    now += KNOCK_S - 0.1
+    view.expect("stranger 7")
+    now += 0.2
+    assert {"stranger 7"} == {peer for peer in view.expected() if peer.startswith("stranger")}
+
+
+async def test_to_find_the_leader_among_many_the_directory_is_read_a_fixed_number_of_times(network):
+    """It is sorted out anew each time: 4096 records, as often as there are peers, would take seconds."""
+
+    class Counted:
+        def __init__(self, peers):
+            self.sorted_out, self.times = peers, 0
+
+        @property
+        def peers(self):
+            self.times += 1
+            return self.sorted_out
+
+    times = []
+    for count in (2, 9):
+        one, *_ = await gather(network, count)
+        counted = Counted(one.directory.peers)
+        one.matchmaker.view._directory = counted
+        one.matchmaker.view.leader()
+        times.append(counted.times)
+    assert times[0] == times[1]

@@ -79,8 +79,9 @@ class Aftermath:
             await self._following.look_at_own_state()
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
             others = [peer_id for peer_id in record.members if peer_id != self._own_id]
-            answering = [peer_id for peer_id in others if peer_id != record.culprit]  # who sleeps is waited for
-            missed = await went_on(self._following.fetcher, answering or others, self._following.standing, self._rng)
+            missed = await went_on(
+                self._following.fetcher, others, self._following.standing, self._rng, asleep=record.culprit
+            )
             if missed is not None:
                 self._nudge(*missed)
 

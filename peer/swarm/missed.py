@@ -22,6 +22,7 @@ from peer.swarm.tasks import staggered
 log = logging.getLogger(__name__)
 ASKED = 3  # two thirds have a certificate if anybody has: all three lack it by chance in one case of 27 at most
 ASK_TIMEOUT_S = 3.0
+HEARSAY_S = 0.5
 
 
 class Missed:
@@ -62,15 +63,21 @@ class Missed:
 
 async def went_on(
     fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random,
-    patience_s: float = ASK_TIMEOUT_S,
+    patience_s: float = ASK_TIMEOUT_S, asleep: str | None = None,
 ) -> tuple[str, int, str] | None:  # fmt: skip
-    """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id)."""
-    asked = rng.sample(list(others), min(ASKED, len(others)))
+    """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id).
+
+    Args:
+        asleep: one of them that may be, or so another one has said: it is asked beside the others, for a moment.
+    """
+    awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
+    asked = rng.sample(awake, min(ASKED, len(awake)))
+    beside = [peer_id for peer_id in others if peer_id not in awake]
 
     async def onward(peer_id: str) -> list[Certificate]:
-        return await _onward(fetcher, peer_id, standing(), patience_s)
+        return await _onward(fetcher, peer_id, standing(), HEARSAY_S if peer_id in beside else patience_s)
 
-    async with contextlib.aclosing(staggered(lambda: asked, onward, 0.0)) as answers:
+    async with contextlib.aclosing(staggered(lambda: asked + beside, onward, 0.0)) as answers:
         async for peer_id, answer in answers:
             if chain := answer.result():
                 return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id

@@ -61,12 +61,35 @@ async def test_nobody_waits_for_the_answer_of_whom_the_round_failed_through(netw
         culprit=sleeping.peer_id,
     )  # fmt: skip
     await asyncio.wait_for(rounds._aftermath.of(record), ASK_TIMEOUT_S / 2)
-    assert (donor.asked, called.is_set()) == (["chain"], False)
+    assert donor.asked == ["chain"]
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
+    called.clear()
     alone = record.model_copy(update={"members": (run.identities[0].peer_id, sleeping.peer_id)})
     asking = asyncio.ensure_future(rounds._aftermath.of(alone))
     await asyncio.wait_for(called.wait(), 5.0)  # nobody else knows
     await cancel_and_wait([asking])
+
+
+async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tmp_path):
+    """It may be the one honest member that committed, and who says so of it the one that lies."""
+    run, told = Run(tmp_path / "others"), []
+    mine = run.identities[0]
+    run.commit(2)
+    committed = await ScriptedDonor(network.node(run.identities[-1]), run).start()
+    liar = network.node(run.identities[1])
+
+    async def knows_nothing(stream):
+        await stream.finish()
+
+    await liar.serve(history_name(RUN), "history", knows_nothing)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
+        instead="retry", members=(mine.peer_id, liar.peer_id, committed.peer_id), culprit=committed.peer_id,
+    )  # fmt: skip
+    await rounds._aftermath.of(record)
+    assert told == []  # no other snapshot: what it has sent is in a round
+    assert rounds._following.donors()[0] == committed.peer_id
 
 
 async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import Kind, RejectMessage, StatusMessage
-from peer.swarm import invitations, matchmaking, seats
+from peer.swarm import invitations, joining, seats
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 from peer.swarm.view import KNOCK_S, MAX_KNOCKING, SEEN_EVERY_S
@@ -72,7 +72,7 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     first, second, third = await gather(network, 3)
     third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
-    await third.matchmaker._heed(reject, second.peer_id)
+    await third.matchmaker._joining._heed(reject, second.peer_id)
     assert (first.peer_id == third.matchmaker.view.leader()) == level
 
 
@@ -86,7 +86,7 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await third.matchmaker._heed(reject, second.peer_id)
+    await third.matchmaker._joining._heed(reject, second.peer_id)
     assert read == []
     assert third.matchmaker.view.leader() == first.peer_id
 
@@ -102,11 +102,11 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await asyncio.wait_for(third.matchmaker._heed(reject, second.peer_id), 5.0)
+    await asyncio.wait_for(third.matchmaker._joining._heed(reject, second.peer_id), 5.0)
     assert third.matchmaker.view.leader() == first.peer_id
     await asyncio.wait_for(reading.wait(), 5.0)  # beside that
     third.matchmaker.view.avoid(first.peer_id)  # it was not there
-    waiting = asyncio.ensure_future(third.matchmaker._heed(reject, second.peer_id))
+    waiting = asyncio.ensure_future(third.matchmaker._joining._heed(reject, second.peer_id))
     third.matchmaker.view.company = ()
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()
@@ -116,7 +116,7 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
 async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(network, monkeypatch):
     """That one has waited for it before."""
-    monkeypatch.setattr(matchmaking, "SILENT_S", 0.05)
+    monkeypatch.setattr(joining, "SILENT_S", 0.05)
     monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 20.0)
     asleep, second, third = await gather(network, 3)
     called, for_ever = asyncio.Event(), asyncio.Event()
@@ -136,7 +136,7 @@ async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(net
 
 
 async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_is_awake(network, monkeypatch):
-    monkeypatch.setattr(matchmaking, "SILENT_S", 0.05)
+    monkeypatch.setattr(joining, "SILENT_S", 0.05)
     leader, second, third = await gather(network, 3)
     waiting = asyncio.ensure_future(third.match())
     await until(lambda: third.peer_id in leader.matchmaker._seats)
@@ -270,7 +270,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypa
         return Kind.STATUS, b""
 
     stream = SimpleNamespace(receive=receive)
-    waiting = asyncio.ensure_future(matchmaking._frame(stream, {}))
+    waiting = asyncio.ensure_future(joining._frame(stream, {}))
     await asyncio.sleep(0)
     slept_s, time_of = 100.0, loop.time
     monkeypatch.setattr(loop, "time", lambda: time_of() + slept_s)
@@ -280,7 +280,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypa
     assert await waiting == (Kind.STATUS, b"")
     said.clear()
     with pytest.raises(asyncio.TimeoutError):
-        await matchmaking._frame(stream, {})
+        await joining._frame(stream, {})
 
 
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):

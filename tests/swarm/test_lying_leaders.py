@@ -11,7 +11,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, Kind, RejectMessage, StatusMessage
-from peer.swarm import leading, matchmaking
+from peer.swarm import joining, leading
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, rank, together
@@ -43,7 +43,7 @@ def outranking(peer_id):
 
 @pytest.mark.parametrize("named", ["nobody", "somebody made up", "no peer id"])
 async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, named):
-    monkeypatch.setattr(matchmaking, "SENT_AWAY", 5)
+    monkeypatch.setattr(joining, "SENT_AWAY", 5)
     unreachable = iter(f"0OIl{number}" for number in range(10**6))
 
     async def sends_away(stream, liar):
@@ -61,18 +61,18 @@ async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, nam
 
 async def test_a_leader_that_has_sent_away_often_and_led_since_is_asked_again(network):
     leader, member = await gather(network, 2)
-    member.matchmaker._sent_away[leader.peer_id] = matchmaking.SENT_AWAY
+    member.matchmaker._joining._sent_away[leader.peer_id] = joining.SENT_AWAY
     groups = await together(leader.match(), member.match())
     assert [len(names(group)) for group in groups] == [2, 2]
-    assert leader.peer_id not in member.matchmaker._sent_away
+    assert leader.peer_id not in member.matchmaker._joining._sent_away
 
 
 async def test_leaders_that_send_away_are_not_remembered_without_end(network, monkeypatch):
-    monkeypatch.setattr(matchmaking, "MAX_SENT_AWAY", 3)
+    monkeypatch.setattr(joining, "MAX_SENT_AWAY", 3)
     (member,) = await gather(network, 1)
     for number in range(10):
-        await member.matchmaker._ask_again(f"leader {number}")
-        assert 0 < len(member.matchmaker._sent_away) <= 3
+        await member.matchmaker._joining._ask_again(f"leader {number}")
+        assert 0 < len(member.matchmaker._joining._sent_away) <= 3
 
 
 @pytest.mark.parametrize("kind", [Kind.STATUS, Kind.REJECT, Kind.ROSTER])

@@ -1,0 +1,212 @@
+"""What a member does: hand in a join at the leader, hold the stream until the roster comes, look elsewhere without it.
+
+Nothing that a leader says is taken for granted: it may sleep, be gone, follow another, or never mean to lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from peer.errors import ProtocolError, in_words
+from peer.outer.round import Group, RoundAborted
+from peer.protocol.lineage import heavier
+from peer.protocol.manifest import RoundSpec
+from peer.protocol.records import parse_json
+from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
+from peer.swarm import invitations, leading, seats
+from peer.swarm.directory import Directory
+from peer.swarm.invitations import Invitations, Self
+from peer.swarm.node import Node
+from peer.swarm.roster import Rosters
+from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait, unless
+from peer.swarm.view import View
+
+log = logging.getLogger(__name__)
+SILENT_S = 1.5  # of a leader, where others do not wait for it any more
+SENT_AWAY = 20  # times, by one leader that nobody was found through: about 5 s, and by then it knows who leads
+MAX_SENT_AWAY = 256  # leaders that are remembered
+NONSENSE_S = 60.0  # without a leader that says what no peer of this program says
+_ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
+
+
+class Joining:
+    """The member's side of matchmaking.
+
+    Args:
+        node, directory: the network and who is on it.
+        name: of the stream handler that takes joins.
+        rounds: group limits and waiting times.
+        rosters: checks rosters.
+        me, view: this peer as seen by itself, and whom it takes to be there.
+        invitations: who invites meanwhile.
+        changed: set when there may be another leader.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, node: Node, directory: Directory, name: str, rounds: RoundSpec, rosters: Rosters, me: Self, view: View,
+        invitations: Invitations, changed: asyncio.Event, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._node, self._directory, self._name, self._rounds, self._rosters = node, directory, name, rounds, rosters
+        self._me, self._view, self._invitations = me, view, invitations
+        self._changed, self._clock = changed, clock
+        self._followed_unknown, self._sent_away = False, Counter[str]()
+
+    def begin(self) -> None:
+        """This peer looks for the group of another round."""
+        self._followed_unknown = False
+
+    async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
+        """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
+        stream: Stream | None = None
+        try:
+            first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
+            if first is None:
+                log.info("leader %s is silent, and another one invites", leader)
+                self._view.avoid(leader)
+                return None
+            stream, kind, body = first
+            if kind is Kind.STATUS:
+                parse_json(StatusMessage, body)
+                kind, body = await self._last_word(stream)
+            reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
+        except (StreamClosedError, asyncio.TimeoutError) as error:
+            self._leave(leader, error)
+            return None
+        except ProtocolError as error:
+            raise self._nonsense(leader, str(error)) from None
+        finally:
+            if stream is not None:
+                stream.close()
+        if reject is None:
+            return self._accept(body, sealed, join, leader)
+        await self._heed(reject, leader)
+        return None
+
+    async def _last_word(self, stream: Stream) -> tuple[Kind, bytes]:
+        """The roster or reject of a leader that is awake. One that forms no group within the longest time that this can
+        take, though there is somebody to form it without, is left to whoever likes to wait.
+        """
+        began, patience_s = self._clock(), self._longest_wait_s
+        try:
+            return await asyncio.wait_for(_answer(stream, patience_s), patience_s)
+        except asyncio.TimeoutError:
+            enough = len(self._view.expected()) >= self._rounds.min_group  # without it: this peer is not counted there
+            if enough and self._directory.fresh and self._clock() >= began + patience_s:
+                self._view.disbelieve(stream.remote, patience_s)
+            raise
+
+    def _nonsense(self, leader: str, said: str) -> RoundAborted:
+        """A leader has said what no peer of this program says: it would do so again at once."""
+        self._view.disbelieve(leader, NONSENSE_S)
+        return RoundAborted("match", said, culprit=leader)
+
+    @property
+    def _longest_wait_s(self) -> float:
+        """At a leader: for the longest group that can form there."""
+        return (2.0 - invitations.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
+
+    async def _hand_in(self, leader: str, sealed: bytes) -> tuple[Stream, Kind, bytes]:
+        """Take a seat at a leader: -> the stream, and the first that it says on it."""
+        stream = await self._node.open(leader, self._name, "round", invitations.PROBE_TIMEOUT_S)
+        with contextlib.ExitStack() as closing:
+            closing.callback(stream.close)
+            await stream.send(Kind.JOIN, sealed)
+            kind, body = await _frame(stream, _ANSWERS)
+            closing.pop_all()
+        return stream, kind, body
+
+    async def _called_away(self, leader: str) -> None:
+        """Return when this leader has been silent for a while and another one invites: it has waited for it as well, or
+        has just caught up.
+        """
+        await asyncio.sleep(SILENT_S)
+        await self._invitations.elsewhere(leader)
+
+    def _leave(self, leader: str, why: Exception) -> None:
+        """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
+        gone on meanwhile, and who looks around first does not lead whoever sleeps as well.
+        """
+        log.info("leader %s is gone: %s", leader, in_words(why))
+        self._view.avoid(leader)
+        if not self._directory.fresh:
+            raise RoundAborted("match", f"{leader} is gone, and this machine has slept, or lost the others")
+
+    def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
+        try:
+            group = self._rosters.read(body, sealed, join, leader)
+        except ProtocolError as error:
+            raise self._nonsense(leader, f"bad roster: {error}") from None
+        del self._sent_away[leader]
+        return group
+
+    async def _heed(self, reject: RejectMessage, leader: str) -> None:
+        position = self._me.position()
+        if reject.reason == "behind":
+            if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
+                self._me.nudge(leader, reject.weight, reject.lineage_id)
+            raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
+        elsewhere = reject.leader if reject.reason == "follow" else None
+        if elsewhere is None or not self._view.outranks(elsewhere, leader):
+            log.info("leader %s takes no part in rounds now, or names one that cannot lead there", leader)
+            self._view.avoid(leader)
+        elif not self._view.hears_of(elsewhere, reject.lineage_id):
+            await self._look_for(elsewhere, reject.lineage_id)
+        if self._view.leader() == leader:
+            await self._ask_again(leader)
+
+    async def _ask_again(self, leader: str) -> None:
+        """Soon: it has named somebody that cannot be followed, and is about to find out. Or it sends everybody away for
+        as long as it is asked: one that has done so all too often, and led no round, is passed over.
+        """
+        if len(self._sent_away) >= MAX_SENT_AWAY:
+            self._sent_away.clear()
+        self._sent_away[leader] += 1
+        if self._sent_away[leader] > SENT_AWAY:
+            log.info("leader %s has sent this peer away %d times", leader, self._sent_away[leader])
+            self._view.avoid(leader)
+            return
+        self._changed.clear()
+        await leading.wait_for(self._changed, leading.RECHECK_S)
+
+    async def _look_for(self, leader: str, lineage_id: str | None) -> None:
+        """Follow a leader that is not known: at once, for the first that is named in this round; else it is looked up,
+        which takes seconds where one of the DHT's nodes sleeps.
+        """
+        if self._followed_unknown:
+            await self._directory.refresh()
+            return
+        self._followed_unknown = True
+        self._node.spawn(self._directory.refresh())
+        self._view.hears_of(leader, lineage_id, known=True)
+
+
+async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
+    """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
+    statuses = 10 + int(2 * patience_s / seats.AWAKE_EVERY_S)
+    for _ in range(statuses):
+        kind, body = await _frame(stream, _ANSWERS)
+        if kind is not Kind.STATUS:
+            return kind, body
+        parse_json(StatusMessage, body)
+    raise ProtocolError(f"{stream.remote} says that it is awake, {statuses} times, and no more")
+
+
+async def _frame(stream: Stream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:
+    """The next one; raises asyncio.TimeoutError when it does not come, unless it was this machine that slept."""
+    loop, receiving = asyncio.get_running_loop(), asyncio.ensure_future(stream.receive(limits))
+    try:
+        while True:
+            began = loop.time()
+            await asyncio.wait({receiving}, timeout=invitations.PROBE_TIMEOUT_S)
+            if receiving.done():
+                return receiving.result()
+            if loop.time() < began + 2 * invitations.PROBE_TIMEOUT_S:
+                raise asyncio.TimeoutError
+    finally:
+        await cancel_and_wait([receiving])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -39,6 +38,7 @@ from peer.swarm.slices import SliceWork
 from peer.swarm.standing import Standing, part
 from peer.swarm.streams import Stream
 from peer.swarm.tasks import cancel_and_wait, unless
+from peer.swarm.uptime import uptime
 from peer.swarm.watch import Watch
 from peer.swarm.work import Work
 
@@ -65,7 +65,7 @@ class Exchange:
         guard: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
         chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
             carries on from what it says.
-        clock: monotonic seconds.
+        clock: monotonic seconds, those among them in which the machine was suspended.
 
     Attributes:
         hellos: the streams to and from members.
@@ -81,7 +81,7 @@ class Exchange:
         rosters: Rosters | None = None,
         on_join: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = uptime,
         *,
         chain: Chain,
     ) -> None:

@@ -12,7 +12,7 @@ from peer.swarm.directory import Directory
 from peer.swarm.following import Following
 from peer.swarm.handover import Handover
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.missed import went_on
+from peer.swarm.missed import NobodyAnsweredError, went_on
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
@@ -21,6 +21,7 @@ BEHIND_TRIES = 10
 MAX_BACKOFF_S = 5.0
 MAX_DOUBLINGS = 10  # a float ends at 1024 of them
 UNPROVEN_S = 30.0
+UNHEARD_S = 10.0
 
 
 class Aftermath:
@@ -79,11 +80,24 @@ class Aftermath:
             await self._following.look_at_own_state()
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
             others = [peer_id for peer_id in record.members if peer_id != self._own_id]
-            missed = await went_on(
-                self._following.fetcher, others, self._following.standing, self._rng, asleep=record.culprit
-            )
+            missed = await self._went_on(others, record.culprit)
             if missed is not None:
                 self._nudge(*missed)
+
+    async def _went_on(self, others: list[str], culprit: str | None) -> tuple[str, int, str] | None:
+        """Ask them, and ask again for a while where this machine has slept: its network may need a moment to come back,
+        and what it gives up unasked it would send twice.
+        """
+        deadline = _now() + UNHEARD_S
+        while True:
+            try:
+                return await went_on(
+                    self._following.fetcher, others, self._following.standing, self._rng, asleep=culprit
+                )
+            except NobodyAnsweredError:
+                if self._directory.fresh or _now() >= deadline:
+                    return None
+                await asyncio.sleep(RECHECK_S)
 
     async def _until_somebody_comes(self) -> None:
         lineage_id, deadline = self._following.standing().state.lineage_id, _now() + ALONE_RECHECK_S

@@ -77,7 +77,7 @@ class Invitations:
         self._window_s, self._clock = window_s, clock
         self._moved, self._committed_at = asyncio.Event(), clock()
         self.behind: str | None = None
-        self._inviters: dict[str, str] = {}
+        self._inviters: dict[Stream, str] = {}
         self._invited = asyncio.Event()
 
     async def start(self) -> None:
@@ -141,7 +141,7 @@ class Invitations:
         coming = self._comes(invite, stream.remote, knocks=True)
         await stream.send_message(Kind.STATUS, self._status(coming))
         ended = asyncio.ensure_future(stream.closed())
-        self._inviters[stream.remote] = invite.parent
+        self._inviters[stream] = invite.parent
         self._invited.set()
         try:
             while coming and not ended.done():
@@ -152,13 +152,14 @@ class Invitations:
             if not ended.done():
                 await stream.send_message(Kind.STATUS, self._status(coming=False))
         finally:
-            self._inviters.pop(stream.remote, None)
+            self._inviters.pop(stream, None)
             await cancel_and_wait([ended])
 
     async def elsewhere(self, leader: str) -> None:
         """Return while somebody else than this leader invites to the round that comes next here."""
         while not any(
-            parent == self._me.position().lineage_id and who != leader for who, parent in self._inviters.items()
+            parent == self._me.position().lineage_id and stream.remote != leader
+            for stream, parent in self._inviters.items()
         ):
             self._invited.clear()
             await self._invited.wait()
@@ -177,8 +178,8 @@ class Invitations:
             if knocks:
                 self._view.expect(leader, INVITED_S)
                 self._changed.set()
-            if not self._heeds(leader):
-                return False  # the group of this peer goes on: to say anything else would let the leader wait in vain
+            if self._view.disbelieves(leader) or not self._heeds(leader):
+                return False  # it goes elsewhere, or its group goes on: the leader would wait in vain
             # where peers call for rounds this is one, whoever leads: nobody comes by itself
             leads = self._me.called or leader == self._view.leader()
             if leads and self._me.due_in_s() > invite.wait_s:

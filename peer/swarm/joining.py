@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from peer.errors import ProtocolError, in_words
@@ -28,8 +27,10 @@ from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 SILENT_S = 1.5  # of a leader, where others do not wait for it any more
-SENT_AWAY = 20  # times, by one leader that nobody was found through: about 5 s, and by then it knows who leads
-MAX_SENT_AWAY = 256  # leaders that are remembered
+ASKED_S = 5.0  # again and again, a leader that has named somebody that cannot be followed: it knows who leads by then
+WASTED_S = 20.0  # by one leader; a group that it did not form may have been bad luck, and a second one
+LONGEST_S = 600.0  # without it then
+MAX_WASTEFUL = 256  # leaders that are remembered
 NONSENSE_S = 60.0  # without a leader that says what no peer of this program says
 _ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
@@ -55,15 +56,21 @@ class Joining:
         self._node, self._directory, self._name, self._rounds, self._rosters = node, directory, name, rounds, rosters
         self._me, self._view, self._invitations = me, view, invitations
         self._changed, self._clock = changed, clock
-        self._followed_unknown, self._sent_away = False, Counter[str]()
+        self._followed_unknown = False
+        self._wasted: dict[str, tuple[float, int]] = {}
 
     def begin(self) -> None:
-        """This peer looks for the group of another round."""
+        """This peer looks for the group of another round. Whoever has been in one since is as good as anybody."""
         self._followed_unknown = False
+        for leader, (_, rounds) in list(self._wasted.items()):
+            if rounds != self._rosters.rounds_of(leader):
+                del self._wasted[leader]
+                self._view.believe(leader)
 
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
         stream: Stream | None = None
+        began = self._clock()
         try:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
             if first is None:
@@ -73,10 +80,11 @@ class Joining:
             stream, kind, body = first
             if kind is Kind.STATUS:
                 parse_json(StatusMessage, body)
-                kind, body = await self._last_word(stream)
+                patience_s = self._longest_wait_s
+                kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except (StreamClosedError, asyncio.TimeoutError) as error:
-            self._leave(leader, error)
+            self._leave(leader, error, began)
             return None
         except ProtocolError as error:
             raise self._nonsense(leader, str(error)) from None
@@ -85,21 +93,27 @@ class Joining:
                 stream.close()
         if reject is None:
             return self._accept(body, sealed, join, leader)
-        await self._heed(reject, leader)
+        await self._heed(reject, leader, began)
         return None
 
-    async def _last_word(self, stream: Stream) -> tuple[Kind, bytes]:
-        """The roster or reject of a leader that is awake. One that forms no group within the longest time that this can
-        take, though there is somebody to form it without, is left to whoever likes to wait.
+    def _waste(self, leader: str, began: float) -> None:
+        """This peer has been at a leader since `began`, and no group came of it. If there are others, it is left alone
+        for as long as it had wasted before, since it was last in a round of this lineage.
+
+        An honest one dies or sleeps, or goes on with a group that has no place for this peer. Another one says that it
+        is awake, or sends everybody away, for as long as it is asked: it is asked ever more rarely.
         """
-        began, patience_s = self._clock(), self._longest_wait_s
-        try:
-            return await asyncio.wait_for(_answer(stream, patience_s), patience_s)
-        except asyncio.TimeoutError:
-            enough = len(self._view.expected()) >= self._rounds.min_group  # without it: this peer is not counted there
-            if enough and self._directory.fresh and self._clock() >= began + patience_s:
-                self._view.disbelieve(stream.remote, patience_s)
-            raise
+        before = self._wasted_by(leader)
+        self._wasted.pop(leader, None)
+        while len(self._wasted) >= MAX_WASTEFUL:
+            del self._wasted[next(iter(self._wasted))]
+        self._wasted[leader] = before + self._clock() - began, self._rosters.rounds_of(leader)
+        if before > WASTED_S and self._view.others_than(leader) + 1 >= self._rounds.min_group:
+            log.info("leader %s has formed no group, and taken this peer %.0f s and more", leader, before)
+            self._view.disbelieve(leader, min(before, LONGEST_S))
+
+    def _wasted_by(self, leader: str) -> float:
+        return self._wasted.get(leader, (0.0, 0))[0]
 
     def _nonsense(self, leader: str, said: str) -> RoundAborted:
         """A leader has said what no peer of this program says: it would do so again at once."""
@@ -128,7 +142,7 @@ class Joining:
         await asyncio.sleep(SILENT_S)
         await self._invitations.elsewhere(leader)
 
-    def _leave(self, leader: str, why: Exception) -> None:
+    def _leave(self, leader: str, why: Exception, began: float) -> None:
         """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
         gone on meanwhile, and who looks around first does not lead whoever sleeps as well.
         """
@@ -136,20 +150,20 @@ class Joining:
         self._view.avoid(leader)
         if not self._directory.fresh:
             raise RoundAborted("match", f"{leader} is gone, and this machine has slept, or lost the others")
+        self._waste(leader, began)
 
     def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
         try:
-            group = self._rosters.read(body, sealed, join, leader)
+            return self._rosters.read(body, sealed, join, leader)
         except ProtocolError as error:
             raise self._nonsense(leader, f"bad roster: {error}") from None
-        del self._sent_away[leader]
-        return group
 
-    async def _heed(self, reject: RejectMessage, leader: str) -> None:
+    async def _heed(self, reject: RejectMessage, leader: str, began: float) -> None:
         position = self._me.position()
         if reject.reason == "behind":
             if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
                 self._me.nudge(leader, reject.weight, reject.lineage_id)
+            self._waste(leader, began)  # unless its round is found
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         elsewhere = reject.leader if reject.reason == "follow" else None
         if elsewhere is None or not self._view.outranks(elsewhere, leader):
@@ -159,16 +173,12 @@ class Joining:
             await self._look_for(elsewhere, reject.lineage_id)
         if self._view.leader() == leader:
             await self._ask_again(leader)
+        self._waste(leader, began)
 
     async def _ask_again(self, leader: str) -> None:
-        """Soon: it has named somebody that cannot be followed, and is about to find out. Or it sends everybody away for
-        as long as it is asked: one that has done so all too often, and led no round, is passed over.
-        """
-        if len(self._sent_away) >= MAX_SENT_AWAY:
-            self._sent_away.clear()
-        self._sent_away[leader] += 1
-        if self._sent_away[leader] > SENT_AWAY:
-            log.info("leader %s has sent this peer away %d times", leader, self._sent_away[leader])
+        """Soon, unless for long: it has named somebody that cannot be followed, and is about to find out."""
+        if self._wasted_by(leader) > ASKED_S:
+            log.info("leader %s has sent this peer away for %.0f s", leader, self._wasted_by(leader))
             self._view.avoid(leader)
             return
         self._changed.clear()

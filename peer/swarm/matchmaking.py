@@ -11,6 +11,7 @@ its roster is the leader's word alone, and with an unknown group size it always 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -25,10 +26,10 @@ from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 from peer.swarm.seats import Seats
-from peer.swarm.view import View
+from peer.swarm.view import INVITED_S, View
 
 RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
-LATEST_S = 600.0  # of what is asked of somebody who is invited
+NO_HURRY_S = 1e9
 
 
 class Matchmaker:
@@ -139,15 +140,19 @@ class Matchmaker:
 
     def caught_up(self) -> None:
         """This peer has come from behind: its last group hears of it at once, the DHT takes seconds. Who of them sleeps
-        is found out meanwhile, and who commits a round without this peer says so.
+        is found out meanwhile, and who commits a round without this peer says so. Nobody is hurried by it.
         """
         self.moved()
         now = self._clock()
         if self._me.called or now < self._said_at + RETURN_EVERY_S:  # to invite is to call there
             return
         self._say_no_more()
-        self._said_at, wait_s = now, min(self._me.due_in_s(), LATEST_S)
-        self._saying = tuple(self._node.spawn(self._invitations.send(peer, wait_s)) for peer in self.view.company)
+        self._said_at = now
+        self._saying = tuple(self._node.spawn(self._say(peer_id)) for peer_id in self.view.company)
+
+    async def _say(self, peer_id: str) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):  # the directory has heard of it by then
+            await asyncio.wait_for(self._invitations.send(peer_id, NO_HURRY_S), INVITED_S)
 
     def _say_no_more(self) -> None:
         for task in self._saying:

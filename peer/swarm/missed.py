@@ -25,6 +25,10 @@ ASK_TIMEOUT_S = 3.0
 HEARSAY_S = 0.5
 
 
+class NobodyAnsweredError(Exception):
+    """Nobody said whether a round went on."""
+
+
 class Missed:
     """What this peer sent last, until it is known what became of it.
 
@@ -68,25 +72,30 @@ async def went_on(
     """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id).
 
     Args:
-        asleep: one of them that may be, or so another one has said: it is asked beside the others, for a moment.
+        asleep: one of them that may sleep, or so another one has said: it is asked beside the others, for a moment.
+
+    Raises:
+        NobodyAnsweredError: there was somebody to ask.
     """
     awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
     asked = rng.sample(awake, min(ASKED, len(awake)))
-    beside = [peer_id for peer_id in others if peer_id not in awake]
+    beside, silent = [peer_id for peer_id in others if peer_id not in awake], 0
 
     async def onward(peer_id: str) -> list[Certificate]:
-        return await _onward(fetcher, peer_id, standing(), HEARSAY_S if peer_id in beside else patience_s)
+        return await asyncio.wait_for(
+            fetcher.onward(peer_id, standing()), HEARSAY_S if peer_id in beside else patience_s
+        )
 
     async with contextlib.aclosing(staggered(lambda: asked + beside, onward, 0.0)) as answers:
         async for peer_id, answer in answers:
-            if chain := answer.result():
+            try:
+                chain = answer.result()
+            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+                log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
+                silent += 1
+                continue
+            if chain:
                 return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id
+    if asked and silent == len(asked + beside):
+        raise NobodyAnsweredError
     return None
-
-
-async def _onward(fetcher: Fetcher, peer_id: str, standing: Standing, patience_s: float) -> list[Certificate]:
-    try:
-        return await asyncio.wait_for(fetcher.onward(peer_id, standing), patience_s)
-    except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
-        log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
-        return []

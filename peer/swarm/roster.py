@@ -56,6 +56,10 @@ class Rosters:
         self._identity, self._run_id, self._rounds = identity, run_id, rounds
         self._rule, self._seen = rule, seen
 
+    def rounds_of(self, peer_id: str) -> int:
+        """In how many rounds of this lineage that peer was."""
+        return self._seen().get(peer_id, 0)
+
     def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
         """This peer's join for the next round at `position`, and the same sealed; `group`: of the standing group."""
         join = JoinMessage(

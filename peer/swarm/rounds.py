@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from peer.swarm.handover import Handover
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.missed import went_on
+from peer.swarm.missed import NobodyAnsweredError, went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 
@@ -280,9 +281,10 @@ class Rounds:
         if not self.keeper.valid or _now() < self._following.caught_up_at + CAUGHT_UP_S:
             return
         others, following = self._matchmaker.view.company, self._following
-        missed = await went_on(following.fetcher, others, following.standing, self._rng, LOOK_AROUND_S)
-        if missed is not None:
-            self._nudge(*missed)
+        with contextlib.suppress(NobodyAnsweredError):
+            missed = await went_on(following.fetcher, others, following.standing, self._rng, LOOK_AROUND_S)
+            if missed is not None:
+                self._nudge(*missed)
 
     async def _look_around(self) -> None:
         """Raise RoundAborted where this machine has slept and others are ahead: where it was it would find only those

@@ -147,8 +147,22 @@ class View:
         self._gone[peer_id] = self._clock() + GONE_FOR_S
 
     def disbelieve(self, peer_id: str, seconds: float) -> None:
-        """Neither follow nor expect this peer, whatever it does: it has said what nobody can show."""
-        self._disbelieved[peer_id] = self._clock() + seconds
+        """Neither follow nor expect this peer, whatever it does: it has said what nobody can show, or wasted time."""
+        self._disbelieved[peer_id] = max(self._clock() + seconds, self._disbelieved.get(peer_id, 0.0))
+
+    def believe(self, peer_id: str) -> None:
+        """It was in a round meanwhile."""
+        self._disbelieved.pop(peer_id, None)
+
+    def disbelieves(self, peer_id: str) -> bool:
+        """Whether this peer is neither followed nor expected now, whatever it does."""
+        return self._disbelieved.get(peer_id, 0.0) > self._clock()
+
+    def others_than(self, leader: str) -> int:
+        """How many could be in a group with this peer, without that one: of the clients that reach no other, one."""
+        others = [peer_id for peer_id in self.expected() if peer_id != leader]
+        solitary = sum(map(self.solitary, others))
+        return len(others) - solitary + min(solitary, 0 if self.solitary(self._own_id) else 1)
 
     def _known(self) -> frozenset[str]:
         lineage_id, companions = self._companions

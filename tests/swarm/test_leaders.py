@@ -72,7 +72,7 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     first, second, third = await gather(network, 3)
     third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
-    await third.matchmaker._joining._heed(reject, second.peer_id)
+    await third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic())
     assert (first.peer_id == third.matchmaker.view.leader()) == level
 
 
@@ -86,7 +86,7 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await third.matchmaker._joining._heed(reject, second.peer_id)
+    await third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic())
     assert read == []
     assert third.matchmaker.view.leader() == first.peer_id
 
@@ -102,11 +102,11 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await asyncio.wait_for(third.matchmaker._joining._heed(reject, second.peer_id), 5.0)
+    await asyncio.wait_for(third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic()), 5.0)
     assert third.matchmaker.view.leader() == first.peer_id
     await asyncio.wait_for(reading.wait(), 5.0)  # beside that
     third.matchmaker.view.avoid(first.peer_id)  # it was not there
-    waiting = asyncio.ensure_future(third.matchmaker._joining._heed(reject, second.peer_id))
+    waiting = asyncio.ensure_future(third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic()))
     third.matchmaker.view.company = ()
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()

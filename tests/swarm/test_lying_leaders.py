@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
+import torch
 
-from peer.outer.round import RoundAborted
+from peer.outer.round import Due, RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, Kind, RejectMessage, StatusMessage
-from peer.swarm import joining, leading
+from peer.swarm import invitations, joining, leading, view
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.streams import StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, rank, together
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
 
-async def liars_and_honest(network, answer, **settings):
-    """One that outranks two others and does `answer(stream)` to whoever joins; -> (it, the two)."""
-    liar, *honest = await gather(network, 3, **settings)
+async def liars_and_honest(network, answer, count=3, **settings):
+    """One that outranks all others and does `answer(stream, it)` to whoever joins; -> (it, the others)."""
+    liar, *honest = await gather(network, count, **settings)
     liar.training = False  # it invites nobody, and comes to nobody
 
     async def on_join(stream):
@@ -43,7 +46,7 @@ def outranking(peer_id):
 
 @pytest.mark.parametrize("named", ["nobody", "somebody made up", "no peer id"])
 async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, named):
-    monkeypatch.setattr(joining, "SENT_AWAY", 5)
+    monkeypatch.setattr(joining, "ASKED_S", 0.2)
     unreachable = iter(f"0OIl{number}" for number in range(10**6))
 
     async def sends_away(stream, liar):
@@ -59,20 +62,31 @@ async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, nam
     assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
 
 
-async def test_a_leader_that_has_sent_away_often_and_led_since_is_asked_again(network):
-    leader, member = await gather(network, 2)
-    member.matchmaker._joining._sent_away[leader.peer_id] = joining.SENT_AWAY
-    groups = await together(leader.match(), member.match())
-    assert [len(names(group)) for group in groups] == [2, 2]
-    assert leader.peer_id not in member.matchmaker._joining._sent_away
+async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypatch):
+    leader, third, member, _ = await gather(network, 4)
+    one, seen = member.matchmaker._joining, {}
+    monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
+    for name in (leader.peer_id, third.peer_id):
+        for _ in range(2):
+            one._waste(name, time.monotonic() - joining.WASTED_S - 1.0)
+    assert all(map(one._view.disbelieves, (leader.peer_id, third.peer_id)))
+    assert one._view.leader() == member.peer_id
+    one.begin()
+    assert one._wasted_by(leader.peer_id) > 2 * joining.WASTED_S
+    seen[leader.peer_id] = 1
+    one.begin()
+    assert one._wasted_by(leader.peer_id) == 0.0
+    assert one._view.leader() == leader.peer_id
+    assert one._view.disbelieves(third.peer_id)
 
 
-async def test_leaders_that_send_away_are_not_remembered_without_end(network, monkeypatch):
-    monkeypatch.setattr(joining, "MAX_SENT_AWAY", 3)
+async def test_leaders_that_waste_time_are_not_remembered_without_end(network, monkeypatch):
+    monkeypatch.setattr(joining, "MAX_WASTEFUL", 3)
     (member,) = await gather(network, 1)
+    one = member.matchmaker._joining
     for number in range(10):
-        await member.matchmaker._joining._ask_again(f"leader {number}")
-        assert 0 < len(member.matchmaker._joining._sent_away) <= 3
+        one._waste(f"leader {number}", time.monotonic())
+    assert list(one._wasted) == ["leader 7", "leader 8", "leader 9"]
 
 
 @pytest.mark.parametrize("kind", [Kind.STATUS, Kind.REJECT, Kind.ROSTER])
@@ -90,42 +104,74 @@ async def test_who_talks_nonsense_is_not_followed_again(network, kind):
     assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
 
 
-def awake_for_ever(left):
-    """A leader that says that it is awake, once in a while, and no more; `left`: set when a member has had enough."""
+@pytest.mark.parametrize("then", ["goes on", "hangs up", "is excluded", "is silent", "names one that is gone"])
+async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes_to_wait(network, monkeypatch, then):
+    """Members come at different times, and wait there again, while others wait for them elsewhere."""
+    monkeypatch.setattr(leading, "SOLO_PATIENCE_S", 0.2)
+    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(joining, "WASTED_S", 0.4)
+    monkeypatch.setattr(view, "GONE_FOR_S", 0.3)
 
-    async def awake(stream, liar):
+    async def hold(stream, liar):
         message = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=liar.peer_id)
+        held_until = time.monotonic() + (60.0 if then == "goes on" else 0.8)
         ended = asyncio.ensure_future(stream.closed())
-        while not ended.done():
+        while not ended.done() and time.monotonic() < held_until:
             await stream.send_message(Kind.STATUS, message)
             await asyncio.wait({ended}, timeout=0.05)
-        left.set()
+        if then == "is silent":
+            await asyncio.wait({ended}, timeout=5.0)
+        elif then in ("is excluded", "names one that is gone") and not ended.done():
+            named = outranking(liar.peer_id) if then != "is excluded" else None
+            reason = "follow" if named else "excluded"
+            await stream.send_message(
+                Kind.REJECT, RejectMessage(reason=reason, leader=named, round=5, lineage_id=PARENT)
+            )
+        await cancel_and_wait([ended])
 
-    return awake
+    liar, honest = await liars_and_honest(network, hold, count=4, wait=0.7)
+    grouped = asyncio.Event()
+
+    async def train(one, late_s):
+        await asyncio.sleep(late_s)
+        while not grouped.is_set():
+            try:
+                group = await one.matchmaker.match(Due(1, 100, torch.empty(0)))
+            except RoundAborted:
+                await asyncio.sleep(0.05)
+                continue
+            if len(names(group)) == len(honest):
+                grouped.set()
+            one.matchmaker.included(group)
+
+    training = [asyncio.ensure_future(train(one, 0.3 * number)) for number, one in enumerate(honest)]
+    try:
+        await asyncio.wait_for(grouped.wait(), 20.0)
+    finally:
+        await cancel_and_wait(training)
+    assert liar.peer_id in {leader for one in honest for leader in one.matchmaker._joining._wasted}
 
 
-async def test_who_stays_awake_and_forms_no_group_is_left_to_who_likes_to_wait(network, monkeypatch):
-    monkeypatch.setattr(leading, "SOLO_PATIENCE_S", 0.1)
-    liar, honest = await liars_and_honest(network, awake_for_ever(asyncio.Event()), wait=0.1)
-    groups = await together(*(one.match() for one in honest))
-    assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
-    for one in honest:
-        view = one.matchmaker.view
-        view._gone.clear()
-        view.knock(liar.peer_id)
-        assert liar.peer_id not in view.expected()  # it may not hold up the next round as well
+async def test_an_invitation_of_whom_nobody_believes_holds_it_up_for_nobody(network):
+    """It would wait for who says that it comes."""
+    leader, member = await gather(network, 2)
+    member.matchmaker.view.disbelieve(leader.peer_id, 60.0)
+    await asyncio.wait_for(leader.matchmaker._invitations.send(member.peer_id, 30.0), 5.0)
+    assert not member.hurried.is_set()
 
 
-async def test_who_stays_awake_and_forms_no_group_may_yet_if_there_is_nobody_else(network, monkeypatch):
-    """It waits for a third one, or so it may be."""
-    monkeypatch.setattr(leading, "SOLO_PATIENCE_S", 0.1)
-    left = asyncio.Event()
-    liar, (one, _other) = await liars_and_honest(network, awake_for_ever(left), wait=0.1)
-    one.directory.peers = {liar.peer_id: liar.record()}
-    with pytest.raises(RoundAborted):
-        await one.match()
-    assert left.is_set()
-    assert liar.peer_id not in one.matchmaker.view._disbelieved
+async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
+    """It waits for a third one, or so it may be; or nobody else can be reached."""
+    leader, one, *clients = await gather(network, 4, clients=(2, 3))
+    for client in clients:
+        assert client.matchmaker._joining._view.others_than(leader.peer_id) == 1
+    assert one.matchmaker.view.others_than(leader.peer_id) == 1  # only one of the clients, which reach no other
+    for number, member in enumerate((one, clients[0])):
+        member.directory.peers = {leader.peer_id: leader.record(), clients[1].peer_id: clients[1].record()}
+        waste = member.matchmaker._joining._waste
+        for _ in range(2):
+            waste(leader.peer_id, time.monotonic() - joining.WASTED_S - 1.0)
+        assert member.matchmaker.view.disbelieves(leader.peer_id) == (number == 0)
 
 
 def test_64_joins_are_a_message_whoever_made_them():

@@ -11,6 +11,7 @@ import pytest
 from peer.link.messages import Anchor, Round
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
+from peer.swarm import aftermath
 from peer.swarm.catchup import FRAME_TIMEOUT_S
 from peer.swarm.missed import ASK_TIMEOUT_S, went_on
 from peer.swarm.rounds import CAUGHT_UP_S
@@ -90,6 +91,42 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
     await rounds._aftermath.of(record)
     assert told == []  # no other snapshot: what it has sent is in a round
     assert rounds._following.donors()[0] == committed.peer_id
+
+
+async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, tmp_path, monkeypatch):
+    """Else it sends what the others have committed with its vote once more."""
+    monkeypatch.setattr(aftermath, "RECHECK_S", 0.01)
+    run, told = Run(tmp_path / "others"), []
+    run.commit(1)
+    donor = ScriptedDonor(network.node(run.identities[-1]), run)
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._aftermath._directory.fresh = False
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
+        instead="retry", members=(run.identities[0].peer_id, donor.node.peer_id),
+    )  # fmt: skip
+    finding_out = asyncio.ensure_future(rounds._aftermath.of(record))
+    await asyncio.wait({finding_out}, timeout=0.5)
+    assert (finding_out.done(), told) == (False, [])
+    await donor.start()
+    await asyncio.wait_for(finding_out, 5.0)
+    assert told == []
+    assert rounds._following.donors() == [donor.node.peer_id]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_nobody_asks_for_ever_what_became_of_a_round(network, tmp_path, monkeypatch, fresh):
+    monkeypatch.setattr(aftermath, "RECHECK_S", 0.01)
+    monkeypatch.setattr(aftermath, "UNHEARD_S", 0.1)
+    run, told = Run(tmp_path / "others"), []
+    rounds = rounds_at_genesis(network, tmp_path, run, told)
+    rounds._aftermath._directory.fresh = fresh
+    record = RoundRecord(
+        status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
+        instead="retry", members=(run.identities[0].peer_id, run.identities[1].peer_id),
+    )  # fmt: skip
+    await asyncio.wait_for(rounds._aftermath.of(record), 5.0)
+    assert [type(message).__name__ for message in told] == ["WantSnapshot"]
 
 
 async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network, tmp_path):

@@ -35,14 +35,14 @@ async def test_the_next_round_has_it_though_no_directory_shows_it(network, leads
     assert {len(names(group)) for group in groups} == {3}
 
 
-async def test_nobody_is_hurried_by_it_before_it_is_due_itself(network):
+async def test_nobody_is_hurried_by_it(network):
+    """It may have to train a whole contribution itself, and asks the others to come as soon as it is due."""
     one, others = await returned(network, 3, 0)
-    one.due_in_s = 5.0
-    for other, due_in_s in zip(others, (4.0, 9.0), strict=True):
+    for other, due_in_s in zip(others, (4.0, 900.0), strict=True):
         other.due_in_s = due_in_s
     one.matchmaker.caught_up()
     await until(lambda: all(one.peer_id in other.matchmaker.view.expected() for other in others))
-    assert [other.hurried.is_set() for other in others] == [False, True]
+    assert [other.hurried.is_set() for other in others] == [False, False]
 
 
 async def test_who_commits_a_round_without_it_says_so(network):
@@ -62,6 +62,15 @@ async def test_who_is_in_a_group_says_no_more_that_it_is_back(network):
     assert others[0].matchmaker._invitations._inviters
     one.matchmaker.included(group)
     await until(lambda: not others[0].matchmaker._invitations._inviters)
+
+
+async def test_it_is_not_said_for_ever(network, monkeypatch):
+    """Whoever has an invitation from another waits only half as long for its leader to speak."""
+    monkeypatch.setattr(matchmaking, "INVITED_S", 0.05)
+    one, others = await returned(network, 3, 2)
+    one.matchmaker.caught_up()
+    await until(lambda: all(other.matchmaker._invitations._inviters for other in others))
+    await until(lambda: not any(other.matchmaker._invitations._inviters for other in others))
 
 
 async def test_it_finds_out_who_sleeps_before_it_waits_there(network):

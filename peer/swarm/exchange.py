@@ -262,6 +262,7 @@ class Exchange:
 
     def _close(self, standing: Standing, abort: RoundAborted) -> None:
         standing.end(abort)
+        self.hellos.ended(standing)
         message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
         for stream in standing.outbound.values():
             self._node.spawn(part(stream, message))

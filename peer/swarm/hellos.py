@@ -17,7 +17,7 @@ from peer.swarm.streams import Stream, StreamClosedError
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
-DECLINED_KEPT = 16
+DECLINED_KEPT = ENDED_KEPT = 16
 
 
 class Hellos:
@@ -35,6 +35,7 @@ class Hellos:
         self._changed = asyncio.Condition()
         self._early: Counter[str] = Counter()
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
+        self._ended: dict[str, set[str]] = {}
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
@@ -60,6 +61,15 @@ class Hellos:
         for peer_id in group.others:
             self._node.spawn(self._decline(peer_id, group.id, abort))
 
+    def ended(self, standing: Standing) -> None:
+        """A member that comes to this group now has slept, with its roster before it: it is told once, and goes where
+        the others are. Else it would wait for them until its deadline.
+        """
+        self._ended[standing.identifier] = set(standing.members)
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+        self._node.spawn(self.changed())
+
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
         with contextlib.suppress(StreamClosedError):
             stream = await self._node.open(peer_id, self._name, "round", HELLO_TIMEOUT_S)
@@ -74,6 +84,10 @@ class Hellos:
         standing = await self._standing_of(hello.group_id, stream.remote)
         if standing is None and hello.group_id in self._declined:
             return  # it is told so; it has not heard yet
+        if standing is None and stream.remote in (members := self._ended.get(hello.group_id, set())):
+            members.remove(stream.remote)
+            await self._decline(stream.remote, hello.group_id, RoundAborted("match", "the group has ended"))
+            return
         if standing is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await standing.follow(stream)
@@ -86,7 +100,7 @@ class Hellos:
             return standing if standing is not None and standing.identifier == identifier else None
 
         def settled() -> bool:
-            return known() is not None or identifier in self._declined
+            return known() is not None or identifier in self._declined or identifier in self._ended
 
         if not settled():
             for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,48 @@ async def test_streams_for_a_declined_group_wait_for_nothing(network, caplog):
     await until(lambda: not hellos._early)
     assert "not expected" not in caplog.text
     assert "streams wait" not in caplog.text
+
+
+async def test_who_comes_to_a_group_that_has_ended_is_told_at_once(network, caplog):
+    """Its machine slept with the roster before it; the others gave that round up, and have made others since."""
+    table = Table(network, 3, timeout_s=60.0)
+    awake, asleep = (1, 2), 0
+    for index in awake:
+        await table.exchanges[index].start()
+    for work in [asyncio.ensure_future(table.exchange(index)) for index in awake]:
+        with pytest.raises(RoundAborted) as caught:
+            await asyncio.wait_for(work, 20.0)
+        assert caught.value.culprit == table.nodes[asleep].peer_id
+    for index in awake:
+        await table.exchanges[index].release(table.groups[index], caught.value)
+    await table.exchanges[asleep].start()
+    with pytest.raises(RoundAborted, match="gave up: the group has ended"):
+        await asyncio.wait_for(table.exchange(asleep), 10.0)
+    assert "not expected" not in caplog.text
+
+
+async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is(network, monkeypatch, caplog):
+    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.2)
+    table, outsider = Table(network, 2), network.node()
+    await table.exchanges[0].start()
+    hellos, told = table.exchanges[0].hellos, []
+
+    async def decline(peer_id, group_id, abort):
+        told.append((peer_id, group_id, abort.reason))
+
+    monkeypatch.setattr(hellos, "_decline", decline)
+    identifier = table.groups[0].id
+    hellos.ended(SimpleNamespace(identifier=identifier, members={node.peer_id for node in table.nodes}))
+    for node in (table.nodes[1], outsider, table.nodes[1]):
+        stream = await node.open(table.nodes[0].peer_id, NAME, "round")
+        await stream.send_message(Kind.HELLO, HelloMessage(group_id=identifier))
+        await asyncio.wait_for(stream.closed(), 5.0)
+    assert told == [(table.nodes[1].peer_id, identifier, "the group has ended")]
+    assert caplog.text.count("which it is not expected in") == 2
+    for number in range(hellos_module.ENDED_KEPT):
+        hellos.ended(SimpleNamespace(identifier=str(number), members=()))
+    assert len(hellos._ended) == hellos_module.ENDED_KEPT
+    assert identifier not in hellos._ended
 
 
 async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):

@@ -171,3 +171,15 @@ def assert_same(joiner, run):
     assert joiner.state.digest() == run.state.digest()
     assert (joiner.state.round, joiner.state.lineage_id) == (run.state.round, run.state.lineage_id)
     assert joiner.history.chain == run.history.chain
+
+
+async def two_donors(network, run):
+    """One that takes streams, as a machine asleep does, and says nothing; set once it has one; one that answers."""
+    sleeping, called = ScriptedDonor(network.node(run.identities[1]), run), asyncio.Event()
+
+    async def hold(stream):
+        called.set()
+        await stream.closed()
+
+    await sleeping.node.serve(history_name(RUN), "history", hold)
+    return sleeping, called, await ScriptedDonor(network.node(run.identities[2]), run).start()

@@ -14,7 +14,6 @@ from peer.protocol.wire import Kind, RejectMessage, StatusMessage
 from peer.swarm import invitations, joining, seats
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.view import KNOCK_S, MAX_KNOCKING, SEEN_EVERY_S
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -150,47 +149,6 @@ async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_i
     assert {len(group.members) for group in groups} == {3}
 
 
-async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):
-    first, second, third = await gather(network, 3)
-    view = third.matchmaker.view
-    view.company, third.directory.peers = (first.peer_id,), {}
-    assert not view.hears_of(second.peer_id, PARENT)  # never met
-    assert view.hears_of(first.peer_id, NEXT)  # known, but it leads elsewhere
-    assert view.leader() == third.peer_id
-    assert view.hears_of(first.peer_id, PARENT)
-    assert view.leader() == first.peer_id
-    groups = await together(third.match(), second.match(), first.match())
-    assert {len(group.members) for group in groups} == {3}
-    view.avoid(first.peer_id)
-    assert view.hears_of(first.peer_id, PARENT)
-    assert view.leader() == third.peer_id  # whoever names it has not found out yet that it is gone
-
-
-async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved(network):
-    one, other = await gather(network, 2)
-    view = one.matchmaker.view
-    view.avoid(other.peer_id)
-    view.expect(other.peer_id)
-    assert view.expected() == []
-    view.knock(other.peer_id)
-    assert view.expected() == [other.peer_id]
-    view.avoid(other.peer_id)
-    view.knock(other.peer_id)
-    assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
-    later = time.monotonic() + SEEN_EVERY_S - 1.0
-    view._clock = lambda: later
-    view.avoid(other.peer_id)
-    view.knock(other.peer_id)
-    assert view.expected() == []
-    view._clock = lambda: later + 2.0
-    inviting = asyncio.ensure_future(other.matchmaker._invitations.send(one.peer_id, 1.0))
-    await until(lambda: view.expected() == [other.peer_id])
-    await cancel_and_wait([inviting])
-    view.disbelieve(other.peer_id, 30.0)
-    view.knock(other.peer_id)
-    assert view.expected() == []
-
-
 async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(network):
     """Else it could send everybody away for ever."""
     first, second, third = await gather(network, 3)
@@ -322,42 +280,3 @@ async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there
         await until(lambda: third.peer_id in first.matchmaker._seats)
         assert not second.matchmaker.anybody_waiting
         await cancel_and_wait([waiting])
-
-
-async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
-    one, *_ = await gather(network, 2)
-    view, now = one.matchmaker.view, time.monotonic()
-    view._clock = lambda: now
-    view.company = ("companion",)
-    for number in range(MAX_KNOCKING):
-        view.expect(f"stranger {number}")
-    view.expect("one more")
-    view.expect("companion")
-    assert "one more" not in view.expected()
-    assert "companion" in view.expected()
-    now += KNOCK_S - 0.1
-    view.expect("stranger 7")
-    now += 0.2
-    assert {"stranger 7"} == {peer for peer in view.expected() if peer.startswith("stranger")}
-
-
-async def test_to_find_the_leader_among_many_the_directory_is_read_a_fixed_number_of_times(network):
-    """It is sorted out anew each time: 4096 records, as often as there are peers, would take seconds."""
-
-    class Counted:
-        def __init__(self, peers):
-            self.sorted_out, self.times = peers, 0
-
-        @property
-        def peers(self):
-            self.times += 1
-            return self.sorted_out
-
-    times = []
-    for count in (2, 9):
-        one, *_ = await gather(network, count)
-        counted = Counted(one.directory.peers)
-        one.matchmaker.view._directory = counted
-        one.matchmaker.view.leader()
-        times.append(counted.times)
-    assert times[0] == times[1]

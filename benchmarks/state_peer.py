@@ -97,12 +97,13 @@ class StatePeer:
         """One part of the measurement.
 
         Args:
-            given: a donor makes `rounds`, with `pause_s` before each; -> (began, ended) of each. The newcomer takes
-                `fetches` snapshots from the first `donors`, and more until `fetch_s` have passed; -> what `_fetch` says
-                of each.
+            given: a donor makes `rounds`, with `pause_s` before each; -> (began, ended) of each, and when each of its
+                snapshot files was finished. The newcomer takes `fetches` snapshots from the first `donors`, and more
+                until `fetch_s` have passed; -> what `_fetch` says of each.
         """
         if self._setup.index < self._members:
-            return self._wait(self._rounds(given["rounds"], given["pause_s"]))
+            rounds = self._wait(self._rounds(given["rounds"], given["pause_s"]))
+            return {"rounds": rounds, "written": [file.written_at for file in self.keeper.shelf.files]}
         until = time.monotonic() + given["fetch_s"]
         fetched: list[dict[str, Any]] = []
         while len(fetched) < given["fetches"] or time.monotonic() < until:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
@@ -29,7 +29,8 @@ is the same when the donors have to write their snapshot files. CPU seconds are 
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
 with one transfer after another, six times in turn; `delay` is the median of those that a transfer overlaps over the
-median of those without, the donors' writing of their files included. In reality each peer has a machine of its own:
+median of those without, and `writing` that of the rounds in which a donor wrote its snapshot file: from the request of
+the transfer that it was written for until it was whole. In reality each peer has a machine of its own:
 while there are rounds each has an equal share of the cores and no more, whether the others want theirs or not (`shares`
 in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but for what the kernel
 does)."""
@@ -47,6 +48,7 @@ PEER_BYTES, PARAMETER_BYTES = 3.5e8, 30.0  # of each: its vectors, its snapshot 
 TIMEOUT_S = 300.0
 HEADER: tuple[str, ...] = (
     "params", "donors", "MB/s", "seconds", "first s", "adopt s", "CPU s", "p2pd s", "round s", "during s", "delay",
+    "writing",
 )
 Row = dict[str, Any]
 
@@ -113,40 +115,57 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
     ) as peers:
         peers.meet()
         work(peers, donors, rounds=WARM_UP)
-        _, first = work(peers, donors, fetches=1)
+        first = work(peers, donors, fetches=1).transfers
         before = processor_seconds(peers)
-        _, fetched = work(peers, donors, fetches=repeats)
+        fetched = work(peers, donors, fetches=repeats).transfers
         cpu = [(after - earlier) / repeats for after, earlier in zip(processor_seconds(peers), before, strict=True)]
         quiet: list[Interval] = []
-        mixed: list[Interval] = []
-        during: list[Row] = []
+        mixed = Done([], [], [])
         with equal_shares(list(peers.leaders)) as shared:
             if not shared:
                 peers.take_what_is_left(members)
-            pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP)[0]))
+            pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP).rounds))
             for _ in range(TURNS):
-                quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s)[0]
+                quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s).rounds
                 fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
-                rounds, transfers = work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
-                mixed, during = mixed + rounds, during + transfers
-    if not all(one["right"] for one in (*first, *fetched, *during)):
+                done = work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
+                mixed = mixed.and_then(done)
+    if not all(one["right"] for one in (*first, *fetched, *mixed.transfers)):
         raise UserError("a newcomer's state is not the certified one", "this is a bug")
-    return {**row(params, donors, first[0], fetched, cpu, quiet, mixed, during), "shares": shared}
+    return {**row(params, donors, first[0], fetched, cpu, quiet, mixed), "shares": shared}
 
 
 Interval = tuple[float, float]
 
 
+class Done(NamedTuple):
+    """What happened at the same time.
+
+    Attributes:
+        rounds: of the donors, each from the last member that begins to the last that ends.
+        transfers: to the newcomer.
+        written: when donors had finished the snapshot files that they hold.
+    """
+
+    rounds: list[Interval]
+    transfers: list[Row]
+    written: list[float]
+
+    def and_then(self, other: Done) -> Done:
+        """Both, one after the other."""
+        return Done(self.rounds + other.rounds, self.transfers + other.transfers, self.written + other.written)
+
+
 def work(
     peers: Peers, donors: int, rounds: int = 0, fetches: int = 0, pause_s: float = 0.0, fetch_s: float = 0.0
-) -> tuple[list[Interval], list[Row]]:
-    """Rounds of the donors and transfers to the newcomer at the same time; -> each round from the last member that
-    begins to the last that ends, and each transfer.
-    """
+) -> Done:
+    """Rounds of the donors and transfers to the newcomer at the same time."""
     given = {"rounds": rounds, "fetches": fetches, "donors": donors, "pause_s": pause_s, "fetch_s": fetch_s}
     *members, fetched = peers.ask("work", given)
-    together = [tuple(max(ends) for ends in zip(*one, strict=True)) for one in zip(*members, strict=True)]
-    return [(began, ended) for began, ended in together], fetched
+    each = zip(*(member["rounds"] for member in members), strict=True)
+    together = [tuple(max(ends) for ends in zip(*one, strict=True)) for one in each]
+    written = [at for member in members for at in member["written"]]
+    return Done([(began, ended) for began, ended in together], fetched, written)
 
 
 def processor_seconds(peers: Peers) -> tuple[float, float]:
@@ -162,30 +181,39 @@ def durations(intervals: Sequence[Interval]) -> list[float]:
 
 def row(
     params: int, donors: int, first: Row, fetched: Sequence[Row], cpu: Sequence[float], quiet: Sequence[Interval],
-    mixed: Sequence[Interval], during: Sequence[Row],
+    mixed: Done,
 ) -> Row:  # fmt: skip
     """What is reported of one cell; rounds among `mixed` that no transfer overlaps count as quiet ones."""
     seconds = [one["ended"] - one["began"] for one in fetched]
-    overlapped = [any(b < one["ended"] and e > one["began"] for one in during) for b, e in mixed]
-    slowed = [e - b for (b, e), over in zip(mixed, overlapped, strict=True) if over]
-    alone = durations(quiet) + [e - b for (b, e), over in zip(mixed, overlapped, strict=True) if not over]
+    transfers = [(one["began"], one["ended"]) for one in mixed.transfers]
+    writing = [(began, at) for began, ended in transfers for at in mixed.written if began < at < ended]
+    among = [one for one in mixed.rounds if overlaps(one, transfers)]
+    slowed, slowed_by_writing = durations(among), durations([one for one in among if overlaps(one, writing)])
+    alone = durations([*quiet, *(one for one in mixed.rounds if one not in among)])
     return {
         "params": params, "donors": donors, "bytes": 8 * params,
         "mb_per_second": 8e-6 * params / median(seconds), "seconds_median": median(seconds), "seconds": seconds,
         "seconds_first": first["ended"] - first["began"],
         "seconds_adopt": median([one["adopt_seconds"] for one in fetched]),
-        "seconds_during_rounds": [one["ended"] - one["began"] for one in during],
+        "seconds_during_rounds": durations(transfers),
         "chunks": [one["chunks"] for one in fetched], "cpu_seconds": cpu[0], "cpu_seconds_p2pd": cpu[1],
         "round_seconds": alone, "round_seconds_during": slowed,
         "round_seconds_median": median(alone), "round_seconds_during_median": median(slowed) if slowed else None,
         "delay": median(slowed) / median(alone) if slowed else None,
+        "round_seconds_writing": slowed_by_writing,
+        "delay_writing": median(slowed_by_writing) / median(alone) if slowed_by_writing else None,
     }  # fmt: skip
+
+
+def overlaps(one: Interval, others: Sequence[Interval]) -> bool:
+    """Whether it has a moment with any of the others."""
+    return any(one[0] < ended and one[1] > began for began, ended in others)
 
 
 def line(row: Row) -> tuple[str, ...]:
     """A row as text."""
     seconds = ("seconds_median", "seconds_first", "seconds_adopt", "cpu_seconds", "cpu_seconds_p2pd",
-               "round_seconds_median", "round_seconds_during_median", "delay")  # fmt: skip
+               "round_seconds_median", "round_seconds_during_median", "delay", "delay_writing")  # fmt: skip
     rest = [f"{row[name]:.2f}" if row[name] is not None else "-" for name in seconds]
     return size(row["params"]), str(row["donors"]), f"{row['mb_per_second']:.0f}", *rest
 
@@ -199,8 +227,12 @@ def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
         found.append(
             Figure(name=f"{name}: speed", value=one["mb_per_second"], unit="MB/s", limit=goal, at_most=False)
         )
-        if one["delay"] is not None:
-            found.append(Figure(name=f"{name}: delay of rounds", value=one["delay"], unit="x", limit=DELAY))
+        for key, what in (("delay", "delay of rounds"), ("delay_writing", "delay of rounds with a snapshot written")):
+            if one[key] is not None:
+                found.append(Figure(name=f"{name}: {what}", value=one[key], unit="x", limit=DELAY))
+        if worst := one["round_seconds_during"]:
+            slowest = max(worst) / max(one["round_seconds"])
+            found.append(Figure(name=f"{name}: slowest round / slowest without", value=slowest, unit="x"))
     return tuple(found)
 
 

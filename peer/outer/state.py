@@ -128,26 +128,28 @@ class OuterState:
             raise NonFiniteError("local parameters hold NaN or infinity") from None
 
     def update_of(
-        self, parts: Sequence[Payload], weights: Sequence[int], known: Mapping[int, Tensor] = MappingProxyType({})
-    ) -> AnyUpdate:
+        self, parts: Sequence[Payload], weights: Sequence[int], known: Mapping[int, Tensor] = MappingProxyType({}),
+        round: int | None = None,
+    ) -> AnyUpdate:  # fmt: skip
         """The update that carries this state on, of one part for each member of the round, in roster order.
 
         Args:
             weights: tokens per member.
             known: of a gather round, see `Gathering.update`.
+            round: rounds of the state that it carried on, if that is not this one as it is.
 
         Raises:
             PayloadError: a part of the wrong length, or malformed.
             ValueError: of a gather round, no aggregate.
         """
         if isinstance(self.compressor, Gathering):
-            return self.compressor.update(parts, weights, self.numel, self.round, known)
+            return self.compressor.update(parts, weights, self.numel, self.round if round is None else round, known)
         return Update(tuple(parts), self.numel, self.compressor)
 
-    def split_update(self, payload: Payload, weights: Sequence[int]) -> AnyUpdate:
+    def split_update(self, payload: Payload, weights: Sequence[int], round: int | None = None) -> AnyUpdate:
         """`update_of` the parts of a concatenated payload, which a donor sent; raises as that does."""
         if isinstance(self.compressor, Gathering):
-            return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights)
+            return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights, round=round)
         return Update.split(payload, self.numel, len(weights), self.compressor)
 
     def update_bytes(self, members: int) -> int:
@@ -193,23 +195,26 @@ class OuterState:
         Cannot fail half-way: an `Update` was checked when it was made.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        scratch = torch.empty(min(PIECE, self.numel))
-        for start, stop in pieces(0, self.numel):
-            self._step(update, start, stop, scratch[: stop - start])
+        self.carry_on(Vectors(self.anchor, self.buffers), update, 0, self.numel, self.round)
         self.round = round
         self.lineage_id = lineage_id
 
-    def _step(self, update: AnyUpdate, start: int, stop: int, scratch: Tensor) -> None:
-        vectors = Vectors(self.anchor[start:stop], [buffer[start:stop] for buffer in self.buffers])
-        coded, scale = update.coded(start, stop), self._scale
-        if coded is None or not self.optimizer.step_coded(vectors, coded, vectors, round=self.round, lr_scale=scale):
-            update.decode_range(start, stop, scratch)
-            self.optimizer.step(vectors, scratch, vectors, round=self.round, lr_scale=scale)
+    def carry_on(self, vectors: Vectors, update: AnyUpdate, start: int, stop: int, round: int) -> None:
+        """Take the outer step of elements [start, stop) of the state as it stood at `round`, in place.
 
-    @property
-    def _scale(self) -> float:
-        """Of the outer learning rate, in the next step; 1 leaves it as it is, bit for bit."""
-        return 1.0 if self.rate is None else self.rate(self.round)
+        Args:
+            vectors: these elements and no others, fp32 [stop - start] each: of this state, or of a copy.
+            update: the one that carried that state on.
+            start: a multiple of CHUNK; so is `stop`, unless it is the end.
+        """
+        scratch, scale = torch.empty(min(PIECE, stop - start)), 1.0 if self.rate is None else self.rate(round)
+        for first, last in pieces(start, stop):
+            own = slice(first - start, last - start)
+            piece = Vectors(vectors.anchor[own], [buffer[own] for buffer in vectors.buffers])
+            coded = update.coded(first, last)
+            if coded is None or not self.optimizer.step_coded(piece, coded, piece, round=round, lr_scale=scale):
+                aggregate = update.decode_range(first, last, scratch[: last - first])
+                self.optimizer.step(piece, aggregate, piece, round=round, lr_scale=scale)
 
 
 def chunk_digests(tensors: Sequence[Tensor]) -> list[bytes]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from peer.outer.state import OuterState
+from peer.outer.state import CHUNK, AnyUpdate, OuterState
+from peer.outer.threads import beside
+from peer.protocol.lineage import Certificate
 from peer.swarm.courtesy import Courtesy
-from peer.swarm.history import History
+from peer.swarm.history import KEPT_UPDATES, History
 from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
 MAX_FILES = 2
 MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a digest
+MAX_CARRIED = 2 * MAX_AGE_ROUNDS  # rounds that a file is carried on by: what another donor's may be newer
+PATIENT_ROUNDS = KEPT_UPDATES // 4  # for so many a snapshot that is being written lets rounds go first
 
 
 class Snapshots(Protocol):
@@ -63,7 +69,8 @@ class Shelf:
 
     A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
     donors hold the same one. Joiners replay the few updates that have come since. The next one is written beside it,
-    and from then on over the older of the two, unless somebody reads that.
+    and from then on over the older of the two, unless somebody reads that. A donor that is asked for one of a later
+    round than its own, which another donor has, carries its own on to there.
 
     Args:
         history: of the state; its folder holds the files.
@@ -96,22 +103,23 @@ class Shelf:
         """See `Snapshots`."""
         async with self._writing:
             self._forget_other_lineages()
-            held = self._held(wanted)
+            held = None if wanted is None else await self._made(wanted)
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
             if held is None:
-                await self._renew(insist=not self._is_fresh(0))  # no round waits while there is one to serve
+                await self._renew(self._copy)
                 held = self.files[-1] if self.files else None
             return held
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """See `Snapshots`. Whoever asks has an offer from another donor: no round waits for a file here."""
+        """See `Snapshots`."""
         if (held := self._held(lineage_id)) is not None:
             return held
         async with self._writing:
-            if self._held(lineage_id) is None and self._state.lineage_id == lineage_id:
-                await self._renew(insist=False)
-            return self._held(lineage_id)
+            held = await self._made(lineage_id)
+            if held is None and self._state.lineage_id == lineage_id:
+                await self._renew(self._copy)
+            return held or self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
         """See `Snapshots`."""
@@ -139,9 +147,8 @@ class Shelf:
     def _forget_other_lineages(self) -> None:
         """This peer's chain does not lead to their files, or not any more: whoever fetched one could not verify it."""
         for file in tuple(self.files):
-            round, history = file.meta.round, self._history
-            there = round <= len(history.chain) and history.lineage_id(round) == file.meta.lineage_id
-            if not there or history.certified(round) not in (None, file.digest):
+            there = self._leads_on(file.meta.round, file.meta.lineage_id)
+            if not there or self._history.certified(file.meta.round) not in (None, file.digest):
                 self._remove(file)
 
     async def clear(self) -> None:
@@ -154,47 +161,88 @@ class Shelf:
         self.files.remove(file)
         file.give_up()
 
-    async def _renew(self, *, insist: bool) -> None:
-        """Write a file of the state as it is, if there is room for it and the state is whole; see `_capture`.
+    async def _made(self, lineage_id: str) -> SnapshotFile | None:
+        """That snapshot, if it is here or can be made of the newest one that is."""
+        if (held := self._held(lineage_id)) is None and self.files:
+            newest, history = self.files[-1], self._history
+            for round in range(newest.meta.round + 1, min(newest.meta.round + MAX_CARRIED, len(history.chain)) + 1):
+                if history.lineage_id(round) == lineage_id:
+                    await self._renew(partial(self._copy_file, newest, round))
+        return held or self._held(lineage_id)
 
-        It is written over the oldest one, where there are as many as may be.
+    async def _renew(self, fill: Callable[[SnapshotWriter], Awaitable[int | None]]) -> None:
+        """Write one more file, if there is room for it: over the oldest one, where there are as many as may be.
+
+        Args:
+            fill: puts all columns into it; -> the round that they are to be of, None for no file.
         """
         if len(self.files) >= MAX_FILES:
             if self.files[0].in_use:
                 return
             self.files.pop(0).give_up(self._spare)
-        try:
-            file = await self._capture(insist)
-        finally:
-            self._spare.unlink(missing_ok=True)
-        if file is not None:
-            self.files.append(file)
+        with SnapshotWriter(self._spare, self._state) as writer:
+            round = await fill(writer)
+            if round is None or (lineage_id := await self._carry_on(writer, round)) is None:
+                return
+            file = writer.finish(self._history.folder / f"snapshot-{lineage_id[:16]}.bin", lineage_id)
+        if (checked := await self._checked(file)) is not None:
+            self.files.append(checked)
 
-    async def _capture(self, insist: bool) -> SnapshotFile | None:
-        """A file of the state as it is: chunk by chunk, while rounds go first.
-
-        If one comes between, the next one's step waits for the file, which is begun as soon as it may be: at the end of
-        a round. Unless nobody insists: then there is none.
+    async def _copy(self, writer: SnapshotWriter) -> int | None:
+        """Copy the state column by column, between rounds or in them; None where it leaves its lineage, or is not
+        whole.
         """
-        file = await self._copy()
-        if file is None and insist:
-            log.info("a round came before a snapshot was written: the next one waits for it, if it must")
-            async with self._still():
-                if self._valid():
-                    file = await asyncio.to_thread(SnapshotFile.write, self._path(), self._state, self._spare)
-        return None if file is None else await self._checked(file)
+        began = self._state.round, self._state.lineage_id
+        for column in writer.columns:
+            async with self._turn(writer):
+                async with self._still():
+                    if not self._valid() or not self._leads_on(*began):
+                        return None
+                    await beside(CHUNK, writer.copy, column)
+                await asyncio.to_thread(writer.put, column)
+        return max(writer.rounds.values())
 
-    async def _copy(self) -> SnapshotFile | None:
-        """Write the state chunk by chunk between rounds; None when it has changed meanwhile, or is not whole."""
-        with SnapshotWriter(self._path(), self._state, self._spare) as writer:
-            for _ in writer.meta_chunks():
-                async with self.courtesy.turn():
-                    async with self._still():
-                        if not self._valid() or self._state.lineage_id != writer.meta.lineage_id:
-                            return None
-                        await asyncio.to_thread(writer.copy)
-                    await asyncio.to_thread(writer.put)
-            return writer.finish()
+    async def _copy_file(self, file: SnapshotFile, round: int, writer: SnapshotWriter) -> int:
+        """Copy a file that is here, to be carried on to that round."""
+        with file.reading() as descriptor:
+            for column in writer.columns:
+                async with self._turn(writer):
+                    await asyncio.to_thread(writer.copy_from, column, descriptor, file.meta.round)
+                    await asyncio.to_thread(writer.put, column)
+        return round
+
+    async def _carry_on(self, writer: SnapshotWriter, round: int) -> str | None:
+        """Bring every column to that round; -> where it stands then, None where an update is not kept any more."""
+        first, history = min(writer.rounds.values()), self._history
+        lineage_id, chain = history.lineage_id(round), history.chain[first:round]
+        for certificate in chain:
+            update = await self._kept(certificate)
+            if update is None:
+                log.info("no snapshot: the update of round %d is not kept any more", certificate.link.round + 1)
+                return None
+            for column in (one for one, at in writer.rounds.items() if at == certificate.link.round):
+                async with self._turn(writer):
+                    await asyncio.to_thread(writer.carry_on, column, update)
+        return lineage_id
+
+    async def _kept(self, certificate: Certificate) -> AnyUpdate | None:
+        link = certificate.link
+        path = await self.update(link.update_digest)
+        with contextlib.suppress(FileNotFoundError):  # it was one of the oldest
+            if path is not None:
+                payload, weights = await asyncio.to_thread(path.read_bytes), [member.tokens for member in link.roster]
+                return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
+        return None
+
+    def _leads_on(self, round: int, lineage_id: str) -> bool:
+        """Whether the state's lineage goes through there."""
+        history = self._history
+        return round <= len(history.chain) and history.lineage_id(round) == lineage_id
+
+    def _turn(self, writer: SnapshotWriter) -> contextlib.AbstractAsyncContextManager[None]:
+        """Rounds go first, unless there have been so many that the updates to carry columns on would be gone."""
+        late = self._state.round - min(writer.rounds.values(), default=self._state.round) > PATIENT_ROUNDS
+        return contextlib.nullcontext() if late else self.courtesy.turn()
 
     async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:
         """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
@@ -205,6 +253,3 @@ class Shelf:
             log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
         file.path.unlink(missing_ok=True)
         return None
-
-    def _path(self) -> Path:
-        return self._history.folder / f"snapshot-{self._state.lineage_id[:16]}.bin"

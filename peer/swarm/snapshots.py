@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from peer.outer.state import CHUNK, OuterState, chunks, state_digest
+from peer.outer.optimizer import Vectors
+from peer.outer.state import CHUNK, AnyUpdate, OuterState, chunks, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 
@@ -38,13 +41,13 @@ class SnapshotFile:
         self.written_at = self.used_at = time.monotonic()
 
     @classmethod
-    def write(cls, path: Path, state: OuterState, over: Path | None = None) -> SnapshotFile:
-        """Write `state`; the caller holds the state still. `over`: see `SnapshotWriter`."""
-        with SnapshotWriter(path, state, over) as writer:
-            for _ in writer.meta_chunks():
-                writer.copy()
-                writer.put()
-            return writer.finish()
+    def write(cls, path: Path, state: OuterState) -> SnapshotFile:
+        """Write `state`, which the caller holds still."""
+        with SnapshotWriter(path.with_suffix(".tmp"), state) as writer:
+            for column in writer.columns:
+                writer.copy(column)
+                writer.put(column)
+            return writer.finish(path, state.lineage_id)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
@@ -80,61 +83,94 @@ class SnapshotFile:
 
 
 class SnapshotWriter:
-    """Writes a snapshot chunk by chunk; `finish` makes the file appear, leaving the context without it does not.
+    """A snapshot file in the making, of a state that may go on meanwhile.
+
+    It is made of columns: a CHUNK of the anchor's elements, and the same of every buffer, which is all that an outer
+    step needs to carry them on. Each is copied as the state is by then. What is of an earlier round than the rest is
+    carried on in the file, by the updates that the state has taken: so nobody has to hold the state still for longer
+    than one copy. `finish` makes the file appear; leaving the context without it does not.
 
     Args:
-        path: where it appears.
-        state: must be at the same round whenever `copy` is called.
-        over: a file that nobody reads, or none yet, which is written over, and left for the next writer if this one
-            does not finish: what is on its pages already is written anew in a fraction of the time.
+        temporary: where it is made. What is there already is written over: in a fraction of the time.
+        state: the state.
+
+    Attributes:
+        columns: their numbers.
+        rounds: at which each column is, as far as they are there.
     """
 
-    def __init__(self, path: Path, state: OuterState, over: Path | None = None) -> None:
-        self._path, self._temporary, self._stays = path, over or path.with_suffix(".tmp"), over is not None
-        tensors = (state.anchor, *state.buffers)
-        self._chunks = [(tensor, *bounds) for tensor in tensors for bounds in chunks(state.numel, CHUNK)]
-        self._copied = torch.empty(min(CHUNK, state.numel))
-        self._length = 0
-        self._digests: list[bytes] = []
-        self.meta = SnapshotMeta(
-            round=state.round,
-            lineage_id=state.lineage_id,
-            numel=state.numel,
-            num_buffers=len(state.buffers),
-            num_chunks=len(self._chunks),
-        )
+    def __init__(self, temporary: Path, state: OuterState) -> None:
+        self._temporary, self._state = temporary, state
+        self._bounds = list(chunks(state.numel, CHUNK))
+        self._tensors = (state.anchor, *state.buffers)
+        self._copied = [torch.empty(min(CHUNK, state.numel)) for _ in self._tensors]
+        self._digests: dict[tuple[int, int], bytes] = {}
+        self.columns, self.rounds = range(len(self._bounds)), dict[int, int]()
 
     def __enter__(self) -> SnapshotWriter:
-        self._file = self._temporary.open("r+b" if self._temporary.exists() else "wb")
+        self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.close()
-        if kind is not None or not self._stays:
-            self._temporary.unlink(missing_ok=True)
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+        self._temporary.unlink(missing_ok=True)
 
-    def meta_chunks(self) -> range:
-        """The numbers of the chunks, in the order in which they are copied."""
-        return range(self.meta.num_chunks)
+    def copy(self, column: int) -> None:
+        """Take a column of the state, which the caller holds still; `put` it before the next."""
+        start, stop = self._bounds[column]
+        for own, tensor in zip(self._vectors(column), self._tensors, strict=True):
+            own.copy_(tensor[start:stop])
+        self.rounds[column] = self._state.round
 
-    def copy(self) -> None:
-        """Take the next chunk; the caller holds the state still."""
-        tensor, start, stop = self._chunks[len(self._digests)]
-        self._length = stop - start
-        self._copied[: self._length].copy_(tensor[start:stop])
+    def copy_from(self, column: int, descriptor: int, round: int) -> None:
+        """Take a column of the file of an earlier snapshot, of that round; `put` it before the next."""
+        self._read(column, descriptor)
+        self.rounds[column] = round
 
-    def put(self) -> None:
+    def put(self, column: int) -> None:
         """Hash and write what was copied last."""
-        view = self._copied[: self._length].numpy().data.cast("B")
-        self._digests.append(hashing.digest(view))
-        self._file.write(view)
+        for number, own in enumerate(self._vectors(column)):
+            view, place = own.numpy().data.cast("B"), self._place(number, column)
+            self._digests[number, column] = hashing.digest(view)
+            while view:
+                written = os.pwrite(self._file, view, place)
+                view, place = view[written:], place + written
 
-    def finish(self) -> SnapshotFile:
-        """All chunks are written."""
-        self._file.truncate()
-        self._file.close()
-        self._temporary.replace(self._path)
-        return SnapshotFile(self._path, self.meta, self._digests)
+    def carry_on(self, column: int, update: AnyUpdate) -> None:
+        """Take the step of the column's round, in the file."""
+        self._read(column, self._file)
+        anchor, *buffers = self._vectors(column)
+        self._state.carry_on(Vectors(anchor, buffers), update, *self._bounds[column], self.rounds[column])
+        self.rounds[column] += 1
+        self.put(column)
+
+    def finish(self, path: Path, lineage_id: str) -> SnapshotFile:
+        """All columns are there and of one round, of this lineage id: the file appears at `path`."""
+        (round,) = set(self.rounds.values())
+        digests = [self._digests[number, column] for number in range(len(self._tensors)) for column in self.columns]
+        os.truncate(self._file, 4 * self._state.numel * len(self._tensors))  # what it was written over may be longer
+        self._temporary.replace(path)
+        meta = SnapshotMeta(
+            round=round,
+            lineage_id=lineage_id,
+            numel=self._state.numel,
+            num_buffers=len(self._tensors) - 1,
+            num_chunks=len(digests),
+        )
+        return SnapshotFile(path, meta, digests)
+
+    def _vectors(self, column: int) -> list[Tensor]:
+        start, stop = self._bounds[column]
+        return [copied[: stop - start] for copied in self._copied]
+
+    def _place(self, number: int, column: int) -> int:
+        return 4 * (number * self._state.numel + self._bounds[column][0])
+
+    def _read(self, column: int, descriptor: int) -> None:
+        for number, own in enumerate(self._vectors(column)):
+            view = own.numpy().data.cast("B")
+            if os.preadv(descriptor, [view], self._place(number, column)) < len(view):
+                raise OSError(errno.EIO, f"a snapshot file ends before the end of column {column}")
 
 
 def chunk_lengths(meta: SnapshotMeta) -> list[int]:

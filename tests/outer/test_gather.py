@@ -106,6 +106,15 @@ def test_random_masks_are_of_the_run_and_the_round() -> None:
     assert len({round_seed(7, 0, 1), round_seed(7, 0, 2), round_seed(7, 1, 1), round_seed(8, 0, 1)}) == 4
 
 
+def test_an_update_of_an_earlier_round_is_read_as_it_was_then() -> None:
+    state, weights = state_of("random0.1+fp32", round=3), [64, 64]
+    update = state.update_of(payloads_of(state, locals_of(state, 2)), weights)
+    state.round = 5
+    then, now = (state.split_update(update.payload, weights, round) for round in (3, None))
+    assert torch.equal(then.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
+    assert not torch.equal(now.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
+
+
 def test_whose_payload_is_malformed_is_named() -> None:
     state = state_of()
     payloads = payloads_of(state, locals_of(state, 3))

@@ -20,7 +20,7 @@ from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
 from peer.outer.kernels import Coded
-from peer.outer.optimizer import Nesterov, OuterOptimizer
+from peer.outer.optimizer import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
 from peer.outer.update import Update
 from tests.outer.test_optimizer import ALL, AVERAGED
@@ -223,3 +223,23 @@ def test_tensors_that_cannot_hold_a_state_are_refused() -> None:
         OuterState(torch.zeros(8)[::2], [torch.zeros(4)], NESTEROV, Fp32())
     with pytest.raises(AssertionError, match="whole blocks of 3"):
         OuterState(torch.zeros(4), [torch.zeros(4)], NESTEROV, BlockInt8(block=3))
+
+
+@pytest.mark.parametrize("optimizer", [*ALL, AVERAGED[1]], ids=repr)
+def test_columns_of_a_copy_are_carried_on_as_the_state_is(optimizer: OuterOptimizer) -> None:
+    def rate(round: int) -> float:
+        return 0.5 + round
+
+    state = make_state(LARGE, BlockInt8(), optimizer)
+    state.rate = rate
+    for buffer in state.buffers:
+        buffer.abs_()
+    columns = [(start, min(start + CHUNK, LARGE)) for start in range(0, LARGE, CHUNK)]
+    copies = [[tensor[a:b].clone() for tensor in (state.anchor, *state.buffers)] for a, b in columns]
+    for round, parts in ((0, 3), (1, 2)):
+        update = make_update(LARGE, parts, BlockInt8(), seed=round)
+        state.apply(update, round + 1, "")
+        for (start, stop), (anchor, *buffers) in zip(columns, copies, strict=True):
+            state.carry_on(Vectors(anchor, buffers), update, start, stop, round)
+    for (start, stop), copy in zip(columns, copies, strict=True):
+        assert all(map(torch.equal, copy, [tensor[start:stop] for tensor in (state.anchor, *state.buffers)]))

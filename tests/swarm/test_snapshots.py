@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 
 import pytest
 
@@ -15,8 +14,8 @@ from peer.swarm.serving import HistoryServer, history_name
 from peer.swarm.shelf import Shelf
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
+from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
 
-NUMEL = 4 * 1024
 LATEST = 2**53 - 1
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -30,22 +29,6 @@ def run(tmp_path):
 @pytest.fixture
 def shelf(run):
     return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
-
-
-def content(state):
-    return b"".join(tensor.numpy().tobytes() for tensor in (state.anchor, *state.buffers))
-
-
-def on_disk(run):
-    return {path.name for path in run.history.folder.glob("snapshot*")}
-
-
-def names(*lineage_ids):
-    return {f"snapshot-{lineage_id[:16]}.bin" for lineage_id in lineage_ids}
-
-
-def lineage(run, round):
-    return run.history.lineage_id(round)
 
 
 async def test_one_file_serves_the_rounds_that_follow(run, shelf):
@@ -166,11 +149,7 @@ async def test_nobody_can_keep_old_files_for_ever(run, shelf, monkeypatch):
 async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it(run, shelf, tmp_path):
     left = (await shelf.offer(None, 0)).meta.lineage_id
     other = Run(tmp_path / "other", numel=NUMEL).commit(1, seed=5)
-    run.history.replace(other.history.chain)
-    for mine, theirs in zip((run.state.anchor, *run.state.buffers),
-                            (other.state.anchor, *other.state.buffers), strict=True):
-        mine.copy_(theirs)
-    run.state.lineage_id, run.states = other.state.lineage_id, other.states
+    take(run, other)
     file = await shelf.offer(left, 0)
     assert file.meta.lineage_id == other.state.lineage_id
     assert file.path.read_bytes() == content(other.state)
@@ -182,63 +161,6 @@ async def test_files_of_an_earlier_life_are_removed(run):
     (run.history.folder / "snapshot-0123.tmp").write_bytes(b"x")
     Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
     assert on_disk(run) == set()
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-async def test_a_round_that_commits_while_a_file_is_written_is_not_mixed_in(run, interrupted):
-    entered = itertools.count()
-    held = []
-
-    @contextlib.asynccontextmanager
-    async def still():
-        if interrupted and next(entered) == 3:
-            run.commit()
-        held.append(run.state.round)
-        yield
-
-    file = await Shelf(run.history, run.state, still, lambda: True, run.digest, run.written).offer(None, 0)
-    assert file.path.read_bytes() == content(run.state)
-    assert on_disk(run) == names(run.state.lineage_id)
-    # chunk by chunk; or begun so, found to have changed, and then held for all of it
-    assert held == ([1, 1, 1, 2, 2] if interrupted else [1] * len(file.places))
-
-
-async def test_a_donor_beside_another_lets_a_round_end_its_attempt(run):
-    """No round waits for it: the joiner has another donor."""
-    entered, wanted = itertools.count(), run.state.lineage_id
-
-    @contextlib.asynccontextmanager
-    async def still():
-        if next(entered) == 3:
-            run.commit()
-        yield
-
-    shelf = Shelf(run.history, run.state, still, lambda: True, run.digest, run.written)
-    assert await shelf.get(wanted) is None
-    assert next(entered) == 4
-    assert on_disk(run) == set()
-    assert (await shelf.get(run.state.lineage_id)).path.read_bytes() == content(run.state)
-
-
-async def test_no_round_waits_for_whoever_wants_the_newest_again_and_again(run):
-    """A file of the last few rounds is there: a newer one is written if no round comes between, and not otherwise."""
-    entered, interrupted = itertools.count(), []
-
-    @contextlib.asynccontextmanager
-    async def still():
-        if next(entered) in interrupted:
-            run.commit()
-        yield
-
-    shelf = Shelf(run.history, run.state, still, lambda: True, run.digest, run.written)
-    first = await shelf.offer(None, LATEST)
-    run.commit()
-    interrupted.append(next(entered) + 3)
-    assert await shelf.offer(None, LATEST) is first
-    assert next(entered) == interrupted[0] + 1
-    assert on_disk(run) == names(first.meta.lineage_id)
-    newest = await shelf.offer(None, LATEST)
-    assert (newest.meta.round, newest.path.read_bytes()) == (run.state.round, content(run.state))
 
 
 async def test_chunks_of_a_file_that_is_here_do_not_wait_for_one_that_is_written(run):

@@ -16,7 +16,7 @@ from peer.lifetime import children_die_with_us, die_with_parent
 from peer.outer.compose import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
 from peer.swarm.daemon import NodeConfig
-from peer.swarm.heap import return_large_blocks
+from peer.swarm.heap import return_freed_memory
 from peer.swarm.node import Node, start_node
 from peer.swarm.tasks import use_few_threads
 
@@ -36,7 +36,7 @@ def run_peer(start: Start) -> None:
     """
     die_with_parent(os.getppid())
     children_die_with_us()
-    return_large_blocks()
+    return_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)
     uvloop.install()

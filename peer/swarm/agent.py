@@ -13,7 +13,7 @@ import sys
 
 from peer.lifetime import children_die_with_us, die_with_parent
 from peer.startup import starting
-from peer.swarm.heap import return_large_blocks
+from peer.swarm.heap import return_freed_memory
 from peer.swarm.sockets import sweep_stale_sockets
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer drains on Ctrl-C and then stops its agent
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sweep_stale_sockets()
-    return_large_blocks()
+    return_freed_memory()
 
     with starting():
         import torch

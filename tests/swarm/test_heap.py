@@ -7,7 +7,7 @@ import sys
 
 PRELUDE = """
 import ctypes, re, resource
-from peer.swarm.heap import return_large_blocks
+from peer.swarm.heap import return_freed_memory
 
 def resident_kb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
@@ -21,7 +21,7 @@ def block(size):
     ctypes.memset(address, 1, size)
     return address
 
-return_large_blocks()
+return_freed_memory()
 libc.free(block(16 << 20))
 """
 # After one large block was freed, glibc would take the next from its heap, where a later small block holds it fast.
@@ -44,6 +44,25 @@ print(faults() - before)
 """
 
 
+THREADS = PRELUDE + """
+import threading
+before, over = resident_kb(), threading.Event()
+
+def work(done):
+    for address in [block((2 << 20) + 64) for _ in range(3)]:
+        libc.free(address)
+    done.set()
+    over.wait()
+
+for _ in range(6):
+    done = threading.Event()
+    threading.Thread(target=work, args=(done,)).start()
+    done.wait()
+print(resident_kb() - before)
+over.set()
+"""
+
+
 def run(program: str) -> int:
     return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
 
@@ -54,3 +73,7 @@ def test_a_large_block_is_returned_even_below_small_ones() -> None:
 
 def test_a_slice_of_fp32_is_not_mapped_anew() -> None:
     assert run(SLICES) < 512  # pages of one such block
+
+
+def test_what_one_thread_has_freed_another_one_uses() -> None:
+    assert run(THREADS) < 9 * 1024  # of 36 MiB, one thread after the other

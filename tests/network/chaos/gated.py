@@ -130,12 +130,12 @@ def main() -> None:
     gate = Gate(Path(sys.argv.pop(1)) / "gate")
     from peer.swarm import agent
 
-    prepare = agent.return_large_blocks
+    prepare = agent.return_freed_memory
 
     def prepare_and_watch() -> None:
         prepare()
         watch_phases(gate)
 
-    agent.return_large_blocks = prepare_and_watch
+    agent.return_freed_memory = prepare_and_watch
     agent.main()
 

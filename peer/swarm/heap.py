@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 LARGE_BYTES = 4 << 20
-KEPT_BYTES = 8 << 20
+KEPT_BYTES = 16 << 20
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -17,9 +17,9 @@ def return_freed_memory() -> None:
 
     By default the limit grows to 32 MiB once such blocks are freed; then they come from the heaps of the threads
     that work on rounds, which keep them: up to 100 MB. Other C libraries have no such habit and no such switch.
-    Smaller blocks, a slice as fp32 (2 MiB) among them, are temporaries of the arithmetic; the heap may keep 8 MiB of
-    them, or every piece would be mapped anew: a third of an exchange's processor time. Each thread with a heap of its
-    own would keep as much again, of what another one could use.
+    Smaller blocks, a slice as fp32 (2 MiB) among them, are temporaries of the arithmetic; the heap may keep 16 MiB
+    of them, for several threads at once, or every piece would be mapped anew: a third of an exchange's processor time.
+    Each thread with a heap of its own would keep half as much again, of what another one could use.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

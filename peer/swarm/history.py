@@ -130,6 +130,10 @@ class History:
         """Where the state of that round, at most the newest, stands on this lineage."""
         return self.chain[round - 1].link.id if round else self.genesis
 
+    def leads_through(self, round: int, lineage_id: str) -> bool:
+        """Whether the state of that round stood, or stands, there."""
+        return round <= len(self.chain) and self.lineage_id(round) == lineage_id
+
     def certified(self, round: int) -> str | None:
         """The digest of the state of that round, which the link that carried it on names; None where none has."""
         if round == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,18 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from peer.outer.state import CHUNK, AnyUpdate, OuterState
-from peer.outer.threads import beside
+from peer.outer.state import OuterState
 from peer.protocol.lineage import Certificate
+from peer.swarm.capture import Capture
 from peer.swarm.courtesy import Courtesy
-from peer.swarm.history import KEPT_UPDATES, History
-from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
+from peer.swarm.history import History
+from peer.swarm.snapshots import DamagedError, SnapshotFile
 
 log = logging.getLogger(__name__)
 MAX_FILES = 2
 MAX_AGE_ROUNDS = 4  # replaying one update of 8 bits costs an eighth of the snapshot's bytes, and a digest
-MAX_CARRIED = 2 * MAX_AGE_ROUNDS  # rounds that a file is carried on by: what another donor's may be newer
-PATIENT_ROUNDS = KEPT_UPDATES // 4  # for so many a snapshot that is being written lets rounds go first
 
 
 class Snapshots(Protocol):
@@ -70,7 +67,7 @@ class Shelf:
     A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
     donors hold the same one. Joiners replay the few updates that have come since. The next one is written beside it,
     and from then on over the older of the two, unless somebody reads that. A donor that is asked for one of a later
-    round than its own, which another donor has, carries its own on to there.
+    round than its own file, which another donor has, makes it of that file.
 
     Args:
         history: of the state; its folder holds the files.
@@ -94,7 +91,8 @@ class Shelf:
     ) -> None:
         self.courtesy, self._written = Courtesy(), written
         self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
-        self._writing, self._spare = asyncio.Lock(), history.folder / "snapshot.tmp"
+        self._writing = asyncio.Lock()
+        self._capture = Capture(history, state, still, valid, self.courtesy, self.update)
         self.files: list[SnapshotFile] = []
         for path in history.folder.glob("snapshot*"):  # of an earlier life
             path.unlink(missing_ok=True)
@@ -103,11 +101,11 @@ class Shelf:
         """See `Snapshots`."""
         async with self._writing:
             self._forget_other_lineages()
-            held = None if wanted is None else await self._made(wanted)
+            held = self._held(wanted)
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
             if held is None:
-                await self._renew(self._copy)
+                await self._renew(self._capture.of_state)
                 held = self.files[-1] if self.files else None
             return held
 
@@ -116,10 +114,13 @@ class Shelf:
         if (held := self._held(lineage_id)) is not None:
             return held
         async with self._writing:
-            held = await self._made(lineage_id)
-            if held is None and self._state.lineage_id == lineage_id:
-                await self._renew(self._copy)
-            return held or self._held(lineage_id)
+            self._forget_other_lineages()
+            if self._held(lineage_id) is None:
+                if (chain := self._onward(lineage_id)) is not None:
+                    await self._renew(partial(self._capture.of_file, self.files[-1], chain))
+                elif self._state.lineage_id == lineage_id:
+                    await self._renew(self._capture.of_state)
+            return self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
         """See `Snapshots`."""
@@ -140,19 +141,32 @@ class Shelf:
         return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
 
     def _is_fresh(self, from_round: int) -> bool:
-        """Whether the newest file is new enough."""
+        """Whether the newest file is new enough; what rounds came while it was written does not make it old."""
         here = self._state.round
-        return bool(self.files) and self.files[-1].meta.round >= max(min(from_round, here), here - MAX_AGE_ROUNDS)
+        return bool(self.files) and self.files[-1].finished_at >= max(min(from_round, here), here - MAX_AGE_ROUNDS)
+
+    def _onward(self, lineage_id: str) -> list[Certificate] | None:
+        """The few rounds that lead from the newest file to there, one of the last, if their updates are all kept."""
+        if not self.files:
+            return None
+        history, file = self._history, self.files[-1].meta.round
+        for round in range(max(file + 1, self._state.round - MAX_AGE_ROUNDS), file + MAX_AGE_ROUNDS + 1):
+            if history.leads_through(round, lineage_id):
+                chain = history.chain[file:round]
+                kept = all(history.update(one.link.update_digest) is not None for one in chain[:-1])
+                return chain if kept else None  # the last one may just be written
+        return None
 
     def _forget_other_lineages(self) -> None:
         """This peer's chain does not lead to their files, or not any more: whoever fetched one could not verify it."""
         for file in tuple(self.files):
-            there = self._leads_on(file.meta.round, file.meta.lineage_id)
+            there = self._history.leads_through(file.meta.round, file.meta.lineage_id)
             if not there or self._history.certified(file.meta.round) not in (None, file.digest):
                 self._remove(file)
 
     async def clear(self) -> None:
         """The state was a wrong one, and so may be the files."""
+        self._capture.stop()
         async with self._writing:
             for file in tuple(self.files):
                 self._remove(file)
@@ -161,95 +175,31 @@ class Shelf:
         self.files.remove(file)
         file.give_up()
 
-    async def _made(self, lineage_id: str) -> SnapshotFile | None:
-        """That snapshot, if it is here or can be made of the newest one that is."""
-        if (held := self._held(lineage_id)) is None and self.files:
-            newest, history = self.files[-1], self._history
-            for round in range(newest.meta.round + 1, min(newest.meta.round + MAX_CARRIED, len(history.chain)) + 1):
-                if history.lineage_id(round) == lineage_id:
-                    await self._renew(partial(self._copy_file, newest, round))
-        return held or self._held(lineage_id)
-
-    async def _renew(self, fill: Callable[[SnapshotWriter], Awaitable[int | None]]) -> None:
-        """Write one more file, if there is room for it: over the oldest one, where there are as many as may be.
-
-        Args:
-            fill: puts all columns into it; -> the round that they are to be of, None for no file.
-        """
+    async def _renew(self, make: Callable[[], Awaitable[SnapshotFile | None]]) -> None:
+        """Make one more file, if there is room for it: over the oldest one, where there are as many as may be."""
         if len(self.files) >= MAX_FILES:
             if self.files[0].in_use:
                 return
-            self.files.pop(0).give_up(self._spare)
-        with SnapshotWriter(self._spare, self._state) as writer:
-            round = await fill(writer)
-            if round is None or (lineage_id := await self._carry_on(writer, round)) is None:
-                return
-            file = writer.finish(self._history.folder / f"snapshot-{lineage_id[:16]}.bin", lineage_id)
-        if (checked := await self._checked(file)) is not None:
-            self.files.append(checked)
+            self.files.pop(0).give_up(self._capture.spare)
+        try:
+            file = await make()
+        except DamagedError as error:
+            log.error("%s: it is not served any more", error)
+            self._remove(self.files[-1])
+        except OSError as error:
+            log.warning("no snapshot for joiners: %s", error)
+        else:
+            if file is not None and await self._is_checked(file):
+                self.files.append(file)
 
-    async def _copy(self, writer: SnapshotWriter) -> int | None:
-        """Copy the state column by column, between rounds or in them; None where it leaves its lineage, or is not
-        whole.
-        """
-        began = self._state.round, self._state.lineage_id
-        for column in writer.columns:
-            async with self._turn(writer):
-                async with self._still():
-                    if not self._valid() or not self._leads_on(*began):
-                        return None
-                    await beside(CHUNK, writer.copy, column)
-                await asyncio.to_thread(writer.put, column)
-        return max(writer.rounds.values())
-
-    async def _copy_file(self, file: SnapshotFile, round: int, writer: SnapshotWriter) -> int:
-        """Copy a file that is here, to be carried on to that round."""
-        with file.reading() as descriptor:
-            for column in writer.columns:
-                async with self._turn(writer):
-                    await asyncio.to_thread(writer.copy_from, column, descriptor, file.meta.round)
-                    await asyncio.to_thread(writer.put, column)
-        return round
-
-    async def _carry_on(self, writer: SnapshotWriter, round: int) -> str | None:
-        """Bring every column to that round; -> where it stands then, None where an update is not kept any more."""
-        first, history = min(writer.rounds.values()), self._history
-        lineage_id, chain = history.lineage_id(round), history.chain[first:round]
-        for certificate in chain:
-            update = await self._kept(certificate)
-            if update is None:
-                log.info("no snapshot: the update of round %d is not kept any more", certificate.link.round + 1)
-                return None
-            for column in (one for one, at in writer.rounds.items() if at == certificate.link.round):
-                async with self._turn(writer):
-                    await asyncio.to_thread(writer.carry_on, column, update)
-        return lineage_id
-
-    async def _kept(self, certificate: Certificate) -> AnyUpdate | None:
-        link = certificate.link
-        path = await self.update(link.update_digest)
-        with contextlib.suppress(FileNotFoundError):  # it was one of the oldest
-            if path is not None:
-                payload, weights = await asyncio.to_thread(path.read_bytes), [member.tokens for member in link.roster]
-                return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
-        return None
-
-    def _leads_on(self, round: int, lineage_id: str) -> bool:
-        """Whether the state's lineage goes through there."""
-        history = self._history
-        return round <= len(history.chain) and history.lineage_id(round) == lineage_id
-
-    def _turn(self, writer: SnapshotWriter) -> contextlib.AbstractAsyncContextManager[None]:
-        """Rounds go first, unless there have been so many that the updates to carry columns on would be gone."""
-        late = self._state.round - min(writer.rounds.values(), default=self._state.round) > PATIENT_ROUNDS
-        return contextlib.nullcontext() if late else self.courtesy.turn()
-
-    async def _checked(self, file: SnapshotFile) -> SnapshotFile | None:
+    async def _is_checked(self, file: SnapshotFile) -> bool:
         """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
-        expected = await self.digest(file.meta.round, file.meta.lineage_id)
-        if file.digest == expected:
-            return file
-        if expected is not None:  # else this peer is on another lineage by now
+        expected = None
+        try:
+            expected = await self.digest(file.meta.round, file.meta.lineage_id)
+        finally:
+            if file.digest != expected:
+                file.path.unlink(missing_ok=True)
+        if file.digest != expected and expected is not None:  # else this peer is on another lineage by now
             log.error("the state of round %d is not what it was when it was new; it is not served", file.meta.round)
-        file.path.unlink(missing_ok=True)
-        return None
+        return file.digest == expected

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 
@@ -23,17 +24,23 @@ MAX_HELD_S = 600.0  # even while somebody reads
 MAX_OFFERED = 1024
 
 
+class DamagedError(OSError):
+    """A snapshot file is not what it was when it was written."""
+
+
 class SnapshotFile:
     """The outer state of one round as a file, with its chunk digests: written once, served to many.
 
     Attributes:
         digest: of the state.
+        finished_at: the round at which the state stood when the file was whole.
         readers: how many have it open.
         used_at: monotonic, when the last of them was seen, or the last peer was told of it.
     """
 
-    def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes]) -> None:
+    def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes], finished_at: int | None = None) -> None:
         self.path, self.meta, self.digests = path, meta, digests
+        self.finished_at = meta.round if finished_at is None else finished_at
         self.digest = state_digest(digests, meta.numel, meta.num_buffers)
         self.places = chunk_places(meta)
         self.readers = 0
@@ -105,14 +112,16 @@ class SnapshotWriter:
         self._tensors = (state.anchor, *state.buffers)
         self._copied = [torch.empty(min(CHUNK, state.numel)) for _ in self._tensors]
         self._digests: dict[tuple[int, int], bytes] = {}
+        self._open = threading.Lock()  # a thread whose work was cancelled goes on: not in a descriptor of others
         self.columns, self.rounds = range(len(self._bounds)), dict[int, int]()
 
     def __enter__(self) -> SnapshotWriter:
-        self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = self._temporary.open("r+b" if self._temporary.exists() else "w+b", buffering=0)
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+        with self._open:
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
     def copy(self, column: int) -> None:
@@ -122,10 +131,17 @@ class SnapshotWriter:
             own.copy_(tensor[start:stop])
         self.rounds[column] = self._state.round
 
-    def copy_from(self, column: int, descriptor: int, round: int) -> None:
-        """Take a column of the file of an earlier snapshot, of that round; `put` it before the next."""
-        self._read(column, descriptor)
-        self.rounds[column] = round
+    def copy_from(self, column: int, source: FileIO, file: SnapshotFile) -> None:
+        """Take a column of an earlier snapshot's file, which is open; `put` it before the next.
+
+        Raises:
+            DamagedError: it is not what it was.
+        """
+        whole = self._read(column, source)
+        digests = [hashing.digest(own.numpy().data.cast("B")) for own in self._vectors(column)]
+        if not whole or digests != file.digests[column :: len(self.columns)]:
+            raise DamagedError(f"{file.path.name} is damaged in column {column}")
+        self.rounds[column] = file.meta.round
 
     def put(self, column: int) -> None:
         """Hash and write what was copied last."""
@@ -133,12 +149,14 @@ class SnapshotWriter:
             view, place = own.numpy().data.cast("B"), self._place(number, column)
             self._digests[number, column] = hashing.digest(view)
             while view:
-                written = os.pwrite(self._file, view, place)
+                with self._open:
+                    written = os.pwrite(self._file.fileno(), view, place)
                 view, place = view[written:], place + written
 
     def carry_on(self, column: int, update: AnyUpdate) -> None:
         """Take the step of the column's round, in the file."""
-        self._read(column, self._file)
+        if not self._read(column, self._file):
+            raise OSError(f"{self._temporary.name} ends before the end of column {column}")
         anchor, *buffers = self._vectors(column)
         self._state.carry_on(Vectors(anchor, buffers), update, *self._bounds[column], self.rounds[column])
         self.rounds[column] += 1
@@ -148,7 +166,7 @@ class SnapshotWriter:
         """All columns are there and of one round, of this lineage id: the file appears at `path`."""
         (round,) = set(self.rounds.values())
         digests = [self._digests[number, column] for number in range(len(self._tensors)) for column in self.columns]
-        os.truncate(self._file, 4 * self._state.numel * len(self._tensors))  # what it was written over may be longer
+        self._file.truncate(4 * self._state.numel * len(self._tensors))  # what it was written over may be longer
         self._temporary.replace(path)
         meta = SnapshotMeta(
             round=round,
@@ -157,7 +175,7 @@ class SnapshotWriter:
             num_buffers=len(self._tensors) - 1,
             num_chunks=len(digests),
         )
-        return SnapshotFile(path, meta, digests)
+        return SnapshotFile(path, meta, digests, self._state.round)
 
     def _vectors(self, column: int) -> list[Tensor]:
         start, stop = self._bounds[column]
@@ -166,11 +184,12 @@ class SnapshotWriter:
     def _place(self, number: int, column: int) -> int:
         return 4 * (number * self._state.numel + self._bounds[column][0])
 
-    def _read(self, column: int, descriptor: int) -> None:
-        for number, own in enumerate(self._vectors(column)):
-            view = own.numpy().data.cast("B")
-            if os.preadv(descriptor, [view], self._place(number, column)) < len(view):
-                raise OSError(errno.EIO, f"a snapshot file ends before the end of column {column}")
+    def _read(self, column: int, file: FileIO) -> bool:
+        """Whether all of the column is there."""
+        views = [own.numpy().data.cast("B") for own in self._vectors(column)]
+        with self._open:
+            read = [os.preadv(file.fileno(), [view], self._place(number, column)) for number, view in enumerate(views)]
+        return read == list(map(len, views))
 
 
 def chunk_lengths(meta: SnapshotMeta) -> list[int]:

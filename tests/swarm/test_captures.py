@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 
 import pytest
 
+from peer.swarm import capture, snapshots
 from peer.swarm import shelf as shelf_module
 from peer.swarm.shelf import Shelf
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
+
+LATEST = 2**53 - 1
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -76,11 +80,11 @@ async def test_a_snapshot_that_another_donor_has_is_made_of_the_one_that_is_here
 
 async def test_a_snapshot_of_many_rounds_later_is_not_made_of_an_old_one(run, shelf):
     await shelf.offer(None, 0)
-    run.commit(shelf_module.MAX_CARRIED + 1)
+    run.commit(shelf_module.MAX_AGE_ROUNDS + 1)
     wanted = run.state.lineage_id
     run.commit()
     assert await shelf.get(wanted) is None
-    assert await shelf.get(lineage(run, 1 + shelf_module.MAX_CARRIED)) is not None
+    assert await shelf.get(lineage(run, 1 + shelf_module.MAX_AGE_ROUNDS)) is not None
 
 
 async def test_no_snapshot_is_made_of_columns_whose_update_is_gone(run, caplog):
@@ -108,7 +112,7 @@ async def test_columns_of_two_lineages_are_not_mixed(run, tmp_path):
 
 @pytest.mark.parametrize("beyond", [0, 1, 5])
 async def test_rounds_go_first_until_the_updates_would_be_gone(run, beyond):
-    behind = shelf_module.PATIENT_ROUNDS + beyond
+    behind = capture.PATIENT_ROUNDS + beyond
     shelf, _ = interrupted_shelf(run, 1, by=lambda: run.commit(behind))
     turns = []
 
@@ -119,5 +123,104 @@ async def test_rounds_go_first_until_the_updates_would_be_gone(run, beyond):
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
-    # two columns and then two more; the first is carried on, without waiting until it is near enough
-    assert len(turns) == 2 + (2 if beyond == 0 else 0) + shelf_module.PATIENT_ROUNDS
+    # two columns, and then two more; the first is carried on, without waiting until it is near enough
+    assert len(turns) == 2 + (2 if beyond == 0 else 0) + 2 * capture.PATIENT_ROUNDS
+
+
+async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run):
+    shelf, _ = interrupted_shelf(run, 3, 5, by=lambda: run.commit(2 + shelf_module.MAX_AGE_ROUNDS))
+    first = await shelf.offer(None, 0)
+    assert (first.meta.round, first.finished_at, run.state.round) == (7, 13, 13)
+    run.commit(shelf_module.MAX_AGE_ROUNDS)
+    assert await shelf.offer(None, 0) is first
+    run.commit()
+    assert await shelf.offer(None, 0) is not first
+
+
+async def test_updates_are_read_as_those_of_their_round(run):
+    shelf, _ = interrupted_shelf(run, 2)
+    split, rounds = run.state.split_update, []
+
+    def noted(payload, weights, round=None):
+        rounds.append(round)
+        return split(payload, weights, round)
+
+    run.state.split_update = noted
+    assert (await shelf.offer(None, 0)).meta.round == 2
+    assert rounds == [1]
+
+
+async def test_no_file_is_made_of_one_of_another_lineage(run, shelf, tmp_path, caplog):
+    await shelf.offer(None, 0)
+    take(run, Run(tmp_path / "other", numel=NUMEL).commit(3, seed=5))
+    assert await shelf.get(lineage(run, 2)) is None
+    assert shelf.files == []
+    assert "not what it was" not in caplog.text
+
+
+async def test_a_file_that_is_served_does_not_make_room_for_one_that_cannot_be_made(run, shelf, monkeypatch):
+    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    files = [await shelf.offer(None, LATEST)]
+    run.commit()
+    files.append(await shelf.offer(None, LATEST))
+    run.commit(3)
+    run.history.update(run.history.chain[2].link.update_digest).unlink()
+    assert await shelf.get(lineage(run, 4)) is None
+    assert shelf.files == files
+
+
+async def test_who_asks_for_older_rounds_makes_no_donor_write_them(run, shelf):
+    first = await shelf.offer(None, 0)
+    run.commit(2 + shelf_module.MAX_AGE_ROUNDS)
+    assert await shelf.get(lineage(run, 2)) is None
+    assert shelf.files == [first]
+
+
+async def test_a_damaged_file_is_neither_copied_nor_kept(run, shelf, caplog):
+    first = await shelf.offer(None, 0)
+    with first.path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"x")
+    run.commit()
+    assert await shelf.get(run.state.lineage_id) is None
+    assert f"{first.path.name} is damaged in column 1: it is not served any more" in caplog.text
+    assert on_disk(run) == set()
+    assert await shelf.get(run.state.lineage_id) is not None
+
+
+async def test_on_a_full_disk_the_file_that_is_here_is_served(run, shelf, monkeypatch, caplog):
+    first = await shelf.offer(None, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.os, "pwrite", full)
+        assert await shelf.offer(None, LATEST) is first
+    assert "no snapshot for joiners: [Errno 28] No space left on device" in caplog.text
+    assert on_disk(run) == names(first.meta.lineage_id)
+
+
+async def test_a_state_that_is_given_up_is_not_written_to_its_end(run):
+    shelf, held = interrupted_shelf(run, 2, by=lambda: clearing.append(asyncio.ensure_future(shelf.clear())))
+    clearing = []
+    file = asyncio.ensure_future(shelf.offer(None, 0))
+    while not clearing:
+        await asyncio.sleep(0)
+    await asyncio.gather(*clearing)
+    assert await file is None
+    assert len(held) == 3 + 1
+    assert on_disk(run) == set()
+
+
+def test_a_thread_whose_work_was_cancelled_writes_into_nobody_elses_file(run, tmp_path):
+    with snapshots.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
+        writer.copy(0)
+    with (tmp_path / "other").open("wb") as other:
+        assert other.fileno() > 2
+        with pytest.raises(ValueError, match="closed"):
+            writer.put(0)
+        with pytest.raises(ValueError, match="closed"):
+            writer.carry_on(0, None)
+    assert (tmp_path / "other").read_bytes() == b""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PRELUDE = """
 import ctypes, re, resource
 from peer.swarm.heap import return_freed_memory
@@ -33,17 +35,24 @@ libc.free(large)
 print(before - resident_kb())
 """
 SLICES = PRELUDE + """
+import threading
+
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-libc.free(block((2 << 20) + 64))
-before = faults()
-for _ in range(20):
-    libc.free(block((2 << 20) + 64))
+def work():
+    for _ in range(20):
+        libc.free(block((2 << 20) + 64))
+
+for _ in range(2):
+    before = faults()
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 print(faults() - before)
 """
-
-
 THREADS = PRELUDE + """
 import threading
 before, over = resident_kb(), threading.Event()
@@ -71,8 +80,9 @@ def test_a_large_block_is_returned_even_below_small_ones() -> None:
     assert run(LARGE) > 7 * 1024
 
 
-def test_a_slice_of_fp32_is_not_mapped_anew() -> None:
-    assert run(SLICES) < 512  # pages of one such block
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_slice_of_fp32_is_not_mapped_anew(threads: int) -> None:
+    assert run(SLICES.replace("THREADS", str(threads))) < 3 * 512  # pages of three such blocks, of 20 for each thread
 
 
 def test_what_one_thread_has_freed_another_one_uses() -> None:

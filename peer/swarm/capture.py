@@ -1,0 +1,126 @@
+"""How a donor makes the snapshot of a state that goes on: no round waits for more than the copy of one column."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from peer.outer.state import CHUNK, AnyUpdate, OuterState
+from peer.outer.threads import beside
+from peer.protocol.lineage import Certificate
+from peer.swarm.courtesy import Courtesy
+from peer.swarm.history import History
+from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
+
+log = logging.getLogger(__name__)
+Turn = Callable[[], AbstractAsyncContextManager[None]]
+PATIENT_ROUNDS = 4  # for so many a snapshot that is being written lets rounds go first
+
+
+class Way(NamedTuple):
+    """How the columns of a file become those of one round.
+
+    Attributes:
+        lineage_id: where the state stands then.
+        chain: the rounds from the earliest column's on.
+    """
+
+    lineage_id: str
+    chain: Sequence[Certificate]
+
+
+class Capture:
+    """Makes snapshot files, one at a time, in the folder of the history.
+
+    Args:
+        history, state, still, valid, courtesy: as for `Shelf`.
+        update: (digest) -> the file of that update, if it is kept.
+    """
+
+    def __init__(
+        self, history: History, state: OuterState, still: Callable[[], AbstractAsyncContextManager[None]],
+        valid: Callable[[], bool], courtesy: Courtesy, update: Callable[[str], Awaitable[Path | None]],
+    ) -> None:  # fmt: skip
+        self._history, self._state, self._still, self._valid = history, state, still, valid
+        self._courtesy, self._update, self._stopped = courtesy, update, False
+        self.spare = history.folder / "snapshot.tmp"
+
+    def stop(self) -> None:
+        """What is being made ends as nothing, at its next column."""
+        self._stopped = True
+
+    async def of_state(self) -> SnapshotFile | None:
+        """A snapshot of the state as it is by then; None where it leaves its lineage, is not whole, or an update is
+        gone.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        self._stopped = False
+        with SnapshotWriter(self.spare, self._state) as writer:
+            way = await self._copy(writer)
+            return None if way is None else await self._finish(writer, way, partial(self._turn, writer))
+
+    async def of_file(self, file: SnapshotFile, chain: Sequence[Certificate]) -> SnapshotFile | None:
+        """What these rounds, which follow that of a file that is here, make of it; None where an update is gone.
+
+        Raises:
+            OSError: the disk is full, or fails; or the file is not what it was.
+        """
+        self._stopped = False
+        with SnapshotWriter(self.spare, self._state) as writer, file.path.open("rb", buffering=0) as source:
+            for column in writer.columns:
+                if self._stopped:
+                    return None
+                async with self._courtesy.turn():
+                    await asyncio.to_thread(writer.copy_from, column, source, file)
+                    await asyncio.to_thread(writer.put, column)
+            return await self._finish(writer, Way(chain[-1].link.id, chain), self._courtesy.turn)
+
+    async def _copy(self, writer: SnapshotWriter) -> Way | None:
+        """Copy the state column by column, between rounds or in them."""
+        state, history, began = self._state, self._history, (self._state.round, self._state.lineage_id)
+        way: Way | None = None
+        for column in writer.columns:
+            async with self._turn(writer):
+                async with self._still():
+                    if self._stopped or not self._valid() or not history.leads_through(*began):
+                        return None
+                    await beside(CHUNK * (1 + len(state.buffers)), writer.copy, column)
+                    way = Way(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
+                await asyncio.to_thread(writer.put, column)
+        return way
+
+    async def _finish(self, writer: SnapshotWriter, way: Way, turn: Turn) -> SnapshotFile | None:
+        """Carry columns on until all are of the last round."""
+        for certificate in way.chain:
+            path = await self._update(certificate.link.update_digest)
+            async with turn():
+                update = None if path is None else await asyncio.to_thread(self._read, path, certificate)
+            if update is None:
+                log.info("no snapshot: the update of round %d is not kept any more", certificate.link.round + 1)
+                return None
+            for column in (one for one, at in writer.rounds.items() if at == certificate.link.round):
+                if self._stopped:
+                    return None
+                async with turn():
+                    await asyncio.to_thread(writer.carry_on, column, update)
+            del update  # before there is another one
+        return writer.finish(self._history.folder / f"snapshot-{way.lineage_id[:16]}.bin", way.lineage_id)
+
+    def _read(self, path: Path, certificate: Certificate) -> AnyUpdate | None:
+        link = certificate.link
+        with contextlib.suppress(FileNotFoundError):  # it has become too old meanwhile
+            return self._state.split_update(path.read_bytes(), [member.tokens for member in link.roster], link.round)
+        return None
+
+    def _turn(self, writer: SnapshotWriter) -> AbstractAsyncContextManager[None]:
+        """Rounds go first, unless there have been so many that carrying columns on would take longer and longer."""
+        late = self._state.round - min(writer.rounds.values(), default=self._state.round) > PATIENT_ROUNDS
+        return contextlib.nullcontext() if late else self._courtesy.turn()

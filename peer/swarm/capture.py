@@ -15,12 +15,13 @@ from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol.lineage import Certificate
 from peer.swarm.courtesy import Courtesy
-from peer.swarm.history import History
+from peer.swarm.history import KEPT_UPDATES, History
 from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
 Turn = Callable[[], AbstractAsyncContextManager[None]]
-PATIENT_ROUNDS = 4  # for so many a snapshot that is being written lets rounds go first
+PATIENT_ROUNDS = 4  # for so many rounds go first while columns are copied: each makes more to be carried on
+PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
 
 
 class Way(NamedTuple):
@@ -65,7 +66,8 @@ class Capture:
         self._stopped = False
         with SnapshotWriter(self.spare, self._state) as writer:
             way = await self._copy(writer)
-            return None if way is None else await self._finish(writer, way, partial(self._turn, writer))
+            turn = partial(self._turn, writer, PATIENT_CARRYING)
+            return None if way is None else await self._finish(writer, way, turn)
 
     async def of_file(self, file: SnapshotFile, chain: Sequence[Certificate]) -> SnapshotFile | None:
         """What these rounds, which follow that of a file that is here, make of it; None where an update is gone.
@@ -88,7 +90,7 @@ class Capture:
         state, history, began = self._state, self._history, (self._state.round, self._state.lineage_id)
         way: Way | None = None
         for column in writer.columns:
-            async with self._turn(writer):
+            async with self._turn(writer, PATIENT_ROUNDS):
                 async with self._still():
                     if self._stopped or not self._valid() or not history.leads_through(*began):
                         return None
@@ -98,7 +100,7 @@ class Capture:
         return way
 
     async def _finish(self, writer: SnapshotWriter, way: Way, turn: Turn) -> SnapshotFile | None:
-        """Carry columns on until all are of the last round."""
+        """Carry columns on until all are of the last round, and hash them."""
         for certificate in way.chain:
             path = await self._update(certificate.link.update_digest)
             async with turn():
@@ -110,8 +112,12 @@ class Capture:
                 if self._stopped:
                     return None
                 async with turn():
-                    await asyncio.to_thread(writer.carry_on, column, update)
+                    final = certificate is way.chain[-1]
+                    await asyncio.to_thread(partial(writer.carry_on, column, update, final=final))
             del update  # before there is another one
+        for column in writer.unsealed:
+            async with turn():
+                await asyncio.to_thread(writer.seal, column)
         return writer.finish(self._history.folder / f"snapshot-{way.lineage_id[:16]}.bin", way.lineage_id)
 
     def _read(self, path: Path, certificate: Certificate) -> AnyUpdate | None:
@@ -120,7 +126,7 @@ class Capture:
             return self._state.split_update(path.read_bytes(), [member.tokens for member in link.roster], link.round)
         return None
 
-    def _turn(self, writer: SnapshotWriter) -> AbstractAsyncContextManager[None]:
-        """Rounds go first, unless there have been so many that carrying columns on would take longer and longer."""
-        late = self._state.round - min(writer.rounds.values(), default=self._state.round) > PATIENT_ROUNDS
+    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[None]:
+        """Rounds go first, unless there have been so many since the earliest column."""
+        late = self._state.round - min(writer.rounds.values(), default=self._state.round) > patience
         return contextlib.nullcontext() if late else self._courtesy.turn()

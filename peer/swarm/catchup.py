@@ -31,6 +31,7 @@ from peer.swarm.witnesses import ask_all, believers, members_of
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
+WRITING_S = 120.0  # a donor's snapshot: gigabytes, while its rounds go first
 LATEST = 2**53 - 1
 DIGEST_BYTES = 32
 PATIENCE_S = 10.0  # for members that do not say what their state is
@@ -299,7 +300,13 @@ def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: st
 
 
 async def _receive_meta(stream: Stream) -> SnapshotMeta:
-    kind, body = await _bounded(stream, {Kind.META: MAX_MESSAGE_BYTES, Kind.END: 0})
+    """A donor that is writing its snapshot says so again and again, and is waited for."""
+    kind, loop = Kind.BUSY, asyncio.get_running_loop()
+    until = loop.time() + WRITING_S
+    while kind is Kind.BUSY:
+        if loop.time() > until:
+            raise StreamClosedError(stream.remote, f"has been writing its snapshot for {WRITING_S:g} s")
+        kind, body = await _bounded(stream, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0})
     if kind is Kind.END:
         raise CatchUpError(f"{stream.remote} has no snapshot")
     return parse_json(SnapshotMeta, body)

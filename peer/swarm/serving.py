@@ -17,9 +17,11 @@ from peer.swarm.node import Node
 from peer.swarm.shelf import Snapshots
 from peer.swarm.snapshots import SnapshotFile
 from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.tasks import cancel_and_wait
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0  # one frame; whoever reads slower would hold a slot for ever
+BUSY_EVERY_S = 5.0  # to a joiner whose snapshot is being written
 SERVED_AT_ONCE = 4
 CHUNK_STREAMS = 4
 CHUNK_STREAMS_PER_PEER = 2
@@ -113,7 +115,15 @@ class HistoryServer:
                 await _send(stream, Kind.DATA, piece)
 
     async def _offer_snapshot(self, stream: Stream, request: HistoryRequest) -> None:
-        file = await self._snapshots.offer(request.digest, request.from_round)
+        """While it is being written the joiner hears so; if it leaves, it finds the file when it comes again."""
+        offering = asyncio.ensure_future(self._snapshots.offer(request.digest, request.from_round))
+        try:
+            while not (await asyncio.wait({offering}, timeout=BUSY_EVERY_S))[0]:
+                with contextlib.suppress(StreamClosedError):
+                    await _send(stream, Kind.BUSY)
+            file = offering.result()
+        finally:
+            await cancel_and_wait([offering])
         if file is not None:
             file.offered(stream.remote)
             await _send(stream, Kind.META, dump_json(file.meta))

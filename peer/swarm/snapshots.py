@@ -53,7 +53,7 @@ class SnapshotFile:
         with SnapshotWriter(path.with_suffix(".tmp"), state) as writer:
             for column in writer.columns:
                 writer.copy(column)
-                writer.put(column)
+                writer.put(column, final=True)
             return writer.finish(path, state.lineage_id)
 
     @contextlib.contextmanager
@@ -143,27 +143,38 @@ class SnapshotWriter:
             raise DamagedError(f"{file.path.name} is damaged in column {column}")
         self.rounds[column] = file.meta.round
 
-    def put(self, column: int) -> None:
-        """Hash and write what was copied last."""
+    def put(self, column: int, *, final: bool = False) -> None:
+        """Write what was copied last, and hash it if it is `final`."""
         for number, own in enumerate(self._vectors(column)):
             view, place = own.numpy().data.cast("B"), self._place(number, column)
-            self._digests[number, column] = hashing.digest(view)
+            if final:
+                self._digests[number, column] = hashing.digest(view)
             while view:
                 with self._open:
                     written = os.pwrite(self._file.fileno(), view, place)
                 view, place = view[written:], place + written
 
-    def carry_on(self, column: int, update: AnyUpdate) -> None:
-        """Take the step of the column's round, in the file."""
-        if not self._read(column, self._file):
-            raise OSError(f"{self._temporary.name} ends before the end of column {column}")
+    def carry_on(self, column: int, update: AnyUpdate, *, final: bool) -> None:
+        """Take the step of the column's round, in the file; hash what comes of it if it is `final`."""
+        self._read_own(column)
         anchor, *buffers = self._vectors(column)
         self._state.carry_on(Vectors(anchor, buffers), update, *self._bounds[column], self.rounds[column])
         self.rounds[column] += 1
-        self.put(column)
+        self.put(column, final=final)
+
+    @property
+    def unsealed(self) -> list[int]:
+        """Columns that have not been hashed as they are."""
+        return [column for column in self.columns if (0, column) not in self._digests]
+
+    def seal(self, column: int) -> None:
+        """Hash a column that stays as it is in the file."""
+        self._read_own(column)
+        for number, own in enumerate(self._vectors(column)):
+            self._digests[number, column] = hashing.digest(own.numpy().data.cast("B"))
 
     def finish(self, path: Path, lineage_id: str) -> SnapshotFile:
-        """All columns are there and of one round, of this lineage id: the file appears at `path`."""
+        """All columns are there, of one round and hashed, of this lineage id: the file appears at `path`."""
         (round,) = set(self.rounds.values())
         digests = [self._digests[number, column] for number in range(len(self._tensors)) for column in self.columns]
         self._file.truncate(4 * self._state.numel * len(self._tensors))  # what it was written over may be longer
@@ -183,6 +194,10 @@ class SnapshotWriter:
 
     def _place(self, number: int, column: int) -> int:
         return 4 * (number * self._state.numel + self._bounds[column][0])
+
+    def _read_own(self, column: int) -> None:
+        if not self._read(column, self._file):
+            raise OSError(f"{self._temporary.name} ends before the end of column {column}")
 
     def _read(self, column: int, file: FileIO) -> bool:
         """Whether all of the column is there."""

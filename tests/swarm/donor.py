@@ -51,12 +51,13 @@ class ScriptedDonor:
 
     Attributes:
         asked: what was requested, in order.
+        writing: how often it says so before it offers its snapshot.
         chunks_asked: the chunks that were, in order.
     """
 
     def __init__(self, node, run):
         state, history = run.state, run.history
-        self.node, self.asked, self.chunks_asked = node, [], []
+        self.node, self.asked, self.chunks_asked, self.writing = node, [], [], 0
         self.chain = list(history.chain)
         digests = [certificate.link.update_digest for certificate in history.chain]
         self.updates = {digest: history.update(digest).read_bytes() for digest in digests}
@@ -99,6 +100,8 @@ class ScriptedDonor:
                 digest = state_digest(self.digests, self.meta.numel, self.meta.num_buffers)
                 await stream.send(Kind.DATA, bytes.fromhex(digest))
         elif self.meta is not None:
+            for _ in range(self.writing):
+                await stream.send(Kind.BUSY)
             await stream.send_message(Kind.META, self.meta)
             await stream.send(Kind.DATA, b"".join(self.digests))
         await stream.send(Kind.END)

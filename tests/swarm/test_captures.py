@@ -110,9 +110,15 @@ async def test_columns_of_two_lineages_are_not_mixed(run, tmp_path):
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(other.state)
 
 
-@pytest.mark.parametrize("beyond", [0, 1, 5])
-async def test_rounds_go_first_until_the_updates_would_be_gone(run, beyond):
-    behind = capture.PATIENT_ROUNDS + beyond
+@pytest.mark.parametrize(
+    ("behind", "copied", "carried"),
+    [
+        (capture.PATIENT_ROUNDS, 4, capture.PATIENT_ROUNDS),
+        (capture.PATIENT_ROUNDS + 1, 2, capture.PATIENT_ROUNDS + 1),
+        (capture.PATIENT_CARRYING + 3, 2, capture.PATIENT_CARRYING),  # without a turn until it is near enough
+    ],
+)
+async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, carried):
     shelf, _ = interrupted_shelf(run, 1, by=lambda: run.commit(behind))
     turns = []
 
@@ -123,8 +129,7 @@ async def test_rounds_go_first_until_the_updates_would_be_gone(run, beyond):
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
-    # two columns, and then two more; the first is carried on, without waiting until it is near enough
-    assert len(turns) == 2 + (2 if beyond == 0 else 0) + 2 * capture.PATIENT_ROUNDS
+    assert len(turns) == copied + 2 * carried + 3  # columns; an update and a column for each round; columns to hash
 
 
 async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run):
@@ -222,5 +227,5 @@ def test_a_thread_whose_work_was_cancelled_writes_into_nobody_elses_file(run, tm
         with pytest.raises(ValueError, match="closed"):
             writer.put(0)
         with pytest.raises(ValueError, match="closed"):
-            writer.carry_on(0, None)
+            writer.carry_on(0, None, final=True)
     assert (tmp_path / "other").read_bytes() == b""

@@ -234,6 +234,15 @@ async def test_a_silent_donor_is_given_up(donor, joiner, monkeypatch, network):
     await joiner.refuses(donor, StreamClosedError, "cannot be reached")
 
 
+async def test_a_donor_that_is_writing_its_snapshot_is_waited_for_but_not_for_ever(run, donor, joiner, monkeypatch):
+    joiner.valid, donor.writing = False, 3
+    assert (await joiner.catch_up(donor)).snapshot_round == run.state.round
+    assert_same(joiner, run)
+    monkeypatch.setattr(catchup, "WRITING_S", -1.0)
+    with pytest.raises(StreamClosedError, match="has been writing its snapshot for -1 s"):
+        await joiner.catch_up(donor)
+
+
 async def test_the_genesis_state_comes_from_any_donor_that_still_has_it(network, tmp_path):
     run = Run(tmp_path / "donor")
     donor = await ScriptedDonor(network.node(), run).start()

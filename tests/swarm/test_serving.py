@@ -138,6 +138,27 @@ async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
         stream.close()
 
 
+async def test_who_waits_for_a_snapshot_that_is_being_written_hears_so(serve, network, monkeypatch):
+    monkeypatch.setattr(serving, "BUSY_EVERY_S", 0.001)
+    written, offer = asyncio.Event(), Shelf.offer
+
+    async def slowly(*arguments):
+        await written.wait()
+        return await offer(*arguments)
+
+    monkeypatch.setattr(Shelf, "offer", slowly)
+    _, server = await serve(rounds=2)
+    leaving, staying = network.node(), network.node()
+    streams = [await ask(node, server, what="snapshot") for node in (leaving, staying)]
+    for stream in streams:
+        for _ in range(3):
+            assert (await asyncio.wait_for(stream.receive(LIMITS), 10.0))[0] is Kind.BUSY
+    streams[0].close()
+    written.set()
+    frames = [kind for kind, _ in await answer(streams[1]) if kind is not Kind.BUSY]
+    assert frames == [Kind.META, Kind.DATA]
+
+
 async def test_chunks_come_in_the_order_in_which_they_are_asked_for(serve, network):
     run, server = await serve(numel=2 * CHUNK + 5)
     content = b"".join(tensor.numpy().tobytes() for tensor in (run.state.anchor, *run.state.buffers))

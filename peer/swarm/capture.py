@@ -20,7 +20,7 @@ from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
 Turn = Callable[[], AbstractAsyncContextManager[None]]
-PATIENT_ROUNDS = 4  # for so many rounds go first while columns are copied: each makes more to be carried on
+PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
 
 

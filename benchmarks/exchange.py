@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +33,28 @@ class System:
         codecs: the `relative_error` that a right average may have, by codec, for two peers and more.
         from_last: count from the last member that begins, not from the first.
         peer_bytes, parameter_bytes: rough memory of a peer: its constant and what each parameter adds, at the peak.
+        more_bytes: that each parameter adds with a codec, on top.
     """
 
     module: str
     codecs: Mapping[str, float]
     peer_bytes: float
     parameter_bytes: float
+    more_bytes: Mapping[str, float] = field(default_factory=dict)
     from_last: bool = False
 
-    def needed_bytes(self, peers: int, params: int) -> float:
+    def needed_bytes(self, peers: int, params: int, codec: str) -> float:
         """Memory of all peers."""
-        return peers * (self.peer_bytes + self.parameter_bytes * params)
+        return peers * (self.peer_bytes + (self.parameter_bytes + self.more_bytes.get(codec, 0.0)) * params)
 
 
 SYSTEMS = {
     "atoll": System(
-        module="benchmarks.averaging", peer_bytes=3.0e8, parameter_bytes=18.0,
+        module="benchmarks.averaging", peer_bytes=3.0e8, parameter_bytes=18.0, more_bytes={"int2": 8.0},
         codecs={"int8": 0.03, "int4": 0.2, "int2": 0.7, "fp16": 1e-3, "fp32": 1e-5},
     ),
     "hivemind": System(
-        module="benchmarks.hivemind_peer", peer_bytes=3.5e8, parameter_bytes=20.0, from_last=True,
+        module="benchmarks.hivemind_peer", peer_bytes=3.5e8, parameter_bytes=17.0, from_last=True,
         codecs={"none": 1e-5, "fp16": 1e-3, "scaled-fp16": 1e-3, "uniform-8bit": 0.1, "quantile-8bit": 0.1,
                 "blockwise-8bit": 0.1},
     ),
@@ -190,7 +192,7 @@ def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -
         UserError: it would not fit into memory, or too few results are the average.
     """
     system = SYSTEMS[run.system]
-    needed, free = system.needed_bytes(run.peers, run.params), available_bytes()
+    needed, free = system.needed_bytes(run.peers, run.params, run.codec), available_bytes()
     if needed > free:
         raise UserError(f"needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are available")
     with Peers(

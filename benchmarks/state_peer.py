@@ -117,7 +117,7 @@ class StatePeer:
             self._sequence += 1
             began = time.monotonic()
             record = await run_round(Due(self._sequence, TOKENS, self._memory.snapshot), self.state, _Port(self))
-            self.keeper.shelf.courtesy.round_ends()
+            self.keeper.shelf.courtesy.round_ends(self.keeper.hashing)
             if record.status != "committed":
                 raise RuntimeError(f"a round ended in {record.phase}: {record.reason}")
             times.append((began, time.monotonic()))

@@ -15,6 +15,8 @@ MOST_S = 5.0  # for a chunk: who waits for one gives up a donor whose next takes
 class Courtesy:
     """Who serves history takes a `turn` for each chunk; rounds say when they begin and end.
 
+    What is left to do for a round when it is over belongs to it: the next one would have to wait for that.
+
     Args:
         clock: monotonic seconds.
     """
@@ -23,14 +25,21 @@ class Courtesy:
         self._clock = clock
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._rounds = 0
         self._next = 0.0  # when somebody may have a turn in the round that is exchanged
 
     def round_begins(self) -> None:
+        self._rounds += 1
         self._quiet.clear()
         self._next = self._clock() + PATIENCE_S
 
-    def round_ends(self) -> None:
-        self._quiet.set()
+    def round_ends(self, rest: asyncio.Future[None] | None = None) -> None:
+        """The round is over; `rest` is what is still done for it."""
+        over = self._rounds
+        if rest is None or rest.done():
+            self._quiet.set()
+        else:
+            rest.add_done_callback(lambda _: self._quiet.set() if self._rounds == over else None)
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -122,6 +122,11 @@ class Keeper:
             await asyncio.shield(self._hashing)
         return self._digest
 
+    @property
+    def hashing(self) -> asyncio.Future[None] | None:
+        """The computation of the newest digest, which the next round's link needs."""
+        return self._hashing
+
     async def doubt(self) -> None:
         """The state is not that of this peer's lineage: it is kept from everybody until another one is adopted."""
         async with self._lock:

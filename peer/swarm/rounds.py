@@ -215,7 +215,7 @@ class Rounds:
         try:
             record = await run_round(due, self.keeper.state, self)
         finally:
-            self.keeper.shelf.courtesy.round_ends()
+            self.keeper.shelf.courtesy.round_ends(self.keeper.hashing)
             self._handover.spent(due)
         now_sent, now_received = self._traffic()
         traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}

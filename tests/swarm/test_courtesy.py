@@ -55,6 +55,27 @@ async def test_a_turn_comes_when_the_round_is_over():
     assert sorted(order[1:]) == ["a", "b", "c"]
 
 
+async def test_what_is_left_to_do_for_a_round_goes_first_too(clock):
+    rounds, order = Courtesy(clock), []
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    rounds.round_begins()
+    rounds.round_ends(first)
+    turn = asyncio.ensure_future(taken(rounds, clock, order, "a", 0.0))
+    await settled()
+    rounds.round_begins()
+    first.set_result(None)  # of a round that has another one behind it by now
+    await settled()
+    assert order == []
+    rounds.round_ends(second)
+    await settled()
+    assert order == []
+    second.set_result(None)
+    await turn
+    rounds.round_ends(second)
+    await taken(rounds, clock, order, "b", 0.0)
+    assert [name for name, _ in order] == ["a", "b"]
+
+
 async def until(condition):
     while not condition():
         await asyncio.sleep(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ from peer.errors import AtollError, UserError
 from peer.protocol.identity import Identity
 from peer.swarm.reach import TRIES_WITH_ROUTER, accepts_connections
 
+log = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0
+ENDS_S = 5.0
 IDLE_TIMEOUT_S = 120.0  # until the first call of the DHT: asking whether others reach this host comes before
 
 
@@ -85,6 +89,17 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
         ) from None
 
 
+async def stop_daemon(p2p: Any) -> None:
+    """End the daemon: politely, and for certain where it does not heed that, as one with QUIC may."""
+    try:
+        await asyncio.wait_for(p2p.shutdown(), ENDS_S)
+    except asyncio.TimeoutError:
+        log.warning("the libp2p daemon does not end within %g s: it is killed", ENDS_S)
+        with contextlib.suppress(ProcessLookupError):
+            p2p._child.kill()
+        await p2p._child.wait()
+
+
 async def refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
     """Ask the swarm whether this identity is already there (another machine with a copy of the key)."""
     probe_config = NodeConfig(
@@ -99,7 +114,7 @@ async def refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
     except (P2PDaemonError, asyncio.TimeoutError):
         return
     finally:
-        await probe.shutdown()
+        await stop_daemon(probe)
     raise UserError(
         f"identity in use: a live peer already has the id {identity.peer_id}",
         f"each peer needs a key of its own: give another --identity-path than {config.identity_path}",

@@ -22,12 +22,14 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer.errors import ProtocolError, in_words
 from peer.protocol.identity import Identity
 from peer.swarm.daemon import (
+    ENDS_S,
     OPEN_TIMEOUT_S,
     NodeConfig,
     explain_join_failure,
     is_client,
     refuse_taken_identity,
     start_daemon,
+    stop_daemon,
 )
 from peer.swarm.direct import DIRECT_NAME, Direct
 from peer.swarm.keys import load_or_create_identity
@@ -237,8 +239,9 @@ class Node:
             task.cancel()
         if self.direct is not None:
             await self.direct.close()
-        await self.dht.shutdown()
-        await self.p2p.shutdown()
+        with contextlib.suppress(asyncio.TimeoutError):  # it asks the daemon, which may be the one that does not answer
+            await asyncio.wait_for(self.dht.shutdown(), ENDS_S)
+        await stop_daemon(self.p2p)
 
 
 async def start_node(config: NodeConfig) -> Node:
@@ -255,7 +258,7 @@ async def start_node(config: NodeConfig) -> Node:
     p2p = await start_daemon(config, str(config.identity_path))
     client = await is_client(config, p2p)
     if client:
-        await p2p.shutdown()
+        await stop_daemon(p2p)
         p2p = await start_daemon(config, str(config.identity_path), client)
     try:
         dht = await DHTNode.create(
@@ -268,7 +271,7 @@ async def start_node(config: NodeConfig) -> Node:
             num_workers=2,
         )
     except (ValidationError, RuntimeError) as error:
-        await p2p.shutdown()
+        await stop_daemon(p2p)
         raise explain_join_failure(error, config.initial_peers) from None
     maddrs = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
     node = Node(config, identity, p2p, dht, maddrs, client)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
+from peer.swarm import daemon
+from peer.swarm import node as node_module
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.node import Node, start_node
 from peer.swarm.standing import part
@@ -97,3 +100,16 @@ async def test_a_name_that_nobody_has_cannot_be_reached_and_the_daemon_goes_on(
     asking = await two.open(one.peer_id, NAME, "test")
     assert await asking.receive({Kind.END: 0}) == (Kind.END, b"")
     asking.close()
+
+
+async def test_a_daemon_that_does_not_heed_the_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (daemon, node_module):
+        monkeypatch.setattr(module, "ENDS_S", 0.2)
+    hosts = ("/ip4/127.0.0.1/tcp/0",)
+    node = await start_node(NodeConfig(identity_path=tmp_path / "one", host_maddrs=hosts, nat_port_map=False))
+    node.p2p._child.send_signal(signal.SIGSTOP)
+    await asyncio.wait_for(node.close(), 20.0)
+    assert node.p2p._child.returncode == -signal.SIGKILL
+    assert "the libp2p daemon does not end within 0.2 s: it is killed" in caplog.text

@@ -32,6 +32,7 @@ async def test_a_name_that_is_no_peer_id_cannot_be_reached_and_ends_nothing(netw
 
 async def test_a_background_task_that_ends_before_it_began_is_no_trouble(network, caplog):
     node = network.node()
+    gc.collect()  # what other tests have left
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         task = node.spawn(fail())

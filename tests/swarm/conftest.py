@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from peer.outer import state, threads
 from peer.swarm import invitations, leading, seats, snapshots
+from peer.swarm.shelf import Shelf
 from tests.swarm.network import MemoryNetwork
+from tests.swarm.runs import Run
+from tests.swarm.shelves import NUMEL
 
 
 @pytest.fixture
@@ -13,6 +18,18 @@ async def network():
     network = MemoryNetwork()
     yield network
     await network.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A donor's run of a few columns and one round."""
+    return Run(tmp_path / "donor", numel=NUMEL).commit(1)
+
+
+@pytest.fixture
+def shelf(run):
+    """The snapshots of that run."""
+    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
 
 
 @pytest.fixture(params=["in place", "in threads"])

@@ -19,16 +19,6 @@ LATEST = 2**53 - 1
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
-@pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path / "donor", numel=NUMEL).commit(1)
-
-
-@pytest.fixture
-def shelf(run):
-    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
-
-
 def interrupted_shelf(run, *entries, by=None):
     """A shelf, and rounds of the state by the time it has held it still: before these entries it commits one more."""
     held = []

@@ -21,16 +21,6 @@ LATEST = 2**53 - 1
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
-@pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path / "donor", numel=NUMEL).commit(1)
-
-
-@pytest.fixture
-def shelf(run):
-    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
-
-
 async def test_one_file_serves_the_rounds_that_follow(run, shelf):
     first = await shelf.offer(None, 0)
     assert first.path.read_bytes() == content(run.state)

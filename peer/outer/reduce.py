@@ -11,6 +11,7 @@ from peer.outer.aggregate import Aggregator, Mean, add_scaled
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gated import Gated
+from peer.outer.scratch import scratch_vector
 
 Decoded = Callable[[int, Tensor], Tensor]  # (place of a contribution, where to write it) -> that
 COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
@@ -117,7 +118,7 @@ def _mean(decoded: Decoded, factors: Sequence[float], scratch: Tensor) -> tuple[
         the sum, and the first COSINE_SAMPLE values of each contribution.
     """
     sample = torch.empty(len(factors), min(COSINE_SAMPLE, scratch.numel()))
-    result = decoded(0, torch.empty_like(scratch))
+    result = decoded(0, scratch_vector(scratch.numel()))
     sample[0] = result[:COSINE_SAMPLE]
     result.mul_(factors[0])
     for index in range(1, len(factors)):

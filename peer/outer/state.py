@@ -16,6 +16,7 @@ from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
 from peer.outer.optimizer import OuterOptimizer, Vectors
+from peer.outer.scratch import scratch_vector
 from peer.outer.update import Update
 from peer.protocol import hashing
 
@@ -89,7 +90,8 @@ class OuterState:
 
         Where peers send gradients, `local` is one, scaled by the rate, and is returned as it is.
         """
-        return self.anchor[start:stop] - local[start:stop] if self.rate is None else local[start:stop].clone()
+        out, own = scratch_vector(stop - start), local[start:stop]
+        return out.copy_(own) if self.rate is not None else torch.sub(self.anchor[start:stop], own, out=out)
 
     def encode_contribution(
         self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: DeferredResidual | None = None
@@ -177,11 +179,10 @@ class OuterState:
             NonFiniteError: it may hold values above LARGEST_VALUE.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        scratch = torch.empty(min(PIECE, self.numel))
         for start, stop in pieces(0, self.numel):
             coded = update.coded(start, stop)
             if coded is None:
-                low, high = torch.aminmax(update.decode_range(start, stop, scratch[: stop - start]))
+                low, high = torch.aminmax(update.decode_range(start, stop, scratch_vector(stop - start)))
                 bound = max(-low.item(), high.item())
             else:
                 bound = max(one.bound for one in coded)
@@ -207,13 +208,13 @@ class OuterState:
             update: the one that carried that state on.
             start: a multiple of CHUNK; so is `stop`, unless it is the end.
         """
-        scratch, scale = torch.empty(min(PIECE, stop - start)), 1.0 if self.rate is None else self.rate(round)
+        scale = 1.0 if self.rate is None else self.rate(round)
         for first, last in pieces(start, stop):
             own = slice(first - start, last - start)
             piece = Vectors(vectors.anchor[own], [buffer[own] for buffer in vectors.buffers])
             coded = update.coded(first, last)
             if coded is None or not self.optimizer.step_coded(piece, coded, piece, round=round, lr_scale=scale):
-                aggregate = update.decode_range(first, last, scratch[: last - first])
+                aggregate = update.decode_range(first, last, scratch_vector(last - first))
                 self.optimizer.step(piece, aggregate, piece, round=round, lr_scale=scale)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-LARGE_BYTES = 4 << 20
+LARGE_BYTES = 3 << 19
 KEPT_BYTES = 16 << 20
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -12,14 +12,15 @@ _M_ARENA_MAX = -8
 
 
 def return_freed_memory() -> None:
-    """Let glibc keep one heap for all threads, and give every block of 4 MiB and more back to the system as soon as it
-    is freed. To be called before there are threads.
+    """Let glibc keep one heap for all threads, and give every block of 1.5 MiB and more back to the system as soon as
+    it is freed. To be called before there are threads.
 
     By default the limit grows to 32 MiB once such blocks are freed; then they come from the heaps of the threads
     that work on rounds, which keep them: up to 100 MB. Other C libraries have no such habit and no such switch.
-    Smaller blocks, a slice as fp32 (2 MiB) among them, are temporaries of the arithmetic; the heap may keep 16 MiB
-    of them, for several threads at once, or every piece would be mapped anew: a third of an exchange's processor time.
-    Each thread with a heap of its own would keep half as much again, of what another one could use.
+    A slice as fp32 (2 MiB) between those that came and those that go would leave holes: after ten rounds of 10M
+    parameters the heap was twice what is used of it. Such slices have `peer.outer.scratch`. Of smaller blocks the heap
+    may keep 16 MiB, for several threads at once, or every piece would be mapped anew: a third of an exchange's
+    processor time. Each thread with a heap of its own would keep half as much again, of what another one could use.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from peer.outer.aggregate import add_scaled
 from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read, groups
 from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.scratch import scratch_vector
 
 
 class _Opened(NamedTuple):
@@ -104,9 +105,9 @@ class DeferredResidual:
 
     def _leave(self, one: _Opened, out: Tensor) -> None:
         """Write what the range leaves: fp32 [stop - start], which may be where the residual lies."""
-        n, scratch = one.stop - one.start, torch.empty(min(GROUP_ELEMENTS, one.stop - one.start))
+        n = one.stop - one.start
         for first, last in groups(0, n, one.compressor.block, GROUP_ELEMENTS):
-            decoded = scratch[: last - first]
+            decoded = scratch_vector(last - first)
             one.compressor.decode_range(one.payload, n, first, last, decoded, checked=True)
             torch.sub(self._fed(one.start, first, last, one.read), decoded, out=out[first:last])
 
@@ -178,7 +179,8 @@ class Residual:
         step = max(1, GROUP_ELEMENTS // compressor.block) * compressor.block
         for first in range(0, n, step):
             last = min(first + step, n)
-            own[first:last].sub_(compressor.decode_range(payload, n, first, last, checked=True))
+            out = scratch_vector(last - first)
+            own[first:last].sub_(compressor.decode_range(payload, n, first, last, out, checked=True))
         return payload
 
     def commit(self) -> None:

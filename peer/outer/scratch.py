@@ -1,0 +1,63 @@
+"""Memory for temporaries of one piece, lent again once nobody holds a view of it any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from weakref import ref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peer.outer.compress.base import GROUP_ELEMENTS
+
+FEWEST: Final = GROUP_ELEMENTS // 4  # fewer elements are the heap's to look after
+MOST_KEPT: Final = 8  # 16 MiB: what the threads of an agent work with at the same time
+
+Values = NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class _Kept:
+    memory: Values
+    lent: Callable[[], Values | None] = lambda: None
+
+
+class Scratch:
+    """Vectors of up to `numel` elements, `most` of which keep their memory for the next borrower. For many threads.
+
+    From the system, each would be cleared page by page: half as much time again for a round with error feedback. From
+    the heap, they would leave holes between what lives longer, and a group of eight would keep twice the memory.
+    """
+
+    def __init__(self, numel: int, most: int) -> None:
+        self._numel, self._most = numel, most
+        self._kept: list[_Kept] = []
+        self._lock = threading.Lock()
+
+    def vector(self, n: int) -> Tensor:
+        """Uninitialised fp32 [n] on the CPU: the borrower's for as long as it, or a view of it, exists."""
+        if not FEWEST <= n <= self._numel:
+            return torch.empty(n)
+        with self._lock:
+            kept = next((kept for kept in self._kept if kept.lent() is None), None)
+            if kept is None:
+                if len(self._kept) == self._most:
+                    return torch.empty(n)
+                kept = _Kept(np.empty(self._numel, np.float32))
+                self._kept.append(kept)
+            lent = kept.memory[:n]  # an object of its own, which ends with the last view
+            kept.lent = ref(lent)
+        return torch.from_numpy(lent)
+
+
+_SCRATCH: Final = Scratch(GROUP_ELEMENTS, MOST_KEPT)
+
+
+def scratch_vector(n: int) -> Tensor:
+    """`Scratch.vector`, of this process."""
+    return _SCRATCH.vector(n)

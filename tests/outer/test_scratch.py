@@ -1,0 +1,48 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from peer.outer.scratch import FEWEST, MOST_KEPT, Scratch, scratch_vector
+
+N = 2 * FEWEST
+
+
+def test_memory_is_lent_again_once_no_view_of_it_is_left():
+    scratch = Scratch(N, most=2)
+    vector = scratch.vector(N)
+    place, view = vector.data_ptr(), vector[5:].numpy()
+    del vector
+    other = scratch.vector(N)
+    assert other.data_ptr() != place
+    del view
+    assert scratch.vector(N - 7).data_ptr() == place
+
+
+def test_who_comes_when_all_is_lent_gets_memory_that_nobody_else_has():
+    scratch = Scratch(N, most=2)
+    vectors = [scratch.vector(N).fill_(index) for index in range(5)]
+    assert [vector.unique().tolist() for vector in vectors] == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+    kept = {vector.data_ptr() for vector in vectors[:2]}
+    del vectors
+    assert {vector.data_ptr() for vector in [scratch.vector(N), scratch.vector(N)]} == kept
+
+
+def test_vectors_of_any_length_have_that_length():
+    scratch = Scratch(N, most=1)
+    for length in (0, 1, FEWEST - 1, FEWEST, N, N + 1):
+        vector = scratch.vector(length)
+        assert (vector.shape, vector.dtype, vector.is_contiguous()) == ((length,), torch.float32, True)
+
+
+def test_threads_never_share_what_they_hold():
+    def work(number: int) -> bool:
+        for _ in range(50):
+            vector = scratch_vector(N)
+            vector.fill_(number)
+            if vector.unique().tolist() != [float(number)]:
+                return False
+        return True
+
+    threads = MOST_KEPT + 2
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(pool.map(work, range(threads)))

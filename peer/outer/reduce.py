@@ -117,7 +117,8 @@ def _mean(decoded: Decoded, factors: Sequence[float], scratch: Tensor) -> tuple[
     Returns:
         the sum, and the first COSINE_SAMPLE values of each contribution.
     """
-    sample = torch.empty(len(factors), min(COSINE_SAMPLE, scratch.numel()))
+    length = min(COSINE_SAMPLE, scratch.numel())
+    sample = scratch_vector(len(factors) * length).view(len(factors), length)
     result = decoded(0, scratch_vector(scratch.numel()))
     sample[0] = result[:COSINE_SAMPLE]
     result.mul_(factors[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,23 @@ from peer.outer.compress.base import GROUP_ELEMENTS
 FEWEST: Final = GROUP_ELEMENTS // 4  # fewer elements are the heap's to look after
 MOST_KEPT: Final = 8  # 16 MiB: what the threads of an agent work with at the same time
 
+MAPPED_BYTES: Final = 64 * 1024  # of what is smaller, the better part of a page would be lost
+
 Values = NDArray[np.float32]
+
+
+def pages_of(length: int) -> NDArray[np.uint8]:
+    """So many bytes, for what outlives temporaries: they go back to the system when they are freed, and leave no hole
+    in the heap.
+    """
+    if length < MAPPED_BYTES:
+        return np.empty(length, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, length), np.uint8)
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """A copy of fp32 [n] in `pages_of` its own."""
+    return torch.from_numpy(pages_of(x.nbytes).view(np.float32)).copy_(x)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import ref
@@ -11,10 +10,10 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.outer.scratch import pages_of
 from peer.swarm.heap import LARGE_BYTES
 
 KEPT_S = 30.0  # beyond that, memory for an update is worth more to a home machine than the time to map it anew
-MAPPED_BYTES = range(64 * 1024, LARGE_BYTES)  # what is larger has pages of its own anyway
 
 Bytes = NDArray[np.uint8]
 Lend = Callable[[int], memoryview]
@@ -23,11 +22,6 @@ Lend = Callable[[int], memoryview]
 def blank(length: int) -> memoryview:
     """Memory for so many bytes that arrive: not cleared, which would be a tenth of the work of receiving them."""
     return np.empty(length, np.uint8).data
-
-
-def _own(length: int) -> Bytes:
-    """Memory that goes back to the system when it is freed, whatever lies beside it in the heap."""
-    return np.frombuffer(mmap.mmap(-1, length), np.uint8) if length in MAPPED_BYTES else np.empty(length, np.uint8)
 
 
 @dataclass(eq=False)
@@ -63,7 +57,7 @@ class Buffers:
             kept = min(fitting, key=lambda kept: len(kept.memory))
         else:
             self._make_room(self._limit - length)
-            kept = _Kept(_own(length))
+            kept = _Kept(pages_of(length) if length < LARGE_BYTES else np.empty(length, np.uint8))
             if self.size + length <= self._limit:
                 self._kept.append(kept)
         lent = kept.memory[:length]  # an object of its own, which ends with the last view

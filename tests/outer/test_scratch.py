@@ -1,8 +1,10 @@
+import mmap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
-from peer.outer.scratch import FEWEST, MOST_KEPT, Scratch, scratch_vector
+from peer.outer.scratch import FEWEST, MAPPED_BYTES, MOST_KEPT, Scratch, copy_of, pages_of, scratch_vector
 
 N = 2 * FEWEST
 
@@ -46,3 +48,25 @@ def test_threads_never_share_what_they_hold():
     threads = MOST_KEPT + 2
     with ThreadPoolExecutor(threads) as pool:
         assert all(pool.map(work, range(threads)))
+
+
+def test_a_copy_is_a_copy_whatever_its_length():
+    for length in (0, 1, FEWEST, N):
+        x = torch.arange(length, dtype=torch.float32)
+        copy = copy_of(x)
+        assert torch.equal(copy, x)
+        copy.fill_(-1.0)
+        assert torch.equal(x, torch.arange(length, dtype=torch.float32))
+
+
+def test_pages_that_are_freed_go_back_to_the_system():
+    before = mapped_bytes()
+    pages = pages_of(8 * MAPPED_BYTES)
+    pages.fill(1)
+    assert mapped_bytes() - before >= len(pages)
+    del pages
+    assert mapped_bytes() - before < MAPPED_BYTES
+
+
+def mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE

@@ -24,6 +24,7 @@ from peer.outer.compress.base import (
     receiver,
 )
 from peer.outer.compress.values import FP32_INFINITY, check_floats
+from peer.outer.scratch import scratch_vector
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Fp32(Plain):
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        values = np.empty(n, "<f4")
+        values = scratch_vector(n).numpy().view("<f4")
         for start, stop in groups(0, n, 1, GROUP_ELEMENTS):
             x = read(start, stop)
             check_vector(x)

@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.outer.aggregate import add_scaled
 from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read, groups
 from peer.outer.compress.feedback import ErrorFeedback
-from peer.outer.scratch import scratch_vector
+from peer.outer.scratch import copy_of, scratch_vector
 
 
 class _Opened(NamedTuple):
@@ -164,7 +164,7 @@ class Residual:
     def _encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         own, n = self.vector[start:stop], stop - start
         self._taken_back.clear()
-        self._saved.append((start, own.clone()))
+        self._saved.append((start, copy_of(own)))
 
         def feed(first: int, last: int) -> Tensor:
             piece = own[first:last]

@@ -58,16 +58,20 @@ class Lane:
 
 
 def much_slower(lane: Lane, lanes: Collection[Lane], now: float, idle: bool) -> bool:
-    """Whether a lane has kept a chunk waiting for much longer than chunks take elsewhere.
+    """Whether a lane has kept a chunk waiting for much longer than chunks take elsewhere, and one of the others has not
+    done the same meanwhile: where all are silent it is this peer's line or disk that stands, and nobody is slow.
 
     Args:
         idle: nothing is left to ask for: others could do what this lane has been asked for. Before that, a donor that
             has sent nothing yet may take its time: it may have to write its snapshot file first.
     """
-    elsewhere = [took for other in lanes if other is not lane for took in other.took_s]
+    others = [other for other in lanes if other is not lane]
+    elsewhere = [took for other in others for took in other.took_s]
     if not elsewhere or not lane.asked or not (lane.took_s or idle):
         return False
-    return now - lane.since > max(SLOW_FLOOR_S, SLOW_FACTOR * median(elsewhere))
+    limit_s = max(SLOW_FLOOR_S, SLOW_FACTOR * median(elsewhere))
+    works = any(other.took_s and not (other.asked and now - other.since > limit_s / 2) for other in others)
+    return works and now - lane.since > limit_s
 
 
 class ChunkFetch:

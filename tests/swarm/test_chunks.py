@@ -153,6 +153,38 @@ async def test_a_donor_that_hangs_gives_its_chunks_away(run, donors, joiner, mon
     assert joiner.liars == {}
 
 
+async def test_a_line_that_stands_makes_nobody_a_slow_donor(run, donors, joiner, monkeypatch):
+    monkeypatch.setattr(chunks, "SLOW_FLOOR_S", 0.1)
+    monkeypatch.setattr(chunks, "WATCH_PERIOD_S", 0.005)
+    looks, together, on = [], asyncio.Event(), asyncio.Event()
+
+    def look(*arguments):
+        looks.append(much_slower(*arguments))
+        if len(looks) > len(donors) * 60:  # three times the floor
+            on.set()
+        return looks[-1]
+
+    monkeypatch.setattr(chunks, "much_slower", look)
+
+    def with_the_line(donor, piece):
+        async def answer():
+            if all(one.chunks_asked for one in donors):
+                together.set()
+            await together.wait()
+            if len(donor.chunks_asked) > 3:
+                await on.wait()
+            return piece
+
+        return answer
+
+    for donor in donors:
+        donor.pieces = [with_the_line(donor, piece) for piece in donor.pieces]
+    how = await joiner.catch_up(*donors)
+    assert_same(joiner, run)
+    assert not any(looks)
+    assert set(how.chunks) == {donor.peer_id for donor in donors}
+
+
 async def test_busy_donors_are_left_to_others_and_asked_again(run, donors, joiner, monkeypatch):
     monkeypatch.setattr(chunks, "BUSY_RETRY_S", 0.001)
     alone = donors[0]
@@ -268,14 +300,17 @@ def lane(took, asked=(1,), since=0.0):
 SLOW = {  # the lane that is judged, the others, now, idle, is it much slower
     "as fast": (lane([0.1]), [lane([0.1])], 0.3, False, False),
     "within the floor": (lane([0.1]), [lane([0.1])], 2.0, False, False),
-    "beyond the floor": (lane([0.1]), [lane([0.1])], 2.1, False, True),
+    "beyond the floor": (lane([0.1]), [lane([0.1], since=1.1)], 2.1, False, True),
     "all are slow": (lane([3.0]), [lane([3.0])], 12.0, False, False),
-    "slower than slow ones": (lane([3.0]), [lane([3.0, 9.0]), lane([3.0])], 12.1, False, True),
+    "slower than slow ones": (lane([3.0]), [lane([3.0, 9.0]), lane([3.0], since=7.0)], 12.1, False, True),
     "asked for nothing": (lane([0.1], ()), [lane([0.1])], 99.0, True, False),
     "the others have done nothing": (lane([0.1]), [lane([])], 99.0, True, False),
     "alone": (lane([0.1]), [], 99.0, True, False),
     "still beginning": (lane([]), [lane([0.1])], 20.0, False, False),
-    "still beginning when all else is done": (lane([]), [lane([0.1])], 2.1, True, True),
+    "still beginning when all else is done": (lane([]), [lane([0.1], ())], 2.1, True, True),
+    "all are silent": (lane([0.1]), [lane([0.1]), lane([0.1], since=1.0)], 2.1, False, False),
+    "all are silent, or begin": (lane([0.1]), [lane([0.1]), lane([], since=2.0)], 2.1, False, False),
+    "all but one are silent": (lane([0.1]), [lane([0.1]), lane([0.1], since=1.1)], 2.1, False, True),
     "counted from its turn": (lane([0.1], since=50.0), [lane([0.1])], 51.0, False, False),
 }
 

@@ -18,8 +18,7 @@ from peer.outer.compress.base import GROUP_ELEMENTS
 
 FEWEST: Final = GROUP_ELEMENTS // 4  # fewer elements are the heap's to look after
 MOST_KEPT: Final = 8  # 16 MiB: what the threads of an agent work with at the same time
-
-MAPPED_BYTES: Final = 64 * 1024  # of what is smaller, the better part of a page would be lost
+MAPPED_BYTES: Final = range(64 * 1024, 4 << 20)  # below, much of a page would be lost; above, numpy asks for large ones
 
 Values = NDArray[np.float32]
 
@@ -28,9 +27,7 @@ def pages_of(length: int) -> NDArray[np.uint8]:
     """So many bytes, for what outlives temporaries: they go back to the system when they are freed, and leave no hole
     in the heap.
     """
-    if length < MAPPED_BYTES:
-        return np.empty(length, np.uint8)
-    return np.frombuffer(mmap.mmap(-1, length), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, length), np.uint8) if length in MAPPED_BYTES else np.empty(length, np.uint8)
 
 
 def copy_of(x: Tensor) -> Tensor:

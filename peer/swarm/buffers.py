@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.outer.scratch import pages_of
-from peer.swarm.heap import LARGE_BYTES
 
 KEPT_S = 30.0  # beyond that, memory for an update is worth more to a home machine than the time to map it anew
 
@@ -57,7 +56,7 @@ class Buffers:
             kept = min(fitting, key=lambda kept: len(kept.memory))
         else:
             self._make_room(self._limit - length)
-            kept = _Kept(pages_of(length) if length < LARGE_BYTES else np.empty(length, np.uint8))
+            kept = _Kept(pages_of(length))
             if self.size + length <= self._limit:
                 self._kept.append(kept)
         lent = kept.memory[:length]  # an object of its own, which ends with the last view

@@ -7,9 +7,9 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-PATIENCE_S = 1.0  # a round that is over sooner is left alone
-SHARE = 0.02  # of a longer one is for joiners, all together
-MOST_S = 5.0  # for a chunk: who waits for one gives up a donor whose next takes more than 30 s
+PATIENCE_S = 5.0  # a round that is over sooner is left alone
+SHARE = 0.01  # of a longer one is for joiners, all together; a round waits for each of its members, so it adds up
+MOST_S = 10.0  # for a chunk: who waits for one gives up a donor whose next takes more than 30 s
 
 
 class Courtesy:

@@ -84,17 +84,20 @@ async def until(condition):
 async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
     rounds, order = Courtesy(clock), []
     rounds.round_begins()
-    turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.0625)) for name in range(2)]
+    turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.03125)) for name in range(2)]
     await settled()
     assert not order
-    clock.now += courtesy.PATIENCE_S
+    clock.now += courtesy.PATIENCE_S - 0.01
+    await settled()
+    assert not order
+    clock.now += 0.01
     await until(lambda: len(order) == 1)
     clock.now += 3.0
     await settled()
     assert len(order) == 1
-    clock.now += 0.0625
+    clock.now += 0.09375
     await asyncio.gather(*turns)
-    assert [at for _, at in order] == [101.0, 101.0 + 0.0625 / courtesy.SHARE]
+    assert [at for _, at in order] == [105.0, 105.0 + 0.03125 / courtesy.SHARE]
 
 
 async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
@@ -107,7 +110,7 @@ async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
         assert not order
         clock.now += courtesy.MOST_S
         await other
-    assert order == [("other", 101.0 + courtesy.MOST_S)]
+    assert order == [("other", 105.0 + courtesy.MOST_S)]
 
 
 async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(clock):
@@ -119,4 +122,4 @@ async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(
     await settled()
     clock.now += courtesy.MOST_S
     await turn
-    assert order == [("slow", 101.0), ("next", 106.0 + courtesy.MOST_S)]
+    assert order == [("slow", 105.0), ("next", 110.0 + courtesy.MOST_S)]

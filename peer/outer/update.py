@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ class Update(InParts):
 
     @classmethod
     def split(cls, payload: Payload, numel: int, num_parts: int, compressor: Compressor) -> Update:
-        """Cut a concatenated payload back into its parts.
+        """Cut a concatenated payload back into its parts, which are views of it.
 
         Raises:
             PayloadError: not exactly the length that `num_parts` parts of `numel` elements have, or malformed.
@@ -71,10 +72,8 @@ class Update(InParts):
         lengths = [compressor.wire_bytes(b - a) for a, b in parts_of(numel, num_parts, compressor.block)]
         if len(payload) != sum(lengths):
             raise PayloadError(f"update of {numel} values is {len(payload)} bytes; it must be {sum(lengths)}")
-        parts, position = [], 0
-        for length in lengths:
-            parts.append(payload[position : position + length])
-            position += length
+        view, ends = memoryview(payload), list(accumulate(lengths))
+        parts = (view[end - length : end] for length, end in zip(lengths, ends, strict=True))
         return cls(tuple(parts), numel, compressor)
 
     @cached_property

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
@@ -22,6 +25,7 @@ log = logging.getLogger(__name__)
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
+PIECE_BYTES = 4 << 20  # of an update, in one turn
 
 
 class Way(NamedTuple):
@@ -103,8 +107,7 @@ class Capture:
         """Carry columns on until all are of the last round, and hash them."""
         for certificate in way.chain:
             path = await self._update(certificate.link.update_digest)
-            async with turn():
-                update = None if path is None else await asyncio.to_thread(self._read, path, certificate)
+            update = None if path is None else await self._read(path, certificate, turn)
             if update is None:
                 log.info("no snapshot: the update of round %d is not kept any more", certificate.link.round + 1)
                 return None
@@ -120,10 +123,16 @@ class Capture:
                 await asyncio.to_thread(writer.seal, column)
         return writer.finish(self._history.folder / f"snapshot-{way.lineage_id[:16]}.bin", way.lineage_id)
 
-    def _read(self, path: Path, certificate: Certificate) -> AnyUpdate | None:
+    async def _read(self, path: Path, certificate: Certificate, turn: Turn) -> AnyUpdate | None:
         link = certificate.link
-        with contextlib.suppress(FileNotFoundError):  # it has become too old meanwhile
-            return self._state.split_update(path.read_bytes(), [member.tokens for member in link.roster], link.round)
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may have become too old meanwhile
+            payload = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8).numpy().data
+            for start in range(0, len(payload), PIECE_BYTES):
+                async with turn():
+                    await asyncio.to_thread(file.readinto, payload[start : start + PIECE_BYTES])
+            async with turn():
+                weights = [member.tokens for member in link.roster]
+                return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
         return None
 
     def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 
 import pytest
 
@@ -119,7 +120,7 @@ async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, c
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
-    assert len(turns) == copied + 2 * carried + 3  # columns; an update and a column for each round; columns to hash
+    assert len(turns) == copied + 3 * carried + 3  # columns; an update, its check, a column for each; to hash
 
 
 async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run):
@@ -130,6 +131,24 @@ async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run)
     assert await shelf.offer(None, 0) is first
     run.commit()
     assert await shelf.offer(None, 0) is not first
+
+
+async def test_updates_are_read_piece_by_piece(run, monkeypatch):
+    monkeypatch.setattr(capture, "PIECE_BYTES", 1000)
+    shelf, _ = interrupted_shelf(run, 1)
+    turns = 0
+
+    @contextlib.asynccontextmanager
+    async def turn():
+        nonlocal turns
+        turns += 1
+        yield
+
+    shelf.courtesy.turn = turn
+    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    size = run.history.update(run.history.chain[-1].link.update_digest).stat().st_size
+    assert size > 3000
+    assert turns == 4 + math.ceil(size / 1000) + 2 + 3  # columns; pieces; checked, and a column; to hash
 
 
 async def test_updates_are_read_as_those_of_their_round(run):

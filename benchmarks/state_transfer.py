@@ -28,7 +28,7 @@ request to the last verified chunk in its file: the donor's chain is checked, ev
 is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
-with one transfer after another, six times in turn; `delay` is the median of those that a transfer overlaps over the
+with one transfer after another, twelve times in turn; `delay` is the median of those that a transfer overlaps over the
 median of those without, and `writing` that of the rounds in which a donor wrote its snapshot file: from the request of
 the transfer that it was written for until it was whole. In reality each peer has a machine of its own:
 while there are rounds each has an equal share of the cores and no more, whether the others want theirs or not (`shares`
@@ -38,7 +38,7 @@ PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
 WARM_UP = 2
-TURNS = 6  # with three the median of the same code moved by a tenth
+TURNS = 12  # with three the median of the same code moved by a tenth, with six that of `writing` by a twentieth
 ROUNDS = 6  # without transfers, and then with them, in each turn
 PAUSE_IN_ROUNDS = 1.0
 MB_PER_SECOND = 250.0

@@ -58,7 +58,7 @@ class StatePeer:
             self._memory.anchor, self._memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec))
         )
         self.state.lineage_id = self._genesis = self.state.digest()
-        self.keeper = self._new_keeper("0")
+        self.keeper = self._new_keeper("0", setup.folder)
         rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
         self.rosters = Rosters(node.identity, RUN, rounds, rule)
         self.exchange = Exchange(
@@ -99,15 +99,15 @@ class StatePeer:
         Args:
             given: a donor makes `rounds`, with `pause_s` before each; -> (began, ended) of each, and when each of its
                 snapshot files was finished. The newcomer takes `fetches` snapshots from the first `donors`, and more
-                until `fetch_s` have passed; -> what `_fetch` says of each.
+                until `fetch_s` have passed, into `folder`, or its own if there is none; -> what `_fetch` says of each.
         """
         if self._setup.index < self._members:
             rounds = self._wait(self._rounds(given["rounds"], given["pause_s"]))
             return {"rounds": rounds, "written": [file.written_at for file in self.keeper.shelf.files]}
-        until = time.monotonic() + given["fetch_s"]
+        until, folder = time.monotonic() + given["fetch_s"], given["folder"] or self._setup.folder
         fetched: list[dict[str, Any]] = []
         while len(fetched) < given["fetches"] or time.monotonic() < until:
-            fetched.append(self._wait(self._fetch(self._donors[: given["donors"]])))
+            fetched.append(self._wait(self._fetch(self._donors[: given["donors"]], folder)))
         return fetched
 
     async def _rounds(self, count: int, pause_s: float) -> list[tuple[float, float]]:
@@ -124,9 +124,9 @@ class StatePeer:
             self.phases.append(record.seconds)
         return times
 
-    async def _fetch(self, donors: list[str]) -> dict[str, Any]:
+    async def _fetch(self, donors: list[str], folder: str) -> dict[str, Any]:
         self._fetches += 1
-        keeper = self._new_keeper(str(self._fetches))
+        keeper = self._new_keeper(str(self._fetches), folder)
         limits = RosterLimits(1, max(2, self._members), WeightRule(nominal_tokens=TOKENS))
         fetcher = Fetcher(self._node, RUN, keeper.history.folder, limits)
         verified_at = 0.0
@@ -149,9 +149,9 @@ class StatePeer:
             "right": set(said.values()) == {await keeper.digest()},
         }  # fmt: skip
 
-    def _new_keeper(self, name: str) -> Keeper:
-        folder = Path(self._setup.folder) / f"{self._setup.index}-{name}"
-        return Keeper(self._memory, self.state, History(folder, self._genesis))
+    def _new_keeper(self, name: str, folder: str) -> Keeper:
+        own = Path(folder) / f"{self._setup.index}-{name}"
+        return Keeper(self._memory, self.state, History(own, self._genesis))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

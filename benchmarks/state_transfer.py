@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +34,10 @@ donors, or two peers where there is one donor, each after a pause as long as a r
 with one transfer after another, twelve times in turn; `delay` is the median of those that a transfer overlaps over the
 median of those without, and `writing` that of the rounds in which a donor wrote its snapshot file: from the request of
 the transfer that it was written for until it was whole. In reality each peer has a machine of its own:
-while there are rounds each has an equal share of the cores and no more, whether the others want theirs or not (`shares`
-in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but for what the kernel
-does)."""
+while there are rounds each has an equal share of four fifths of the cores and no more, whether the others want theirs
+or not (`shares` in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but
+for what the kernel does), the rest is the kernel's, and the newcomer's file lies in memory, since its disk is not the
+donors'; theirs is one."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
@@ -46,6 +50,7 @@ DELAY = 1.05
 GOAL_PARAMS, GOAL_DONORS = 125_000_000, 2
 PEER_BYTES, PARAMETER_BYTES = 3.5e8, 30.0  # of each: its vectors, its snapshot file, an exchange's temporaries
 TIMEOUT_S = 300.0
+MEMORY = Path("/dev/shm")
 HEADER: tuple[str, ...] = (
     "params", "donors", "MB/s", "seconds", "first s", "adopt s", "CPU s", "p2pd s", "round s", "during s", "delay",
     "writing",
@@ -121,15 +126,14 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
         cpu = [(after - earlier) / repeats for after, earlier in zip(processor_seconds(peers), before, strict=True)]
         quiet: list[Interval] = []
         mixed = Done([], [], [])
-        with equal_shares(list(peers.leaders)) as shared:
+        with equal_shares(list(peers.leaders)) as shared, in_memory() as folder:
             if not shared:
                 peers.take_what_is_left(members)
             pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP).rounds))
             for _ in range(TURNS):
                 quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s).rounds
-                fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
-                done = work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s)
-                mixed = mixed.and_then(done)
+                fetching = {"fetches": 1, "fetch_s": ROUNDS * (median(durations(quiet)) + pause_s), "folder": folder}
+                mixed = mixed.and_then(work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, **fetching))
     if not all(one["right"] for one in (*first, *fetched, *mixed.transfers)):
         raise UserError("a newcomer's state is not the certified one", "this is a bug")
     return {**row(params, donors, first[0], fetched, cpu, quiet, mixed), "shares": shared}
@@ -156,12 +160,20 @@ class Done(NamedTuple):
         return Done(self.rounds + other.rounds, self.transfers + other.transfers, self.written + other.written)
 
 
-def work(
-    peers: Peers, donors: int, rounds: int = 0, fetches: int = 0, pause_s: float = 0.0, fetch_s: float = 0.0
-) -> Done:
-    """Rounds of the donors and transfers to the newcomer at the same time."""
-    given = {"rounds": rounds, "fetches": fetches, "donors": donors, "pause_s": pause_s, "fetch_s": fetch_s}
-    *members, fetched = peers.ask("work", given)
+@contextlib.contextmanager
+def in_memory() -> Iterator[str | None]:
+    """A folder for the newcomer's files that is on no disk; None where there is no such file system."""
+    if not os.access(MEMORY, os.W_OK):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="atoll-benchmark-", dir=MEMORY) as folder:
+        yield folder
+
+
+def work(peers: Peers, donors: int, rounds: int = 0, **given: Any) -> Done:
+    """Rounds of the donors and transfers to the newcomer at the same time; see `StatePeer.work`."""
+    rest = {"fetches": 0, "pause_s": 0.0, "fetch_s": 0.0, "folder": None}
+    *members, fetched = peers.ask("work", rest | {"donors": donors, "rounds": rounds} | given)
     each = zip(*(member["rounds"] for member in members), strict=True)
     together = [tuple(max(ends) for ends in zip(*one, strict=True)) for one in each]
     written = [at for member in members for at in member["written"]]

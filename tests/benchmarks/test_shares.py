@@ -39,7 +39,7 @@ def test_each_session_gets_its_part_of_the_cores(tmp_path, monkeypatch, version)
             (path / name).touch()
 
     monkeypatch.setattr(Path, "mkdir", by_the_kernel)
-    quota = PERIOD_US * CORES // 3
+    quota = int(0.8 * PERIOD_US * CORES / 3)
     with sessions(3) as leaders, equal_shares(leaders, tmp_path) as shared:
         assert shared
         for leader in leaders:

@@ -16,6 +16,7 @@ import torch
 
 from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
+from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import KEPT_UPDATES, History
@@ -124,12 +125,21 @@ class Capture:
         return writer.finish(self._history.folder / f"snapshot-{way.lineage_id[:16]}.bin", way.lineage_id)
 
     async def _read(self, path: Path, certificate: Certificate, turn: Turn) -> AnyUpdate | None:
-        link = certificate.link
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may have become too old meanwhile
+        """The update of a round; None where its file is gone meanwhile, or damaged."""
+        link, hasher = certificate.link, hashing.Hasher()
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             payload = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8).numpy().data
+
+            def read(start: int) -> None:
+                file.readinto(piece := payload[start : start + PIECE_BYTES])
+                hasher.update(piece)
+
             for start in range(0, len(payload), PIECE_BYTES):
                 async with turn():
-                    await asyncio.to_thread(file.readinto, payload[start : start + PIECE_BYTES])
+                    await asyncio.to_thread(read, start)
+            if hasher.digest().hex() != link.update_digest:
+                self._history.drop_damaged(link.update_digest)
+                return None
             async with turn():
                 weights = [member.tokens for member in link.roster]
                 return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)

@@ -160,9 +160,15 @@ class History:
             if hasher.digest().hex() == digest:
                 self._whole.add(digest)
                 return path
-            log.warning("%s is damaged and is not served any more", path)
-            path.unlink()
+            self.drop_damaged(digest)
         return None
+
+    def drop_damaged(self, digest: str) -> None:
+        """The file of that update holds something else."""
+        path = self._update_path(digest)
+        log.warning("%s is damaged and is not served any more", path)
+        self._whole.discard(digest)
+        path.unlink(missing_ok=True)
 
     def _update_path(self, digest: str) -> Path:
         return self.folder / f"update-{digest}.bin"

@@ -55,6 +55,7 @@ def test_splitting_undoes_joining() -> None:
     update = make_update(torch.arange(1300, dtype=torch.float32), 4, BlockInt8())
     again = Update.split(update.payload, 1300, 4, BlockInt8())
     assert again == update
+    assert all(isinstance(part, memoryview) for part in again.parts)  # a large update is not copied
     assert again.digest() == update.digest() == blake3(update.payload).hexdigest()
     assert len(update.payload) == 1300 + 4 * 6
 

@@ -151,6 +151,22 @@ async def test_updates_are_read_piece_by_piece(run, monkeypatch):
     assert turns == 4 + math.ceil(size / 1000) + 2 + 3  # columns; pieces; checked, and a column; to hash
 
 
+async def test_a_damaged_update_makes_no_snapshot_and_is_not_kept(run, caplog):
+    shelf, _ = interrupted_shelf(run, 1, by=lambda: spoil(run.commit().history))
+    assert await shelf.offer(None, 0) is None
+    assert run.history.update(run.history.chain[-1].link.update_digest) is None
+    assert "is damaged and is not served any more" in caplog.text
+    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+
+
+def spoil(history):
+    """Flip a bit of the newest update's file."""
+    path = history.update(history.chain[-1].link.update_digest)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 async def test_updates_are_read_as_those_of_their_round(run):
     shelf, _ = interrupted_shelf(run, 2)
     split, rounds = run.state.split_update, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -37,7 +38,7 @@ the transfer that it was written for until it was whole. In reality each peer ha
 while there are rounds each has an equal share of four fifths of the cores and no more, whether the others want theirs
 or not (`shares` in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but
 for what the kernel does), the rest is the kernel's, and the newcomer's file lies in memory, since its disk is not the
-donors'; theirs is one."""
+donors', where there is room for it (`in_memory`); theirs is one."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
@@ -50,7 +51,7 @@ DELAY = 1.05
 GOAL_PARAMS, GOAL_DONORS = 125_000_000, 2
 PEER_BYTES, PARAMETER_BYTES = 3.5e8, 30.0  # of each: its vectors, its snapshot file, an exchange's temporaries
 TIMEOUT_S = 300.0
-MEMORY = Path("/dev/shm")
+MEMORY, NEWCOMER_BYTES = Path("/dev/shm"), 10  # of a parameter: the file, and some room
 HEADER: tuple[str, ...] = (
     "params", "donors", "MB/s", "seconds", "first s", "adopt s", "CPU s", "p2pd s", "round s", "during s", "delay",
     "writing",
@@ -115,9 +116,11 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
     needed, free = (members + 1) * (PEER_BYTES + PARAMETER_BYTES * params), available_bytes()
     if needed > free:
         raise UserError(f"needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are available")
-    with Peers(
-        "benchmarks.state_peer", codec="int8", numel=params, peers=members + 1, seed=seed, timeout_s=TIMEOUT_S
-    ) as peers:
+    setup: dict[str, Any] = {"codec": "int8", "numel": params, "peers": members + 1, "seed": seed}
+    with (
+        in_memory(NEWCOMER_BYTES * params) as folder,
+        Peers("benchmarks.state_peer", **setup, timeout_s=TIMEOUT_S) as peers,
+    ):
         peers.meet()
         work(peers, donors, rounds=WARM_UP)
         first = work(peers, donors, fetches=1).transfers
@@ -126,17 +129,21 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
         cpu = [(after - earlier) / repeats for after, earlier in zip(processor_seconds(peers), before, strict=True)]
         quiet: list[Interval] = []
         mixed = Done([], [], [])
-        with equal_shares(list(peers.leaders)) as shared, in_memory() as folder:
+        with equal_shares(list(peers.leaders)) as shared:
             if not shared:
                 peers.take_what_is_left(members)
             pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP).rounds))
             for _ in range(TURNS):
                 quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s).rounds
-                fetching = {"fetches": 1, "fetch_s": ROUNDS * (median(durations(quiet)) + pause_s), "folder": folder}
-                mixed = mixed.and_then(work(peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, **fetching))
+                fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
+                done = work(
+                    peers, donors, rounds=ROUNDS + 1, pause_s=pause_s, fetches=1, fetch_s=fetch_s, folder=folder
+                )
+                mixed = mixed.and_then(done)
     if not all(one["right"] for one in (*first, *fetched, *mixed.transfers)):
         raise UserError("a newcomer's state is not the certified one", "this is a bug")
-    return {**row(params, donors, first[0], fetched, cpu, quiet, mixed), "shares": shared}
+    found = row(params, donors, first[0], fetched, cpu, quiet, mixed)
+    return {**found, "shares": shared, "in_memory": folder is not None}
 
 
 Interval = tuple[float, float]
@@ -161,19 +168,22 @@ class Done(NamedTuple):
 
 
 @contextlib.contextmanager
-def in_memory() -> Iterator[str | None]:
-    """A folder for the newcomer's files that is on no disk; None where there is no such file system."""
-    if not os.access(MEMORY, os.W_OK):
+def in_memory(num_bytes: int) -> Iterator[str | None]:
+    """A folder on no disk for so many bytes of the newcomer; None where no such file system has room for them."""
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < num_bytes:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="atoll-benchmark-", dir=MEMORY) as folder:
+    with tempfile.TemporaryDirectory(prefix="atoll-benchmark-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
         yield folder
 
 
-def work(peers: Peers, donors: int, rounds: int = 0, **given: Any) -> Done:
+def work(
+    peers: Peers, donors: int, *, rounds: int = 0, fetches: int = 0, pause_s: float = 0.0, fetch_s: float = 0.0,
+    folder: str | None = None,
+) -> Done:  # fmt: skip
     """Rounds of the donors and transfers to the newcomer at the same time; see `StatePeer.work`."""
-    rest = {"fetches": 0, "pause_s": 0.0, "fetch_s": 0.0, "folder": None}
-    *members, fetched = peers.ask("work", rest | {"donors": donors, "rounds": rounds} | given)
+    given = {"rounds": rounds, "fetches": fetches, "donors": donors, "pause_s": pause_s, "fetch_s": fetch_s}
+    *members, fetched = peers.ask("work", {**given, "folder": folder})
     each = zip(*(member["rounds"] for member in members), strict=True)
     together = [tuple(max(ends) for ends in zip(*one, strict=True)) for one in each]
     written = [at for member in members for at in member["written"]]

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from benchmarks.state_transfer import DELAY, MB_PER_SECOND, Done, build_parser, draw, figures, line, measure, row
+from benchmarks import state_transfer
+from benchmarks.state_transfer import (
+    DELAY,
+    MB_PER_SECOND,
+    Done,
+    build_parser,
+    draw,
+    figures,
+    in_memory,
+    line,
+    measure,
+    row,
+)
 from peer.errors import UserError
 
 
@@ -50,3 +65,15 @@ def test_a_picture_is_drawn(tmp_path) -> None:
 def test_numbers_out_of_range(words: str) -> None:
     with pytest.raises(UserError, match="must be at least"):
         measure(build_parser().parse_args(words.split()), print)
+
+
+def test_the_newcomer_has_memory_where_there_is_room(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(state_transfer, "MEMORY", tmp_path)
+    with in_memory(1) as folder:
+        assert Path(folder).parent == tmp_path
+    assert not list(tmp_path.iterdir())
+    with in_memory(shutil.disk_usage(tmp_path).total) as folder:
+        assert folder is None
+    monkeypatch.setattr(state_transfer, "MEMORY", tmp_path / "missing")
+    with in_memory(1) as folder:
+        assert folder is None

@@ -200,15 +200,13 @@ def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -
     ) as peers:
         peers.meet()
         idle = peers.memory()
-        with peers.memory_sampled() as first:
-            averaged = [peers.go()]
-        averaged += right_averagings(run, peers, repeats)
+        first = peers.go(watch=True)
+        repeated = right_averagings(run, peers, repeats)
         peers.meet()
-        with peers.memory_sampled() as last:
-            averaged.append(peers.go())
-    timed = [one for one in averaged[1:-1] if is_average(run, one)]
+        averaged = [first, *repeated, last := peers.go(watch=True)]
+    timed = [one for one in repeated if is_average(run, one)]
     results = {"averagings": len(averaged), "wrong": sum(not is_average(run, one) for one in averaged)}
-    return {**vars(run), **timing(run, timed), **results, **memory(idle, list(map(max, first, last)))}
+    return {**vars(run), **timing(run, timed), **results, **memory(idle, list(map(max, first.peaks, last.peaks)))}
 
 
 def right_averagings(run: Run, peers: Peers, repeats: int) -> list[Averaged]:

@@ -46,12 +46,14 @@ class Averaged:
         cpu_s: processor time of all sessions from each member's beginning to the last member's end.
         daemon_cpu_s: of this, the libp2p daemons'.
         error: the largest `relative_error`; NaN if there was one.
+        peaks: the largest PSS of each peer while it averaged, in bytes; empty if nobody watched.
     """
 
     timed: tuple[Timed, ...]
     cpu_s: float
     daemon_cpu_s: float
     error: float
+    peaks: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -118,10 +120,11 @@ class Peers:
         """All that comes before an averaging."""
         self.ask("meet", self.ask("prepare"))
 
-    def go(self) -> Averaged:
-        """Average and check."""
-        asked = self._spent()
-        timed = tuple(Timed(**answer) for answer in self.ask("average"))
+    def go(self, watch: bool = False) -> Averaged:
+        """Average and check. To watch the memory slows the averaging down; the check's own memory does not count."""
+        asked, peaks = self._spent(), list[int]()
+        with self._memory_sampled(peaks) if watch else contextlib.nullcontext():
+            timed = tuple(Timed(**answer) for answer in self.ask("average"))
         spent = [
             [now - before for now, before in zip(after, one.cpu or first, strict=True)]
             for one, first, after in zip(timed, asked, self._spent(), strict=True)
@@ -129,7 +132,7 @@ class Peers:
         errors: list[float] = self.ask("check")
         return Averaged(
             timed=timed, cpu_s=sum(whole for whole, _ in spent), daemon_cpu_s=sum(daemon for _, daemon in spent),
-            error=max(errors, key=lambda error: (error != error, error)),
+            error=max(errors, key=lambda error: (error != error, error)), peaks=tuple(peaks),
         )
 
     def _spent(self) -> list[tuple[float, float]]:
@@ -149,16 +152,16 @@ class Peers:
         return [pss_bytes(leader) for leader in self.leaders]
 
     @contextlib.contextmanager
-    def memory_sampled(self) -> Iterator[list[int]]:
-        """The largest PSS of each peer while the context lasts, once it has ended. Slows what it looks at."""
-        peaks = self.memory()
+    def _memory_sampled(self, peaks: list[int]) -> Iterator[None]:
+        """`peaks` becomes the largest PSS of each peer while the context lasts."""
+        peaks[:] = self.memory()
 
         def take() -> float:
             peaks[:] = map(max, peaks, self.memory())
             return float(max(peaks))
 
         with sampled(take, SAMPLE_PERIOD_S):
-            yield peaks
+            yield
 
     @property
     def leaders(self) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from benchmarks.environment import CONSTRAINTS, MARKER, PACKAGES, prepared
 from benchmarks.exchange import Kept, Run, build_parser, plan, right_averagings
 from benchmarks.figures import run_benchmark
 from benchmarks.member import Timed
-from benchmarks.peers import Averaged
+from benchmarks.peers import ROOT, Averaged
 from peer.errors import UserError
 
 NUMEL = 3 * TILE + 17
@@ -89,6 +90,16 @@ class TestContributions:
         mean[-1] = float("nan")
         error = relative_error(mean, 2, 3)
         assert error != error
+
+    def test_the_check_leaves_no_memory_that_the_next_averaging_would_answer_for(self) -> None:
+        look = (
+            "import torch; from benchmarks.contributions import relative_error\n"
+            "from benchmarks.processes import highest_resident_bytes\n"
+            "vector = torch.randn(1_000_000, generator=torch.Generator()).sub_(0, alpha=2).square_().div_(1)\n"
+            "vector.sum(dtype=torch.float64).item(); before = highest_resident_bytes()\n"  # all code is loaded
+            "relative_error(vector, 8, 1); print(highest_resident_bytes() - before)"
+        )
+        assert int(subprocess.check_output([sys.executable, "-c", look], text=True, cwd=ROOT)) < 1_000_000
 
 
 class TestSamples:

@@ -45,7 +45,11 @@ def test_two_peers_average_and_the_report_says_how_fast(tmp_path, monkeypatch, c
 def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:
     with Peers("benchmarks.gloo", codec="fp32", numel=20_000, peers=2, seed=1) as peers:
         leaders = list(peers.leaders)
-        assert peers.average().error < 1e-6
+        peers.meet()
+        before, watched = peers.memory(), peers.go(watch=True)
+        assert watched.error < 1e-6
+        assert all(peak >= least for peak, least in zip(watched.peaks, before, strict=True))
+        assert peers.average().peaks == ()
         os.kill(leaders[1], signal.SIGKILL)
         with pytest.raises(PeerFailedError, match=r"peer \d of 2 \(benchmarks.gloo\)"):
             peers.average()

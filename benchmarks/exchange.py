@@ -199,7 +199,7 @@ def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -
         system.module, codec=run.codec, numel=run.params, peers=run.peers, seed=seed, python=pythons.get(run.system)
     ) as peers:
         peers.meet()
-        idle = peers.memory()
+        idle = peers.memory_at_rest()
         first = peers.go(watch=True)
         repeated = right_averagings(run, peers, repeats)
         peers.meet()

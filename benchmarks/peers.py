@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import queue
 import signal
@@ -29,6 +30,8 @@ ANSWER_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
 LOG_CHARS = 2000
 SAMPLE_PERIOD_S = 0.01
+REST_S, SETTLE_S = 1.0, 15.0
+RESTLESS_BYTES = 256 * 1024
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 Start = Callable[[int], AbstractContextManager[None]]
 
@@ -150,6 +153,17 @@ class Peers:
     def memory(self) -> list[int]:
         """PSS of each peer in bytes."""
         return [pss_bytes(leader) for leader in self.leaders]
+
+    def memory_at_rest(self) -> list[int]:
+        """`memory`, once it stays: a libp2p daemon grows by 10 MB in its first seconds, whatever its peer does."""
+        now, until = self.memory(), time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            before = now
+            time.sleep(REST_S)
+            now = self.memory()
+            if max(map(abs, map(operator.sub, now, before))) < RESTLESS_BYTES:
+                break
+        return now
 
     @contextlib.contextmanager
     def _memory_sampled(self, peaks: list[int]) -> Iterator[None]:

@@ -55,10 +55,18 @@ def alive(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     """Every live process below `pid`, parents before their children."""
     found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
+    for child in _children(pid):
+        found += [child, *descendants(child)]
     return [child for child in found if alive(child)]
+
+
+def _children(pid: int) -> list[int]:
+    while True:
+        try:
+            tasks = Path(f"/proc/{pid}/task").glob("*/children")
+            return [int(child) for task in tasks for child in task.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread has ended meanwhile: what it had started is another one's now
 
 
 class JoinedPeer:

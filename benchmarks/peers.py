@@ -148,7 +148,8 @@ class Peers:
         """
         for pid in session_pids(self._processes[index].pid):
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+                with contextlib.suppress(ProcessLookupError):  # it has ended; a new one takes after who starts it
+                    os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
     def memory(self) -> list[int]:
         """PSS of each peer in bytes."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
@@ -12,13 +14,13 @@ from typing import ClassVar
 import pytest
 import torch
 
-from benchmarks import exchange, exchange_report
+from benchmarks import exchange, exchange_report, peers
 from benchmarks.contributions import TILE, fill, relative_error
 from benchmarks.environment import CONSTRAINTS, MARKER, PACKAGES, prepared
 from benchmarks.exchange import Kept, Run, build_parser, plan, right_averagings
 from benchmarks.figures import run_benchmark
 from benchmarks.member import Timed
-from benchmarks.peers import ROOT, Averaged
+from benchmarks.peers import ROOT, Averaged, Peers
 from peer.errors import UserError
 
 NUMEL = 3 * TILE + 17
@@ -100,6 +102,40 @@ class TestContributions:
             "relative_error(vector, 8, 1); print(highest_resident_bytes() - before)"
         )
         assert int(subprocess.check_output([sys.executable, "-c", look], text=True, cwd=ROOT)) < 1_000_000
+
+
+class TestMemory:
+    """What counts as an averaging's."""
+
+    def test_a_peer_is_at_rest_once_its_memory_stays(self, monkeypatch) -> None:
+        readings = iter([[100, 100], [100, 11_000_000], [200, 11_100_000], [9, 9]])
+        monkeypatch.setattr(peers.time, "sleep", lambda _: None)
+        assert Peers.memory_at_rest(SimpleNamespace(memory=readings.__next__)) == [200, 11_100_000]
+
+    def test_who_never_rests_is_not_waited_for_for_ever(self, monkeypatch) -> None:
+        now = itertools.count(0.0, peers.REST_S)
+        readings = itertools.count(0, 10**6)
+        monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=now.__next__, sleep=lambda _: None))
+        assert Peers.memory_at_rest(SimpleNamespace(memory=lambda: [next(readings)])) == [14 * 10**6]
+
+    def test_what_the_check_takes_does_not_count(self, monkeypatch) -> None:
+        group = Peers("none", codec="int8", numel=10, peers=2, seed=1)
+        taken, looked = [3, 5], threading.Event()
+
+        def look() -> list[int]:
+            if taken == [40, 5]:
+                looked.set()
+            return list(taken)
+
+        def ask(what: str) -> list[object]:
+            taken[:] = [40, 5] if what == "average" else [10**9, 10**9]
+            assert looked.wait(10.0)
+            return [{"began": 0.0, "ended": 1.0}] * 2 if what == "average" else [0.0, 0.0]
+
+        monkeypatch.setattr(group, "memory", look)
+        monkeypatch.setattr(group, "ask", ask)
+        monkeypatch.setattr(group, "_spent", lambda: [(0.0, 0.0)] * 2)
+        assert group.go(watch=True).peaks == (40, 5)
 
 
 class TestSamples:

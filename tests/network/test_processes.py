@@ -9,7 +9,7 @@ from tests.network.processes import descendants
 
 THREADS_THAT_COME_AND_GO = """
 import subprocess, sys, threading
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 print(child.pid, flush=True)
 while child.poll() is None:
     for thread in [threading.Thread(target=int) for _ in range(8)]:

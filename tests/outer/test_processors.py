@@ -48,14 +48,14 @@ def digests() -> dict[str, str]:
     return found
 
 
-def had_here() -> tuple[str, ...]:
+def instructions_here() -> tuple[str, ...]:
     """Those of INSTRUCTIONS that this processor has: told to use others, torch dies of them."""
     newest = torch.backends.cpu.get_cpu_capability().lower()
     return INSTRUCTIONS[: INSTRUCTIONS.index(newest) + 1] if newest in INSTRUCTIONS else INSTRUCTIONS[:1]
 
 
 def test_no_reduction_depends_on_the_processor() -> None:
-    chosen = had_here()
+    chosen = instructions_here()
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.outer.test_processors"], stdout=subprocess.PIPE, text=True,
@@ -63,7 +63,9 @@ def test_no_reduction_depends_on_the_processor() -> None:
         )
         for instructions in chosen
     ]  # fmt: skip
-    answers = [json.loads(child.communicate()[0]) for child in children]
+    outputs = [child.communicate()[0] for child in children]
+    assert [child.returncode for child in children] == [0] * len(chosen), chosen
+    answers = list(map(json.loads, outputs))
     assert len(answers[0]) == 3 * len(COMPRESSORS) + len(PARTS["aggregator"])
     expected = digests()
     for instructions, answer in zip(chosen, answers, strict=True):

@@ -118,9 +118,9 @@ class TestMemory:
         monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=now.__next__, sleep=lambda _: None))
         assert Peers.memory_at_rest(SimpleNamespace(memory=lambda: [next(readings)])) == [14 * 10**6]
 
-    def test_what_the_check_takes_does_not_count(self, monkeypatch) -> None:
+    def test_nobody_looks_while_the_result_is_checked(self, monkeypatch) -> None:
         group = Peers("none", codec="int8", numel=10, peers=2, seed=1)
-        taken, looked = [3, 5], threading.Event()
+        taken, looked, threads = [3, 5], threading.Event(), threading.active_count()
 
         def look() -> list[int]:
             if taken == [40, 5]:
@@ -128,9 +128,12 @@ class TestMemory:
             return list(taken)
 
         def ask(what: str) -> list[object]:
-            taken[:] = [40, 5] if what == "average" else [10**9, 10**9]
-            assert looked.wait(10.0)
-            return [{"began": 0.0, "ended": 1.0}] * 2 if what == "average" else [0.0, 0.0]
+            if what == "average":
+                taken[:] = [40, 5]
+                assert looked.wait(10.0)
+                return [{"began": 0.0, "ended": 1.0}] * 2
+            assert threading.active_count() == threads
+            return [0.0, 0.0]
 
         monkeypatch.setattr(group, "memory", look)
         monkeypatch.setattr(group, "ask", ask)

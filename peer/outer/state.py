@@ -206,7 +206,7 @@ class OuterState:
         Args:
             vectors: these elements and no others, fp32 [stop - start] each: of this state, or of a copy.
             update: the one that carried that state on.
-            start: a multiple of CHUNK; so is `stop`, unless it is the end.
+            start: a multiple of PIECE; so is `stop`, unless it is the end.
         """
         scale = 1.0 if self.rate is None else self.rate(round)
         for first, last in pieces(start, stop):
@@ -254,7 +254,7 @@ def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """[start, stop), with `start` a multiple of CHUNK, cut into pieces small enough for the cache."""
+    """[start, stop), with `start` a multiple of PIECE, cut into pieces small enough for the cache."""
     for first in range(start, stop, PIECE):
         yield first, min(first + PIECE, stop)
 

@@ -18,12 +18,12 @@ from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
-from peer.swarm.courtesy import Courtesy
+from peer.swarm.courtesy import Aside, Courtesy, go_on
 from peer.swarm.history import KEPT_UPDATES, History
 from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
-Turn = Callable[[], AbstractAsyncContextManager[None]]
+Turn = Callable[[], AbstractAsyncContextManager[Aside]]
 PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
 PIECE_BYTES = 4 << 20  # of an update, in one turn
@@ -85,9 +85,9 @@ class Capture:
             for column in writer.columns:
                 if self._stopped:
                     return None
-                async with self._courtesy.turn():
+                async with self._courtesy.turn() as aside:
                     await asyncio.to_thread(writer.copy_from, column, source, file)
-                    await asyncio.to_thread(writer.put, column)
+                    await asyncio.to_thread(partial(writer.put, column, aside=aside))
             return await self._finish(writer, Way(chain[-1].link.id, chain), self._courtesy.turn)
 
     async def _copy(self, writer: SnapshotWriter) -> Way | None:
@@ -95,13 +95,13 @@ class Capture:
         state, history, began = self._state, self._history, (self._state.round, self._state.lineage_id)
         way: Way | None = None
         for column in writer.columns:
-            async with self._turn(writer, PATIENT_ROUNDS):
+            async with self._turn(writer, PATIENT_ROUNDS) as aside:
                 async with self._still():
                     if self._stopped or not self._valid() or not history.leads_through(*began):
                         return None
                     await beside(CHUNK * (1 + len(state.buffers)), writer.copy, column)
                     way = Way(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
-                await asyncio.to_thread(writer.put, column)
+                await asyncio.to_thread(partial(writer.put, column, aside=aside))
         return way
 
     async def _finish(self, writer: SnapshotWriter, way: Way, turn: Turn) -> SnapshotFile | None:
@@ -115,13 +115,13 @@ class Capture:
             for column in (one for one, at in writer.rounds.items() if at == certificate.link.round):
                 if self._stopped:
                     return None
-                async with turn():
+                async with turn() as aside:
                     final = certificate is way.chain[-1]
-                    await asyncio.to_thread(partial(writer.carry_on, column, update, final=final))
+                    await asyncio.to_thread(partial(writer.carry_on, column, update, final=final, aside=aside))
             del update  # before there is another one
         for column in writer.unsealed:
-            async with turn():
-                await asyncio.to_thread(writer.seal, column)
+            async with turn() as aside:
+                await asyncio.to_thread(writer.seal, column, aside)
         return writer.finish(self._history.folder / f"snapshot-{way.lineage_id[:16]}.bin", way.lineage_id)
 
     async def _read(self, path: Path, certificate: Certificate, turn: Turn) -> AnyUpdate | None:
@@ -145,7 +145,7 @@ class Capture:
                 return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
         return None
 
-    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[None]:
+    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[Aside]:
         """Rounds go first, unless there have been so many since the earliest column."""
         late = self._state.round - min(writer.rounds.values(), default=self._state.round) > patience
-        return contextlib.nullcontext() if late else self._courtesy.turn()
+        return contextlib.nullcontext(go_on) if late else self._courtesy.turn()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 PATIENCE_S = 5.0  # a round that is over sooner is left alone
 SHARE = 0.01  # of a longer one is for joiners, all together; a round waits for each of its members, so it adds up
 MOST_S = 10.0  # for a chunk: who waits for one gives up a donor whose next takes more than 30 s
+Aside = Callable[[], None]
+
+
+def go_on() -> None:
+    """For work that stands aside for nobody."""
 
 
 class Courtesy:
@@ -24,39 +31,53 @@ class Courtesy:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._calm = threading.Event()  # the same for threads
+        self._let_in()
         self._rounds = 0
         self._next = 0.0  # when somebody may have a turn in the round that is exchanged
 
     def round_begins(self) -> None:
         self._rounds += 1
-        self._quiet.clear()
         self._next = self._clock() + PATIENCE_S
+        self._quiet.clear()
+        self._calm.clear()
 
     def round_ends(self, rest: asyncio.Future[None] | None = None) -> None:
         """The round is over; `rest` is what is still done for it."""
         over = self._rounds
         if rest is None or rest.done():
-            self._quiet.set()
+            self._let_in()
         else:
-            rest.add_done_callback(lambda _: self._quiet.set() if self._rounds == over else None)
+            rest.add_done_callback(lambda _: self._let_in() if self._rounds == over else None)
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self) -> AsyncIterator[Aside]:
         """The time for one chunk: at once where no round is exchanged, or after MOST_S. Before that, in a round that
         lasts, one after another, with so much time between them that the round has nearly all of it.
+
+        Yields:
+            What work in a thread calls between its pieces: a round that has begun since goes first, as it would before
+            the turn. Not while something is held that a round needs.
         """
         latest = self._clock() + MOST_S
         while not self._quiet.is_set() and (left := min(self._next, latest) - self._clock()) > 0:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), left)
         if self._quiet.is_set():
-            yield
+            yield partial(self._stand_aside, latest)
             return
         began = self._clock()
         self._next = began + MOST_S  # nobody else, until it is known how long this takes
         try:
-            yield
+            yield go_on
         finally:
             now = self._clock()
             self._next = now + min((now - began) * (1 / SHARE - 1), MOST_S)
+
+    def _stand_aside(self, latest: float) -> None:
+        while not self._calm.is_set() and (left := min(self._next, latest) - self._clock()) > 0:
+            self._calm.wait(left)
+
+    def _let_in(self) -> None:
+        self._quiet.set()
+        self._calm.set()

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from peer.outer.optimizer import Vectors
-from peer.outer.state import CHUNK, AnyUpdate, OuterState, chunks, state_digest
+from peer.outer.state import CHUNK, PIECE, AnyUpdate, OuterState, chunks, pieces, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
+from peer.swarm.courtesy import Aside, go_on
 
 HELD_S = 10.0  # after an offer or its last reader: who has to check a chain, or lost a stream, comes for the rest
 MAX_HELD_S = 600.0  # even while somebody reads
@@ -95,7 +96,8 @@ class SnapshotWriter:
     It is made of columns: a CHUNK of the anchor's elements, and the same of every buffer, which is all that an outer
     step needs to carry them on. Each is copied as the state is by then. What is of an earlier round than the rest is
     carried on in the file, by the updates that the state has taken: so nobody has to hold the state still for longer
-    than one copy. `finish` makes the file appear; leaving the context without it does not.
+    than one copy. `finish` makes the file appear; leaving the context without it does not. What takes its time calls
+    `aside` between pieces of a few milliseconds.
 
     Args:
         temporary: where it is made. What is there already is written over: in a fraction of the time.
@@ -143,34 +145,42 @@ class SnapshotWriter:
             raise DamagedError(f"{file.path.name} is damaged in column {column}")
         self.rounds[column] = file.meta.round
 
-    def put(self, column: int, *, final: bool = False) -> None:
+    def put(self, column: int, *, final: bool = False, aside: Aside = go_on) -> None:
         """Write what was copied last, and hash it if it is `final`."""
         for number, own in enumerate(self._vectors(column)):
             view, place = own.numpy().data.cast("B"), self._place(number, column)
             if final:
+                aside()
                 self._digests[number, column] = hashing.digest(view)
             while view:
+                aside()
                 with self._open:
-                    written = os.pwrite(self._file.fileno(), view, place)
+                    written = os.pwrite(self._file.fileno(), view[: 4 * PIECE], place)
                 view, place = view[written:], place + written
 
-    def carry_on(self, column: int, update: AnyUpdate, *, final: bool) -> None:
+    def carry_on(self, column: int, update: AnyUpdate, *, final: bool, aside: Aside = go_on) -> None:
         """Take the step of the column's round, in the file; hash what comes of it if it is `final`."""
+        aside()
         self._read_own(column)
         anchor, *buffers = self._vectors(column)
-        self._state.carry_on(Vectors(anchor, buffers), update, *self._bounds[column], self.rounds[column])
+        (start, stop), round = self._bounds[column], self.rounds[column]
+        for first, last in pieces(start, stop):
+            aside()
+            own = slice(first - start, last - start)
+            self._state.carry_on(Vectors(anchor[own], [one[own] for one in buffers]), update, first, last, round)
         self.rounds[column] += 1
-        self.put(column, final=final)
+        self.put(column, final=final, aside=aside)
 
     @property
     def unsealed(self) -> list[int]:
         """Columns that have not been hashed as they are."""
         return [column for column in self.columns if (0, column) not in self._digests]
 
-    def seal(self, column: int) -> None:
+    def seal(self, column: int, aside: Aside = go_on) -> None:
         """Hash a column that stays as it is in the file."""
         self._read_own(column)
         for number, own in enumerate(self._vectors(column)):
+            aside()
             self._digests[number, column] = hashing.digest(own.numpy().data.cast("B"))
 
     def finish(self, path: Path, lineage_id: str) -> SnapshotFile:

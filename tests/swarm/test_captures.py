@@ -9,8 +9,11 @@ import math
 
 import pytest
 
+from peer.outer import state as state_module
+from peer.outer.state import CHUNK, PIECE
 from peer.swarm import capture, snapshots
 from peer.swarm import shelf as shelf_module
+from peer.swarm.courtesy import go_on
 from peer.swarm.shelf import Shelf
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
@@ -116,7 +119,7 @@ async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, c
     @contextlib.asynccontextmanager
     async def turn():
         turns.append(run.state.round)
-        yield
+        yield go_on
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
@@ -142,7 +145,7 @@ async def test_updates_are_read_piece_by_piece(run, monkeypatch):
     async def turn():
         nonlocal turns
         turns += 1
-        yield
+        yield go_on
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
@@ -254,3 +257,32 @@ def test_a_thread_whose_work_was_cancelled_writes_into_nobody_elses_file(run, tm
         with pytest.raises(ValueError, match="closed"):
             writer.carry_on(0, None, final=True)
     assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_between_the_pieces_of_a_column_a_round_may_go_first(tmp_path, monkeypatch):
+    for module in (state_module, snapshots):
+        monkeypatch.setattr(module, "CHUNK", CHUNK)
+    run = Run(tmp_path / "run", numel=PIECE + 512).commit(1)
+    done = []
+    write, digest, carry_on = snapshots.os.pwrite, snapshots.hashing.digest, run.state.carry_on
+    monkeypatch.setattr(snapshots.os, "pwrite", lambda *given: done.append(len(given[1])) or write(*given))
+    monkeypatch.setattr(snapshots.hashing, "digest", lambda *given: done.append("hash") or digest(*given))
+    monkeypatch.setattr(run.state, "carry_on", lambda *given: done.append(given[2:4]) or carry_on(*given))
+    with snapshots.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
+        writer.copy(0)
+        writer.put(0, aside=lambda: done.append("aside"))
+        of_one = ["aside", 4 * PIECE, "aside", 4 * 512]
+        assert done == 2 * of_one
+        done.clear()
+        link = run.commit(1).history.chain[-1].link
+        payload = run.history.update(link.update_digest).read_bytes()
+        update = run.state.split_update(payload, [member.tokens for member in link.roster], link.round)
+        done.clear()
+        writer.carry_on(0, update, final=True, aside=lambda: done.append("aside"))
+        steps = ["aside", "aside", (0, PIECE), "aside", (PIECE, PIECE + 512)]
+        assert done == [*steps, *2 * ["aside", "hash", *of_one]]
+        done.clear()
+        writer.seal(0, lambda: done.append("aside"))
+        assert done == 2 * ["aside", "hash"]
+        writer.finish(tmp_path / "snapshot.bin", run.state.lineage_id)
+    assert (tmp_path / "snapshot.bin").read_bytes() == content(run.state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -19,9 +20,11 @@ class Clock:
     """Goes as a test says. Who waits is woken by the real one, within milliseconds, and looks at this one again."""
 
     def __init__(self):
-        self.now = 100.0
+        self.now, self.read_in_thread = 100.0, threading.Event()
 
     def __call__(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.read_in_thread.set()
         return self.now
 
 
@@ -123,3 +126,33 @@ async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(
     clock.now += courtesy.MOST_S
     await turn
     assert order == [("slow", 105.0), ("next", 110.0 + courtesy.MOST_S)]
+
+
+async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
+    rounds, order = Courtesy(clock), []
+
+    def work(aside):
+        aside()
+        order.append("went on")
+
+    async with rounds.turn() as aside:
+        aside()  # for nobody
+        rounds.round_begins()
+        working = asyncio.ensure_future(asyncio.to_thread(work, aside))
+        assert await asyncio.to_thread(clock.read_in_thread.wait, 60.0)  # it looks how long it has to wait
+        order.append("round over")
+        rounds.round_ends()
+        await working
+    assert order == ["round over", "went on"]
+
+
+async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
+    rounds = Courtesy(clock)
+    async with rounds.turn() as aside:
+        rounds.round_begins()
+        clock.now += courtesy.PATIENCE_S
+        aside()
+        async with rounds.turn() as inside:  # which has its part of the round: nobody else has, until it is over
+            inside()
+            clock.now += courtesy.MOST_S - courtesy.PATIENCE_S
+            aside()

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import cpu_seconds
+from benchmarks.state_transfer import work
 from peer.errors import UserError
 from peer.outer.compress.registry import compressor
 from peer.sim.plan import check_writable
@@ -88,9 +89,9 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     missing: list[Row] = []
     for mbit in dict.fromkeys(arguments.mbit):
         plain: float | None = None
-        for what, work in kinds(Line(mbit, arguments), arguments):
+        for what, measured in kinds(Line(mbit, arguments), arguments):
             try:
-                row = shares({"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what, **work()}, plain)
+                row = shares({"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what, **measured()}, plain)
             except PeerFailedError as error:
                 say(f"{mbit} Mbit/s, {what}: {error}")
                 missing.append({"mbit": mbit, "what": what, "reason": str(error).splitlines()[0]})
@@ -212,12 +213,11 @@ def send(
 
 def state(line: Line, size: int, own: bool = False) -> Row:
     """Snapshots of `size` bytes from the donor behind the link to a newcomer."""
-    given = {"rounds": 0, "fetches": 0, "donors": 1, "pause_s": 0.0, "fetch_s": 0.0}
     with line.peers("benchmarks.state_peer", "int8", size // 8, 3, TCP_HOST, own) as meter:
-        meter.peers.ask("work", {**given, "rounds": 2})
+        work(meter.peers, 1, rounds=2)
 
         def transfer(times: int) -> list[float]:
-            *_, fetched = meter.peers.ask("work", {**given, "fetches": times})
+            fetched = work(meter.peers, 1, fetches=times).transfers
             if not all(one["right"] for one in fetched):
                 raise UserError("a newcomer's state is not the certified one", "this is a bug")
             return [one["ended"] - one["began"] for one in fetched]
@@ -227,11 +227,10 @@ def state(line: Line, size: int, own: bool = False) -> Row:
 
 def exchange(line: Line) -> Row:
     """Rounds of the peer behind the link and another one."""
-    given = {"fetches": 0, "donors": 1, "pause_s": 0.0, "fetch_s": 0.0}
     with line.peers("benchmarks.state_peer", "int8", EXCHANGED, 3, TCP_HOST) as meter:
 
         def transfer(times: int) -> list[float]:
-            meter.peers.ask("work", {**given, "rounds": times})
+            work(meter.peers, 1, rounds=times)
             *members, _ = meter.peers.ask("phases")
             return [max(one["exchange"] for one in each) for each in zip(*members, strict=True)][-times:]
 

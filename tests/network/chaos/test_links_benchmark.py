@@ -1,0 +1,22 @@
+"""The benchmark of shaped links over a short one: real peers in namespaces, a state transfer and an exchange."""
+
+from __future__ import annotations
+
+from benchmarks import links
+from benchmarks.links import Line, build_parser, exchange, state
+from peer.outer.compress.registry import compressor
+
+NUMEL, MBIT = 1_000_000, 400
+
+
+def test_state_transfers_and_exchanges_cross_the_line(monkeypatch):
+    monkeypatch.setattr(links, "EXCHANGED", NUMEL)
+    line = Line(MBIT, build_parser().parse_args(["--repeats", "2", "--delay-ms", "5"]))
+    for row, payload in (
+        (state(line, 8 * NUMEL), 8 * NUMEL),
+        (exchange(line), compressor("int8").wire_bytes(NUMEL)),
+    ):
+        assert row["bytes"] == payload
+        assert len(row["seconds"]) == 2
+        assert min(row["seconds"]) > 8e-6 * payload / MBIT  # no faster than the line
+        assert row["relay_cpu_seconds"] > 0

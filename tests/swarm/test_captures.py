@@ -126,6 +126,26 @@ async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, c
     assert len(turns) == copied + 3 * carried + 3  # columns; an update, its check, a column for each; to hash
 
 
+async def test_all_that_is_done_to_a_column_stands_aside_for_rounds(run):
+    shelf, _ = interrupted_shelf(run, 2)  # after two of the four columns
+    asides = []
+
+    @contextlib.asynccontextmanager
+    async def turn():
+        yield lambda: asides.append(run.state.round)
+
+    shelf.courtesy.turn = turn
+    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    put, carried, sealed = 2, 1 + 1 + 2 * 2, 2  # an anchor and a buffer to write; read, a step, both hashed and written
+    assert len(asides) == 4 * put + 2 * carried + 2 * sealed
+    asides.clear()
+    run.commit(3)
+    wanted = run.state.lineage_id
+    run.commit()
+    assert (await shelf.get(wanted)).meta.round == 5
+    assert len(asides) == 4 * put + 4 * (3 * (carried - 2) + 2)  # hashed after the last of three rounds
+
+
 async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run):
     shelf, _ = interrupted_shelf(run, 3, 5, by=lambda: run.commit(2 + shelf_module.MAX_AGE_ROUNDS))
     first = await shelf.offer(None, 0)

@@ -60,7 +60,7 @@ class Courtesy:
             the turn. Not while something is held that a round needs.
         """
         latest = self._clock() + MOST_S
-        while not self._quiet.is_set() and (left := min(self._next, latest) - self._clock()) > 0:
+        while (left := self._left(latest)) > 0:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), left)
         if self._quiet.is_set():
@@ -75,8 +75,12 @@ class Courtesy:
             self._next = now + min((now - began) * (1 / SHARE - 1), MOST_S)
 
     def _stand_aside(self, latest: float) -> None:
-        while not self._calm.is_set() and (left := min(self._next, latest) - self._clock()) > 0:
+        while (left := self._left(latest)) > 0:
             self._calm.wait(left)
+
+    def _left(self, latest: float) -> float:
+        """Seconds that the round which is exchanged still has for itself; 0 where there is none."""
+        return 0.0 if self._calm.is_set() else min(self._next, latest) - self._clock()
 
     def _let_in(self) -> None:
         self._quiet.set()

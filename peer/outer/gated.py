@@ -24,6 +24,7 @@ _FEWEST_VALUES: Final = 64  # a direction says nothing in fewer dimensions
 _STEPS: Final = 3
 _CHANCE: Final = 2.0
 _OUTLIER: Final = 5.0
+_OPPOSED: Final = 0.5
 _SHORT: Final = 0.5
 _ALIKE: Final = 0.99  # where a third of the pairs agrees this well, a copy is nothing special
 Reasons = Mapping[int, str]
@@ -39,9 +40,10 @@ class Gated:
     are short; a median cosine to the others below `min_cosine`, or below `min_share` of what is usual. A median, so
     that liars do not vouch for each other. Chance alone makes cosines of about 1 / sqrt(n) in n dimensions: twice
     that is forgiven, and whatever is within five times the median deviation: in some slices, honest peers agree
-    with each other very differently. If more than a third would be dropped for their direction, nobody is: then
-    honest peers do not agree either, and no rule can tell. Of fewer than three contributions, none is dropped but
-    those that are not finite.
+    with each other very differently. The latter is not, where the others agree by more than chance, for who opposes
+    them at least half as much: it would let sign flips pass wherever agreement is little. If more than a third would
+    be dropped for their direction, nobody is: then honest peers do not agree either, and no rule can tell. Of fewer
+    than three contributions, none is dropped but those that are not finite.
 
     A peer's voice in medians and means is its weight, but at most the median weight: neither a crowd of little weight
     nor one that claims much outvotes the rest.
@@ -212,8 +214,11 @@ class _Gates:
         heard = list(voices.values())
         middle = _median(list(agreement.values()), heard)
         spread = _median([abs(own - middle) for own in agreement.values()], heard)
-        least = max(self.settings.min_cosine, self.settings.min_share * middle) - _CHANCE / math.sqrt(self.numel)
-        least = min(least, middle - _OUTLIER * spread)
+        chance = _CHANCE / math.sqrt(self.numel)
+        usual = middle - _OUTLIER * spread
+        if middle > chance:
+            usual = max(usual, -_OPPOSED * middle)
+        least = min(max(self.settings.min_cosine, self.settings.min_share * middle) - chance, usual)
         found = {
             i: f"median cosine {own:.3g} to the rest, whose own is {middle:.3g}"
             for i, own in agreement.items()

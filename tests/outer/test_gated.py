@@ -173,6 +173,14 @@ def test_liars_do_not_vouch_for_each_other() -> None:
     assert (kept, list(reasons)) == (tuple(range(12)), [12, 13, 14, 15])
 
 
+@SEEDS
+def test_a_wide_spread_forgives_what_is_odd_and_not_what_opposes(seed: int) -> None:
+    common, *own = gaussian(seed, 17, 1 << 14, 0.0)
+    strengths = [-0.1, *(0.1 + 0.075 * place for place in range(11)), *[-0.5] * 4]
+    vectors = [strength * common + vector for strength, vector in zip(strengths, own, strict=True)]
+    assert list(Gated().select(vectors, [1.0] * 16)[1]) == [12, 13, 14, 15]
+
+
 def test_where_most_disagree_nobody_is_dropped_for_it() -> None:
     vectors = [torch.eye(4096)[k] - sum(torch.eye(4096)[:4]) / 4 for k in range(4)]
     assert not Gated().select(vectors, [1.0] * 4)[1]

@@ -141,9 +141,11 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     missing: list[dict[str, Any]] = []
     whole: list[str] = []
     kept = Kept(arguments.resume, {"seed": arguments.seed, "repeats": arguments.repeats})
+    taken_over = 0
     for run in runs:
         try:
-            rows.append(kept.of(run) or kept.keep(measure_run(run, arguments.seed, arguments.repeats, pythons)))
+            taken_over += (row := kept.of(run)) is not None
+            rows.append(row or kept.keep(measure_run(run, arguments.seed, arguments.repeats, pythons)))
             say(describe(rows[-1]))
         except (PeerFailedError, UserError) as error:
             whole.append(f"{run}: {error}")
@@ -155,8 +157,20 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         draw(arguments.plot, rows)
     return Report(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, table=table(rows),
-        notes=notes(missing), options=options(arguments), more={"rows": rows, "not_measured": missing},
+        notes=notes(missing, left_out(arguments), taken_over), options=options(arguments),
+        more={"rows": rows, "not_measured": missing},
     )
+
+
+def left_out(arguments: argparse.Namespace) -> list[str]:
+    """Each system and codec that the command line does without."""
+    chosen = arguments.codecs
+    return [
+        f"{name} {codec}"
+        for name in dict.fromkeys(arguments.systems)
+        for codec in SYSTEMS[name].codecs
+        if chosen is not None and codec not in chosen
+    ]
 
 
 def plan(arguments: argparse.Namespace) -> Iterator[Run]:

@@ -100,12 +100,20 @@ def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:
     return tuple(lines)
 
 
-def notes(missing: Sequence[Mapping[str, Any]]) -> str:
-    """How to read the table, and what is not in it."""
+def notes(missing: Sequence[Mapping[str, Any]], left_out: Sequence[str] = (), taken_over: int = 0) -> str:
+    """How to read the table, and what is not in it.
+
+    Args:
+        missing: runs that could not be measured, with the `reason`.
+        left_out: system and codec of those that nobody asked for.
+        taken_over: rows of an earlier sitting.
+    """
+    sittings = [f"Rows measured in an earlier sitting (`--resume`): {taken_over}."] if taken_over else []
     lines = [
         f"- {one['peers']} x {size(one['params'])}, {one['system']} {one['codec']}: {one['reason']}." for one in missing
     ]
-    return "\n".join([NOTES, *(["", "Not measured:", "", *lines] if lines else [])])
+    lines += [f"- {which}: left out by `--codecs`." for which in left_out]
+    return "\n".join([NOTES, *sittings, *(["", "Not measured:", "", *lines] if lines else [])])
 
 
 # Okabe and Ito (2008).

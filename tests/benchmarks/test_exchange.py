@@ -213,6 +213,9 @@ class TestReport:
         missing = {"system": "hivemind", "codec": "none", "peers": 8, "params": 10**6, "reason": "too large"}
         assert exchange_report.notes([missing]).endswith("Not measured:\n\n- 8 x 1M, hivemind none: too large.")
         assert exchange_report.notes([]) == exchange_report.NOTES
+        several = exchange_report.notes([], ["hivemind quantile-8bit"], 2)
+        assert "\nRows measured in an earlier sitting (`--resume`): 2.\n" in several
+        assert several.endswith("Not measured:\n\n- hivemind quantile-8bit: left out by `--codecs`.")
 
     def test_the_picture_is_drawn(self, tmp_path) -> None:
         rows = [row(*who, params * 1e-8, peers, params) for who in (("atoll", "int8"), ("gloo", "fp32"))

@@ -39,7 +39,22 @@ def test_two_peers_average_and_the_report_says_how_fast(tmp_path, monkeypatch, c
     assert rows[0]["relative_error"] > rows[1]["relative_error"]
     assert set(rows[0]["phases"]) >= {"exchange", "commit"}
     assert document["not_measured"] == []
+    left_out = (f"- atoll {codec}: left out by `--codecs`." for codec in ("int4", "int2", "fp16"))
+    assert document["notes"].endswith("\n".join(left_out))
     assert str(tmp_path) not in report.read_text()
+
+
+def test_a_second_sitting_takes_over_the_rows_of_the_first(tmp_path, monkeypatch, capsys) -> None:
+    words = f"--peers 2 --params 20000 --repeats 1 --systems gloo --json --resume {tmp_path / 'rows'}"
+    documents = []
+    for report in (tmp_path / "first.json", tmp_path / "second.json"):
+        monkeypatch.setattr(sys, "argv", ["exchange", *words.split(), "--report", str(report)])
+        run_benchmark(exchange.build_parser(), exchange.measure)
+        documents.append(json.loads(capsys.readouterr().out))
+    first, second = documents
+    assert second["rows"] == first["rows"]
+    assert "earlier sitting" not in first["notes"]
+    assert "\nRows measured in an earlier sitting (`--resume`): 1." in second["notes"]
 
 
 def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:

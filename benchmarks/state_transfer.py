@@ -48,6 +48,8 @@ ROUNDS = 6  # without transfers, and then with them, in each turn
 PAUSE_IN_ROUNDS = 1.0
 MB_PER_SECOND = 250.0
 DELAY = 1.05
+SHORTEST_SHOWN, LONGEST_SHOWN = 0.8, 1.6  # of the ratios in the picture; longer ones are told in words
+BESIDE = 0.12  # donors, between the marks of two sizes
 GOAL_PARAMS, GOAL_DONORS = 125_000_000, 2
 PEER_BYTES, PARAMETER_BYTES = 3.5e8, 30.0  # of each: its vectors, its snapshot file, an exchange's temporaries
 TIMEOUT_S = 300.0
@@ -263,17 +265,24 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     picture = Picture(figsize=(8.4, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(picture)
     speed, delay = picture.subplots(1, 2)
-    for params, colour in zip(dict.fromkeys(one["params"] for one in rows), cycle(COLOURS), strict=False):
+    sizes = list(dict.fromkeys(one["params"] for one in rows))
+    for place, (params, colour) in enumerate(zip(sizes, cycle(COLOURS), strict=False)):
+        aside = BESIDE * (place - (len(sizes) - 1) / 2)
         own = sorted((one for one in rows if one["params"] == params), key=lambda one: int(one["donors"]))
         speed.plot([one["donors"] for one in own], [one["mb_per_second"] for one in own], "o-", color=colour,
                    label=f"{size(params)} parameters")  # fmt: skip
         delayed = [one for one in own if one["delay"] is not None]
-        delay.plot([one["donors"] for one in delayed], [one["delay"] for one in delayed], "o-", color=colour)
+        delay.plot([one["donors"] + aside for one in delayed], [one["delay"] for one in delayed], "o-", color=colour)
         for one in own:
             speeds = [one["bytes"] / seconds / 1e6 for seconds in one["seconds"]]
             speed.plot([one["donors"]] * len(speeds), speeds, "_", color=colour, alpha=0.6)
             slowed = [seconds / one["round_seconds_median"] for seconds in one["round_seconds_during"]]
-            delay.plot([one["donors"]] * len(slowed), slowed, "_", color=colour, alpha=0.6)
+            shown = [min(ratio, LONGEST_SHOWN) for ratio in slowed]
+            delay.plot([one["donors"] + aside] * len(slowed), shown, "_", color=colour, alpha=0.6)
+            if beyond := sorted(ratio for ratio in slowed if ratio > LONGEST_SHOWN):
+                words = "\n".join(f"{ratio:.1f}" for ratio in reversed(beyond))
+                delay.annotate(f"\N{UPWARDS ARROW}\n{words}", (one["donors"] + aside, LONGEST_SHOWN), (4, 0),
+                               textcoords="offset points", color=colour, fontsize=8, va="top")  # fmt: skip
     for axes, goal, label in (
         (speed, MB_PER_SECOND, "MB/s, median and each"),
         (delay, DELAY, "seconds / median without a transfer"),
@@ -281,9 +290,10 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
         axes.axhline(goal, color="#888888", linewidth=0.8, linestyle="--", label="goal")
         axes.set_xlabel("donors")
         axes.set_ylabel(label)
-        axes.set_ylim(bottom=0.0)
         axes.set_xticks(sorted({one["donors"] for one in rows}))
         axes.spines[["top", "right"]].set_visible(False)
+    speed.set_ylim(bottom=0.0)
+    delay.set_ylim(SHORTEST_SHOWN, LONGEST_SHOWN)
     speed.legend(frameon=False)
     speed.set_title("Speed", fontsize=11, loc="left")
     delay.set_title("Rounds of the donors meanwhile", fontsize=11, loc="left")

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from benchmarks.processes import own_cpu_seconds
 from tests.network.chaos.nat import Nat
 
 MAX_PACKET_BYTES = 65536 + 64
@@ -74,9 +75,7 @@ class Relay:
 
     def cpu_seconds(self) -> float:
         """Processor time so far."""
-        with open(f"/proc/{self.process.pid}/stat") as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return own_cpu_seconds(self.process.pid)
 
     def close(self) -> None:
         """End the process."""

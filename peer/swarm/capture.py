@@ -18,12 +18,12 @@ from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
-from peer.swarm.courtesy import Aside, Courtesy, go_on
+from peer.swarm.courtesy import Courtesy, Turn
 from peer.swarm.history import KEPT_UPDATES, History
 from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
-Turn = Callable[[], AbstractAsyncContextManager[Aside]]
+Turns = Callable[[], AbstractAsyncContextManager[Turn]]
 PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
 PIECE_BYTES = 4 << 20  # of an update, in one turn
@@ -71,8 +71,8 @@ class Capture:
         self._stopped = False
         with SnapshotWriter(self.spare, self._state) as writer:
             way = await self._copy(writer)
-            turn = partial(self._turn, writer, PATIENT_CARRYING)
-            return None if way is None else await self._finish(writer, way, turn)
+            turns = partial(self._turn, writer, PATIENT_CARRYING)
+            return None if way is None else await self._finish(writer, way, turns)
 
     async def of_file(self, file: SnapshotFile, chain: Sequence[Certificate]) -> SnapshotFile | None:
         """What these rounds, which follow that of a file that is here, make of it; None where an update is gone.
@@ -85,9 +85,9 @@ class Capture:
             for column in writer.columns:
                 if self._stopped:
                     return None
-                async with self._courtesy.turn() as aside:
+                async with self._courtesy.turn() as turn:
                     await asyncio.to_thread(writer.copy_from, column, source, file)
-                    await asyncio.to_thread(partial(writer.put, column, aside=aside))
+                    await asyncio.to_thread(partial(writer.put, column, aside=turn.aside))
             return await self._finish(writer, Way(chain[-1].link.id, chain), self._courtesy.turn)
 
     async def _copy(self, writer: SnapshotWriter) -> Way | None:
@@ -95,36 +95,36 @@ class Capture:
         state, history, began = self._state, self._history, (self._state.round, self._state.lineage_id)
         way: Way | None = None
         for column in writer.columns:
-            async with self._turn(writer, PATIENT_ROUNDS) as aside:
+            async with self._turn(writer, PATIENT_ROUNDS) as turn:
                 async with self._still():
                     if self._stopped or not self._valid() or not history.leads_through(*began):
                         return None
                     await beside(CHUNK * (1 + len(state.buffers)), writer.copy, column)
                     way = Way(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
-                await asyncio.to_thread(partial(writer.put, column, aside=aside))
+                await asyncio.to_thread(partial(writer.put, column, aside=turn.aside))
         return way
 
-    async def _finish(self, writer: SnapshotWriter, way: Way, turn: Turn) -> SnapshotFile | None:
+    async def _finish(self, writer: SnapshotWriter, way: Way, turns: Turns) -> SnapshotFile | None:
         """Carry columns on until all are of the last round, and hash them."""
         for certificate in way.chain:
             path = await self._update(certificate.link.update_digest)
-            update = None if path is None else await self._read(path, certificate, turn)
+            update = None if path is None else await self._read(path, certificate, turns)
             if update is None:
                 log.info("no snapshot: the update of round %d is not kept any more", certificate.link.round + 1)
                 return None
             for column in (one for one, at in writer.rounds.items() if at == certificate.link.round):
                 if self._stopped:
                     return None
-                async with turn() as aside:
+                async with turns() as turn:
                     final = certificate is way.chain[-1]
-                    await asyncio.to_thread(partial(writer.carry_on, column, update, final=final, aside=aside))
+                    await asyncio.to_thread(partial(writer.carry_on, column, update, final=final, aside=turn.aside))
             del update  # before there is another one
         for column in writer.unsealed:
-            async with turn() as aside:
-                await asyncio.to_thread(writer.seal, column, aside)
+            async with turns() as turn:
+                await asyncio.to_thread(writer.seal, column, turn.aside)
         return writer.finish(self._history.folder / f"snapshot-{way.lineage_id[:16]}.bin", way.lineage_id)
 
-    async def _read(self, path: Path, certificate: Certificate, turn: Turn) -> AnyUpdate | None:
+    async def _read(self, path: Path, certificate: Certificate, turns: Turns) -> AnyUpdate | None:
         """The update of a round; None where its file is gone meanwhile, or damaged."""
         link, hasher = certificate.link, hashing.Hasher()
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -135,17 +135,17 @@ class Capture:
                 hasher.update(piece)
 
             for start in range(0, len(payload), PIECE_BYTES):
-                async with turn():
+                async with turns():
                     await asyncio.to_thread(read, start)
             if hasher.digest().hex() != link.update_digest:
                 self._history.drop_damaged(link.update_digest)
                 return None
-            async with turn():
+            async with turns():
                 weights = [member.tokens for member in link.roster]
                 return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
         return None
 
-    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[Aside]:
+    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[Turn]:
         """Rounds go first, unless there have been so many since the earliest column."""
         late = self._state.round - min(writer.rounds.values(), default=self._state.round) > patience
-        return contextlib.nullcontext(go_on) if late else self._courtesy.turn()
+        return contextlib.nullcontext(Turn()) if late else self._courtesy.turn()

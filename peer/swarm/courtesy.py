@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 PATIENCE_S = 5.0  # a round that is over sooner is left alone
 SHARE = 0.01  # of a longer one is for joiners, all together; a round waits for each of its members, so it adds up
@@ -17,6 +18,22 @@ Aside = Callable[[], None]
 
 def go_on() -> None:
     """For work that stands aside for nobody."""
+
+
+async def _go_on() -> None:
+    """The same in the loop."""
+
+
+class Turn(NamedTuple):
+    """The time for one chunk, of which a part may be left when a round begins: that goes first, as before the turn.
+
+    Attributes:
+        aside: what work in a thread calls between its pieces. Not while something is held that a round needs.
+        wait: what work in the loop waits for between its pieces.
+    """
+
+    aside: Aside = go_on
+    wait: Callable[[], Awaitable[None]] = _go_on
 
 
 class Courtesy:
@@ -51,28 +68,27 @@ class Courtesy:
             rest.add_done_callback(lambda _: self._let_in() if self._rounds == over else None)
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[Aside]:
+    async def turn(self) -> AsyncIterator[Turn]:
         """The time for one chunk: at once where no round is exchanged, or after MOST_S. Before that, in a round that
         lasts, one after another, with so much time between them that the round has nearly all of it.
-
-        Yields:
-            What work in a thread calls between its pieces: a round that has begun since goes first, as it would before
-            the turn. Not while something is held that a round needs.
         """
         latest = self._clock() + MOST_S
-        while (left := self._left(latest)) > 0:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), left)
+        await self._wait(latest)
         if self._quiet.is_set():
-            yield partial(self._stand_aside, latest)
+            yield Turn(partial(self._stand_aside, latest), partial(self._wait, latest))
             return
         began = self._clock()
         self._next = began + MOST_S  # nobody else, until it is known how long this takes
         try:
-            yield go_on
+            yield Turn()
         finally:
             now = self._clock()
             self._next = now + min((now - began) * (1 / SHARE - 1), MOST_S)
+
+    async def _wait(self, latest: float) -> None:
+        while (left := self._left(latest)) > 0:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), left)
 
     def _stand_aside(self, latest: float) -> None:
         while (left := self._left(latest)) > 0:

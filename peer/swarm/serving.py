@@ -16,7 +16,7 @@ from peer.swarm.history import History
 from peer.swarm.node import Node
 from peer.swarm.shelf import Snapshots
 from peer.swarm.snapshots import SnapshotFile
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.streams import Between, Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 REQUEST_TIMEOUT_S = 5.0
@@ -152,12 +152,13 @@ class HistoryServer:
             if index >= len(file.places):
                 raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
             first, length = file.places[index]
-            async with self._courtesy.turn():
-                await _send(stream, Kind.DATA, await asyncio.to_thread(os.pread, descriptor, length, first))
+            async with self._courtesy.turn() as turn:
+                chunk = await asyncio.to_thread(os.pread, descriptor, length, first)
+                await _send(stream, Kind.DATA, chunk, turn.wait)
 
 
-async def _send(stream: Stream, kind: Kind, body: bytes = b"") -> None:
+async def _send(stream: Stream, kind: Kind, body: bytes = b"", between: Between | None = None) -> None:
     try:
-        await asyncio.wait_for(stream.send(kind, body), SEND_TIMEOUT_S)
+        await asyncio.wait_for(stream.send(kind, body, between), SEND_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

@@ -16,7 +16,7 @@ from peer.swarm.judge import reduction_of
 from peer.swarm.node import Node
 from peer.swarm.roster import RosterMessage
 from peer.swarm.seals import Heard, Kept
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.streams import Between, Stream, StreamClosedError
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0
@@ -120,11 +120,11 @@ class Showing:
         await _send(stream, Kind.EVIDENCE, dump_json(reduction))
         payloads = deque(kept.unit(request.unit))
         while payloads:
-            async with self._courtesy.turn():
+            async with self._courtesy.turn() as turn:
                 sent = 0
                 while payloads and sent < TURN_BYTES:
                     sent += len(payloads[0])
-                    await _send(stream, Kind.DATA, payloads.popleft())
+                    await _send(stream, Kind.DATA, payloads.popleft(), turn.wait)
 
 
 def signed_by_all(heard: Heard, kept: Kept) -> bytes:
@@ -134,8 +134,10 @@ def signed_by_all(heard: Heard, kept: Kept) -> bytes:
     return b"".join(root_of(leaves) + seal.body for seal, leaves in entries)
 
 
-async def _send(stream: Stream, kind: Kind, body: bytes | bytearray | memoryview = b"") -> None:
+async def _send(
+    stream: Stream, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None
+) -> None:
     try:
-        await asyncio.wait_for(stream.send(kind, memoryview(body)), SEND_TIMEOUT_S)
+        await asyncio.wait_for(stream.send(kind, memoryview(body), between), SEND_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ SLICE_BYTES = 256 * 1024
 SMALL_BYTES = 4096
 FINISH_TIMEOUT_S = 5.0  # what is on its way then, at most the windows of a stream, is given up
 SpecT = TypeVar("SpecT", bound=Spec)
+Between = Callable[[], Awaitable[None]]  # waited for before a slice
 
 
 class StreamClosedError(AtollError):
@@ -58,8 +59,10 @@ class Stream:
         """See `Pipe.direct`."""
         return self._pipe.direct
 
-    async def send(self, kind: Kind, body: bytes | bytearray | memoryview = b"") -> None:
-        """Send one frame, large bodies slice by slice; raises StreamClosedError."""
+    async def send(
+        self, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None
+    ) -> None:
+        """Send one frame, large bodies slice by slice, each waiting for `between`; raises StreamClosedError."""
         view, length = memoryview(body), len(body)
         self.sending = self.spoke = True
         try:
@@ -70,6 +73,8 @@ class Stream:
                 self._pipe.write(header, view[:SLICE_BYTES])
             await self._pipe.drain()
             for start in range(SLICE_BYTES, length, SLICE_BYTES):
+                if between is not None:
+                    await between()
                 self._pipe.write(view[start : start + SLICE_BYTES])
                 await self._pipe.drain()
         except (OSError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import random
 import weakref
 from collections import Counter
@@ -17,6 +18,7 @@ from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
+from peer.swarm.courtesy import Turn
 from peer.swarm.cut import cut_of
 from peer.swarm.judge import Judge
 from peer.swarm.reckoner import Reckoner
@@ -257,11 +259,23 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
     monkeypatch.setattr("peer.swarm.showing.TURN_BYTES", nbytes)
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    courtesy, taken = circle.seats[0].guard._showing._courtesy, []
-    turn = courtesy.turn
-    monkeypatch.setattr(courtesy, "turn", lambda: taken.append(1) or turn())
+    for name in ("SMALL_BYTES", "SLICE_BYTES"):
+        monkeypatch.setattr(f"peer.swarm.streams.{name}", 100)
+    courtesy, taken, waited = circle.seats[0].guard._showing._courtesy, [], []
+
+    async def wait():
+        waited.append(len(taken))
+
+    @contextlib.asynccontextmanager
+    async def turn():
+        taken.append(1)
+        yield Turn(wait=wait)
+
+    monkeypatch.setattr(courtesy, "turn", turn)
     assert (await audit(circle, 1, 0, 0)).outcome == "right"
     assert len(taken) == turns
+    (kept,) = circle.seats[0].guard._showing._kept.values()
+    assert len(waited) == sum(math.ceil(len(payload) / 100) - 1 for payload in kept.unit(0)) > 0
 
 
 async def test_small_exchanges_can_be_audited_after_the_next_have_begun(network, tmp_path, monkeypatch):

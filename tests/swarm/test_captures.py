@@ -13,7 +13,7 @@ from peer.outer import state as state_module
 from peer.outer.state import CHUNK, PIECE
 from peer.swarm import capture, snapshots
 from peer.swarm import shelf as shelf_module
-from peer.swarm.courtesy import go_on
+from peer.swarm.courtesy import Turn
 from peer.swarm.shelf import Shelf
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
@@ -119,7 +119,7 @@ async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, c
     @contextlib.asynccontextmanager
     async def turn():
         turns.append(run.state.round)
-        yield go_on
+        yield Turn()
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
@@ -132,7 +132,7 @@ async def test_all_that_is_done_to_a_column_stands_aside_for_rounds(run):
 
     @contextlib.asynccontextmanager
     async def turn():
-        yield lambda: asides.append(run.state.round)
+        yield Turn(lambda: asides.append(run.state.round))
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
@@ -165,7 +165,7 @@ async def test_updates_are_read_piece_by_piece(run, monkeypatch):
     async def turn():
         nonlocal turns
         turns += 1
-        yield go_on
+        yield Turn()
 
     shelf.courtesy.turn = turn
     assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)

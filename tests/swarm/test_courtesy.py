@@ -135,10 +135,10 @@ async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
         aside()
         order.append("went on")
 
-    async with rounds.turn() as aside:
-        aside()  # for nobody
+    async with rounds.turn() as turn:
+        turn.aside()  # for nobody
         rounds.round_begins()
-        working = asyncio.ensure_future(asyncio.to_thread(work, aside))
+        working = asyncio.ensure_future(asyncio.to_thread(work, turn.aside))
         assert await asyncio.to_thread(clock.read_in_thread.wait, 60.0)  # it looks how long it has to wait
         order.append("round over")
         rounds.round_ends()
@@ -148,11 +148,29 @@ async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
 
 async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
     rounds = Courtesy(clock)
-    async with rounds.turn() as aside:
+    async with rounds.turn() as turn:
         rounds.round_begins()
         clock.now += courtesy.PATIENCE_S
-        aside()
+        turn.aside()
+        await turn.wait()
         async with rounds.turn() as inside:  # which has its part of the round: nobody else has, until it is over
-            inside()
+            inside.aside()
+            await inside.wait()
+            waiting = asyncio.ensure_future(turn.wait())
+            await settled()
+            assert not waiting.done()
             clock.now += courtesy.MOST_S - courtesy.PATIENCE_S
-            aside()
+            turn.aside()
+            await waiting
+
+
+async def test_a_turn_that_a_round_overtakes_waits_in_the_loop(clock):
+    rounds = Courtesy(clock)
+    async with rounds.turn() as turn:
+        await turn.wait()  # for nobody
+        rounds.round_begins()
+        waiting = asyncio.ensure_future(turn.wait())
+        await settled()
+        assert not waiting.done()
+        rounds.round_ends()
+        await waiting

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -9,9 +10,10 @@ from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm import chunks, serving
+from peer.swarm.courtesy import Courtesy
 from peer.swarm.serving import HistoryServer, history_name
 from peer.swarm.shelf import Shelf
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.streams import SLICE_BYTES, StreamClosedError
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 
@@ -170,6 +172,36 @@ async def test_chunks_come_in_the_order_in_which_they_are_asked_for(serve, netwo
         kind, body = await asyncio.wait_for(stream.receive(LIMITS), 10.0)
         first = sum(sizes[:index])
         assert (kind, body) == (Kind.DATA, content[first : first + sizes[index]])
+    stream.close()
+
+
+async def test_a_round_that_begins_in_the_middle_of_a_chunk_goes_first(serve, network):
+    rounds, pieces = Courtesy(), []
+
+    class Overtaken(Courtesy):
+        @contextlib.asynccontextmanager
+        async def turn(self):
+            async with rounds.turn() as turn:
+
+                async def wait():
+                    pieces.append(turn)
+                    if len(pieces) == 3:
+                        rounds.round_begins()
+                    await turn.wait()
+
+                yield turn._replace(wait=wait)
+
+    run, server = await serve(numel=CHUNK, courtesy=Overtaken())
+    stream = await ask(network.node(), server, what="chunks", digest=run.state.lineage_id, indexes=(0,))
+    chunk = memoryview(bytearray(4 * CHUNK))
+    assert await asyncio.wait_for(stream.receive_header(LIMITS), 10.0) == (Kind.DATA, len(chunk))
+    await asyncio.wait_for(stream._pipe.read_into(chunk[: 3 * SLICE_BYTES]), 10.0)
+    await until(lambda: len(pieces) == 3)
+    assert stream._pipe._first == stream._pipe._last
+    rounds.round_ends()
+    await asyncio.wait_for(stream._pipe.read_into(chunk[3 * SLICE_BYTES :]), 10.0)
+    assert bytes(chunk) == run.state.anchor.numpy().tobytes()
+    assert len(pieces) == 4 * CHUNK // SLICE_BYTES - 1
     stream.close()
 
 

@@ -8,6 +8,7 @@ from peer.errors import ProtocolError
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, HelloMessage, Kind, pack_header
 from peer.swarm import node as node_module
 from peer.swarm.streams import SLICE_BYTES, StreamClosedError
+from tests.swarm.gathering import until
 from tests.swarm.network import stream_pair
 
 
@@ -40,6 +41,30 @@ async def test_frames_arrive_whole_and_in_order(pair):
     total = sum(HEADER_BYTES + len(body) for body in (*bodies, b""))
     assert (one.traffic.sent, one.traffic.received) == (total, 0)
     assert (two.traffic.sent, two.traffic.received) == (0, total)
+
+
+async def test_every_slice_but_the_first_waits_for_what_is_between(pair):
+    one, two = pair
+    body, asked, go = bytes(range(256)) * (3 * SLICE_BYTES // 256) + b"end", [], asyncio.Semaphore(0)
+
+    async def between():
+        asked.append(one.sending)
+        await go.acquire()
+
+    sending = asyncio.ensure_future(one.send(Kind.DATA, body, between))
+    assert await two.receive_header({Kind.DATA: 10**6}) == (Kind.DATA, len(body))
+    received = memoryview(bytearray(len(body)))
+    for number in range(3):
+        first = number * SLICE_BYTES
+        await two._pipe.read_into(received[first : first + SLICE_BYTES])
+        await until(lambda number=number: len(asked) == number + 1, 10.0)
+        assert two._pipe._first == two._pipe._last
+        go.release()
+    await two._pipe.read_into(received[3 * SLICE_BYTES :])
+    await sending
+    assert (bytes(received), asked, one.sending) == (body, [True] * 3, False)
+    await one.send(Kind.DATA, b"x" * SLICE_BYTES, between)
+    assert len(asked) == 3
 
 
 async def test_a_message_survives(pair):

@@ -32,10 +32,10 @@ request to the last verified chunk in its file: the donor's chain is checked, ev
 is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
 donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
-with one transfer after another, twelve times in turn; `delay` is the median of those that a transfer overlaps over the
-median of those without, and `writing` that of the rounds in which a donor wrote its snapshot file: from the request of
-the transfer that it was written for until it was whole. In reality each peer has a machine of its own:
-while there are rounds each has an equal share of four fifths of the cores and no more, whether the others want theirs
+with one transfer after another, twelve times in turn, or up to twenty, until a donor wrote its snapshot file in sixteen
+of them: from the request of the transfer that it was written for until it was whole. `delay` is the median of the
+rounds that a transfer overlaps over the median of those without, and `writing` that of the rounds in which a file was
+written. In reality each peer has a machine of its own: while there are rounds each has an equal share of four fifths of the cores and no more, whether the others want theirs
 or not (`shares` in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but
 for what the kernel does), the rest is the kernel's, and the newcomer's file lies in memory, since its disk is not the
 donors', where there is room for it (`in_memory`); theirs is one."""
@@ -43,7 +43,8 @@ PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
 WARM_UP = 2
-TURNS = 12  # with three the median of the same code moved by a tenth, with six that of `writing` by a twentieth
+TURNS, MOST_TURNS = 12, 20  # with three the median of the same code moved by a tenth
+ENOUGH_WRITING = 16  # rounds: with nine of them their median moved by a twentieth
 ROUNDS = 6  # without transfers, and then with them, in each turn
 PAUSE_IN_ROUNDS = 1.0
 MB_PER_SECOND = 250.0
@@ -135,7 +136,9 @@ def measure_transfer(params: int, donors: int, repeats: int, seed: int) -> Row:
             if not shared:
                 peers.take_what_is_left(members)
             pause_s = PAUSE_IN_ROUNDS * median(durations(work(peers, donors, rounds=WARM_UP).rounds))
-            for _ in range(TURNS):
+            for turn in range(MOST_TURNS):
+                if turn >= TURNS and len(rounds_of_writing(mixed)) >= ENOUGH_WRITING:
+                    break
                 quiet += work(peers, donors, rounds=ROUNDS, pause_s=pause_s).rounds
                 fetch_s = ROUNDS * (median(durations(quiet)) + pause_s)
                 done = work(
@@ -209,10 +212,9 @@ def row(
 ) -> Row:  # fmt: skip
     """What is reported of one cell; rounds among `mixed` that no transfer overlaps count as quiet ones."""
     seconds = [one["ended"] - one["began"] for one in fetched]
-    transfers = [(one["began"], one["ended"]) for one in mixed.transfers]
-    writing = [(began, at) for began, ended in transfers for at in mixed.written if began < at < ended]
+    transfers = times(mixed.transfers)
     among = [one for one in mixed.rounds if overlaps(one, transfers)]
-    slowed, slowed_by_writing = durations(among), durations([one for one in among if overlaps(one, writing)])
+    slowed, slowed_by_writing = durations(among), durations(rounds_of_writing(mixed))
     alone = durations([*quiet, *(one for one in mixed.rounds if one not in among)])
     return {
         "params": params, "donors": donors, "bytes": 8 * params,
@@ -227,6 +229,18 @@ def row(
         "round_seconds_writing": slowed_by_writing,
         "delay_writing": median(slowed_by_writing) / median(alone) if slowed_by_writing else None,
     }  # fmt: skip
+
+
+def rounds_of_writing(done: Done) -> list[Interval]:
+    """Those in which a donor wrote a snapshot file: from the request of the transfer until it was whole."""
+    transfers = times(done.transfers)
+    writing = [(began, at) for began, ended in transfers for at in done.written if began < at < ended]
+    return [one for one in done.rounds if overlaps(one, writing)]
+
+
+def times(transfers: Sequence[Row]) -> list[Interval]:
+    """When each began and ended."""
+    return [(one["began"], one["ended"]) for one in transfers]
 
 
 def overlaps(one: Interval, others: Sequence[Interval]) -> bool:

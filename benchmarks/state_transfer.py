@@ -30,15 +30,15 @@ NOTES = """\
 Real nodes and libp2p daemons, one process with one torch thread for each peer. MB/s counts from the newcomer's first
 request to the last verified chunk in its file: the donor's chain is checked, every chunk is hashed and written. `first`
 is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
-`p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the
-donors, or two peers where there is one donor, each after a pause as long as a round: six without transfers and seven
-with one transfer after another, twelve times in turn, or up to twenty, until a donor wrote its snapshot file in sixteen
-of them: from the request of the transfer that it was written for until it was whole. `delay` is the median of the
-rounds that a transfer overlaps over the median of those without, and `writing` that of the rounds in which a file was
-written. In reality each peer has a machine of its own: while there are rounds each has an equal share of four fifths of the cores and no more, whether the others want theirs
-or not (`shares` in the JSON file; where no control groups may be made, the newcomer takes what the donors leave, but
-for what the kernel does), the rest is the kernel's, and the newcomer's file lies in memory, since its disk is not the
-donors', where there is room for it (`in_memory`); theirs is one."""
+`p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the donors, or
+two peers where there is one donor, each after a pause as long as a round: six without transfers and seven with one
+transfer after another, twelve times in turn, or up to twenty, until a donor wrote its snapshot file in sixteen of them:
+from the request of the transfer that it was written for until it was whole. `delay` is the median of the rounds that a
+transfer overlaps over the median of those without, and `writing` that of the rounds in which a file was written. In
+reality each peer has a machine of its own: while there are rounds each has an equal share of four fifths of the cores
+and no more, whether the others want theirs or not (`shares` in the JSON file; where no control groups may be made, the
+newcomer takes what the donors leave, but for what the kernel does), the rest is the kernel's, and the newcomer's file
+lies in memory, since its disk is not the donors', where there is room for it (`in_memory`); theirs is one."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from benchmarks.environment import default_folder, prepared
 from benchmarks.exchange_report import ABOUT, NAME, Row, draw, figures, notes, size, table
 from benchmarks.figures import Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.kept import RESUME, Kept
 from benchmarks.peers import Averaged, PeerFailedError, Peers
 from benchmarks.processes import available_bytes
 from peer.errors import UserError, did_you_mean
@@ -95,37 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
                         help="of hivemind, made when absent (default: atoll/benchmark-hivemind in the user's cache)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds over parameters to this PNG")
     parser.add_argument("--resume", type=Path, metavar="FILE",
-                        help="keep each row in FILE as soon as it is measured, and take over those that are "
-                             "there, if seed and repeats are the same")
+                        help=RESUME.format(same="seed and repeats"))
     return parser
-
-
-class Kept:
-    """Rows on disk, a line of JSON each, so that a long grid can be measured in several sittings.
-
-    Args:
-        path: of the file; None keeps nothing.
-        under: what must be equal for a row to be taken over.
-    """
-
-    def __init__(self, path: Path | None, under: dict[str, Any]) -> None:
-        self._path, self._under = path, under
-        lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        try:
-            self._rows: list[Row] = [one["row"] for one in map(json.loads, lines) if one["under"] == under]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"--resume={path}: not a file that this benchmark wrote", "give a new one") from None
-
-    def of(self, run: Run) -> Row | None:
-        """The row of this run, if it was measured."""
-        return next((row for row in self._rows if vars(run).items() <= row.items()), None)
-
-    def keep(self, row: Row) -> Row:
-        """The same row, once it is on disk."""
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps({"under": self._under, "row": row}) + "\n")
-        return row
 
 
 def measure(arguments: argparse.Namespace, say: Say) -> Report:
@@ -144,7 +115,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     taken_over = 0
     for run in runs:
         try:
-            taken_over += (row := kept.of(run)) is not None
+            taken_over += (row := kept.of(vars(run))) is not None
             rows.append(row or kept.keep(measure_run(run, arguments.seed, arguments.repeats, pythons)))
             say(describe(rows[-1]))
         except (PeerFailedError, UserError) as error:

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.figures import Figure
+from benchmarks.kept import of_earlier
 
 NAME = "exchange"
 ABOUT = "Seconds of averaging one fp32 vector among processes of one machine: Atoll, hivemind's averager, gloo"
@@ -108,7 +109,7 @@ def notes(missing: Sequence[Mapping[str, Any]], left_out: Sequence[str] = (), ta
         left_out: system and codec of those that nobody asked for.
         taken_over: rows of an earlier sitting.
     """
-    sittings = [f"Rows measured in an earlier sitting (`--resume`): {taken_over}."] if taken_over else []
+    sittings = [of_earlier(taken_over)] if taken_over else []
     lines = [
         f"- {one['peers']} x {size(one['params'])}, {one['system']} {one['codec']}: {one['reason']}." for one in missing
     ]

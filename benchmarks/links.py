@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.kept import RESUME, Kept, of_earlier
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import cpu_seconds
 from benchmarks.state_transfer import work
@@ -39,7 +40,8 @@ that say {own} MiB are of this kernel's own setting; congestion control: {contro
 `node, direct` is one of these, with its opening; state transfer and exchange use them. A state transfer is a snapshot
 of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is that of a round
 of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time: contributions, reduced parts
-and signatures, without matching and votes; `of the line` is of each direction. CPU seconds are those of all peers with
+and signatures, without matching and votes; `of the line` is of each direction; as much is
+sent as in the other rows, in more rounds. CPU seconds are those of all peers with
 their daemons, and of the relay, for one transfer. The relay cuts TCP in segments of up to 64 KiB and carries QUIC
 packet by packet. The load average of the last minute is that of the whole machine: what is above that of these few
 processes is other work, which takes the cores from them. Loss-free, apart from the queue's overflow."""
@@ -73,6 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--buffer-mib", type=int, default=BUFFER_MIB, metavar="N", help=buffers)
     parser.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=f"of each (default: {REPEATS})")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares to this PNG")
+    parser.add_argument("--resume", type=Path, metavar="FILE",
+                        help=RESUME.format(same="seed, repeats, delay and buffers"))
     return parser
 
 
@@ -82,16 +86,20 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         check_count(flag, count, 1)
     for mbit in arguments.mbit:
         check_count("--mbit", mbit, 1)
-    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
+    for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
         if path is not None:
             check_writable(path, flag)
     rows: list[Row] = []
     missing: list[Row] = []
+    under = {name: vars(arguments)[name] for name in ("seed", "repeats", "delay_ms", "buffer_mib")}
+    kept, taken_over = Kept(arguments.resume, under), 0
     for mbit in dict.fromkeys(arguments.mbit):
         plain: float | None = None
         for what, measured in kinds(Line(mbit, arguments), arguments):
             try:
-                row = shares({"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what, **measured()}, plain)
+                which = {"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what}
+                taken_over += (known := kept.of(which)) is not None
+                row = shares(known or kept.keep({**which, **measured()}), plain)
             except PeerFailedError as error:
                 say(f"{mbit} Mbit/s, {what}: {error}")
                 missing.append({"mbit": mbit, "what": what, "reason": str(error).splitlines()[0]})
@@ -110,6 +118,8 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         line=SECONDS_OF_LINE, quic=SECONDS_OF_QUIC, buffers=arguments.buffer_mib, own=own_buffer_mib(),
         control=congestion_control(), direct=congestion_control(direct=True), numel=EXCHANGED / 1e6,
     )
+    if taken_over:
+        notes = f"{notes}\n{of_earlier(taken_over)}"
     return Report(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=notes,
         table=(HEADER, *map(line, rows)), options=tuple(options), more={"rows": rows, "not_measured": missing},
@@ -234,7 +244,9 @@ def exchange(line: Line) -> Row:
             *members, _ = meter.peers.ask("phases")
             return [max(one["exchange"] for one in each) for each in zip(*members, strict=True)][-times:]
 
-        return meter.of(compressor("int8").wire_bytes(EXCHANGED), transfer)
+        size = compressor("int8").wire_bytes(EXCHANGED)
+        rounds = max(1, round(line.bytes_of(SECONDS_OF_LINE) / size))
+        return replace(meter, repeats=rounds * meter.repeats).of(size, transfer)
 
 
 def own_buffer_mib() -> int:

@@ -9,7 +9,6 @@ import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ import torch
 from benchmarks import exchange, exchange_report, peers
 from benchmarks.contributions import TILE, fill, relative_error
 from benchmarks.environment import CONSTRAINTS, MARKER, PACKAGES, prepared
-from benchmarks.exchange import Kept, Run, build_parser, plan, right_averagings
+from benchmarks.exchange import Run, build_parser, plan, right_averagings
 from benchmarks.figures import run_benchmark
 from benchmarks.member import Timed
 from benchmarks.peers import ROOT, Averaged, Peers
@@ -42,32 +41,6 @@ def contributions(count: int, seed: int = 3) -> torch.Tensor:
     for index in range(count):
         fill(vectors[index], index, seed)
     return vectors
-
-
-class TestKept:
-    """A grid that is measured in several sittings."""
-
-    UNDER: ClassVar = {"seed": 17, "repeats": 5}
-
-    def test_a_row_is_taken_over_where_seed_and_repeats_are_the_same(self, tmp_path) -> None:
-        path, measured = tmp_path / "rows.jsonl", row("atoll", "int8", 2.0)
-        run = Run(system="atoll", codec="int8", peers=4, params=50_000_000)
-        assert Kept(path, self.UNDER).of(run) is None
-        assert Kept(path, self.UNDER).keep(measured) is measured
-        assert Kept(path, self.UNDER).of(run) == measured
-        assert Kept(path, self.UNDER).of(replace(run, peers=8)) is None
-        assert Kept(path, {**self.UNDER, "repeats": 3}).of(run) is None
-
-    def test_another_file_is_refused(self, tmp_path) -> None:
-        path = tmp_path / "report.json"
-        path.write_text('{"benchmark": "exchange"}')
-        with pytest.raises(UserError, match="not a file that this benchmark wrote"):
-            Kept(path, self.UNDER)
-
-    def test_without_a_file_nothing_is_kept(self) -> None:
-        kept = Kept(None, self.UNDER)
-        kept.keep(row("atoll", "int8", 2.0))
-        assert kept.of(Run(system="atoll", codec="int8", peers=4, params=50_000_000)) is None
 
 
 class TestContributions:

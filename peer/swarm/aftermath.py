@@ -7,10 +7,10 @@ import logging
 import random
 from collections.abc import Callable
 
+from peer.link.contribution_slot import Handover
 from peer.outer.record import RoundRecord
 from peer.swarm.directory import Directory
 from peer.swarm.following import Following
-from peer.swarm.handover import Handover
 from peer.swarm.matchmaking import Matchmaker
 from peer.swarm.missed import NobodyAnsweredError, went_on
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from peer.link.contribution_slot import Handover
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
 from peer.outer.compose import run_recipe
@@ -24,7 +25,6 @@ from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
 from peer.swarm.following import Following
 from peer.swarm.guard import guard_of
-from peer.swarm.handover import Handover
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from peer.link.contribution_slot import Handover
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
 from peer.outer.compose import run_recipe
@@ -32,7 +33,6 @@ from peer.swarm.gossip.mixing import Mixing, Mixture
 from peer.swarm.gossip.newcomer import Newcomer
 from peer.swarm.gossip.outcome import Outcome
 from peer.swarm.gossip.own import OwnKeeper
-from peer.swarm.handover import Handover
 from peer.swarm.invitations import LAST_CALL
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from peer.link.contribution_slot import Handover
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.outer.round import Due
-from peer.swarm.handover import Handover
 from peer.swarm.keeper import Position
 
 

@@ -22,7 +22,7 @@ from peer.errors import UserError
 from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
 from peer.protocol.manifest import Spec
 
-AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent")
+AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent.process")
 SEND_TIMEOUT_S = 5.0
 MAX_RESTART_DELAY_S = 30.0
 MessageT = TypeVar("MessageT", bound=Spec)

@@ -71,7 +71,7 @@ def alive(pid):
 
 
 def test_the_agent_is_a_module_of_this_interpreter():
-    assert (sys.executable, "-m", "peer.swarm.agent") == AGENT_COMMAND
+    assert (sys.executable, "-m", "peer.swarm.agent.process") == AGENT_COMMAND
 
 
 def test_messages_go_both_ways_in_order(launch):

@@ -114,7 +114,7 @@ class JoinedPeer:
     @property
     def agent(self) -> int | None:
         """The agent's process id, once it has one."""
-        return next((pid for pid in descendants(self.process.pid) if "peer.swarm.agent" in _command_line(pid)), None)
+        return next((pid for pid in descendants(self.process.pid) if "peer.swarm.agent.process" in _command_line(pid)), None)
 
     @property
     def daemon(self) -> int | None:

@@ -6,7 +6,7 @@ from peer.explain.journal import JournalReader, RoundJournal
 from peer.link.messages import Anchor, Round
 from peer.outer.record import RoundRecord
 from peer.protocol.records import PeerRecord
-from peer.swarm.recorder import Recorder
+from peer.swarm.agent.recorder import Recorder
 
 
 def peer(nickname):

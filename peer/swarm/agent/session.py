@@ -38,6 +38,7 @@ from peer.outer.compose import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
+from peer.swarm.agent.recorder import Recorder
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.gossip.own import OwnKeeper
@@ -45,7 +46,6 @@ from peer.swarm.gossip.rounds import GossipRounds
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, start_node
-from peer.swarm.recorder import Recorder
 from peer.swarm.rounds import Rounds
 from peer.swarm.serving import HistoryServer
 

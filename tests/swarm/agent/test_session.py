@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from peer.swarm.session import AgentSession
+from peer.swarm.agent.session import AgentSession
 
 
 async def test_an_agent_whose_rounds_fail_ends_instead_of_standing_still(network):

@@ -19,7 +19,7 @@ from peer.swarm.sockets import sweep_stale_sockets
 
 def main() -> None:
     """Process entry. Arms the death signal before anything heavy is imported."""
-    parser = argparse.ArgumentParser(prog="python -m peer.swarm.agent", description="started by `atoll join`")
+    parser = argparse.ArgumentParser(prog="python -m peer.swarm.agent.process", description="started by `atoll join`")
     for name in ("channel", "memory", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
@@ -36,7 +36,7 @@ def main() -> None:
 
         from peer.errors import UserError
         from peer.link.messages import Fatal
-        from peer.swarm.session import AgentSession, Channel
+        from peer.swarm.agent.session import AgentSession, Channel
         from peer.swarm.tasks import hush_foreign_noise, use_few_threads
 
     torch.set_num_threads(1)

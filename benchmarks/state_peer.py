@@ -26,14 +26,14 @@ from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
-from peer.swarm.catchup import Fetcher
-from peer.swarm.donors import Standing
+from peer.swarm.catchup.donors import Standing
+from peer.swarm.catchup.history_client import Fetcher
+from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.exchange import Exchange
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
-from peer.swarm.serving import HistoryServer
 
 SCALE = 1e-3
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from peer.link.contribution_slot import Handover
 from peer.outer.record import RoundRecord
+from peer.swarm.catchup.fork_choice import Following
+from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
 from peer.swarm.directory import Directory
-from peer.swarm.following import Following
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.missed import NobodyAnsweredError, went_on
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

@@ -21,14 +21,14 @@ from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
 from peer.swarm.aftermath import Aftermath
+from peer.swarm.catchup.fork_choice import Following
+from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
-from peer.swarm.following import Following
 from peer.swarm.guard import guard_of
 from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
 from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.missed import NobodyAnsweredError, went_on
 from peer.swarm.node import Node
 from peer.swarm.roster import Rosters
 

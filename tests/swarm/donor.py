@@ -13,10 +13,10 @@ from peer.protocol import hashing
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup import Fetcher
-from peer.swarm.donors import Standing
+from peer.swarm.catchup.donors import Standing
+from peer.swarm.catchup.history_client import Fetcher
+from peer.swarm.catchup.history_server import history_name
 from peer.swarm.history import History
-from peer.swarm.serving import history_name
 from peer.swarm.snapshots import load_snapshot
 from tests.swarm.runs import NUMEL, RUN, Run, make_state
 

@@ -17,11 +17,11 @@ from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
+from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.draw import number_of
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.gossip.rounds import GossipRounds
 from peer.swarm.history import History
-from peer.swarm.serving import HistoryServer
 
 NOMINAL = 10_000
 NOLOCO = {"name": "noloco"}

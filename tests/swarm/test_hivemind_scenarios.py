@@ -19,7 +19,7 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind, group_id
 from peer.swarm import leading
-from peer.swarm.donors import ahead
+from peer.swarm.catchup.donors import ahead
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same

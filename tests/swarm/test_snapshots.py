@@ -10,7 +10,7 @@ import pytest
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm import shelf as shelf_module
 from peer.swarm import snapshots
-from peer.swarm.serving import HistoryServer, history_name
+from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.shelf import Shelf
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run

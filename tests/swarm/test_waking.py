@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.outer.round import Due, RoundAborted
-from peer.swarm.missed import ASK_TIMEOUT_S
+from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S
 from peer.swarm.rounds import CAUGHT_UP_S
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor, two_donors

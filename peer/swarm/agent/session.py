@@ -39,6 +39,7 @@ from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.recorder import Recorder
+from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.daemon import NodeConfig
 from peer.swarm.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.gossip.own import OwnKeeper
@@ -47,7 +48,6 @@ from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
 from peer.swarm.node import Node, start_node
 from peer.swarm.rounds import Rounds
-from peer.swarm.serving import HistoryServer
 
 log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0

@@ -18,9 +18,9 @@ from peer.protocol.lineage import Certificate, RosterLimits
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, parse_json, seal
 from peer.protocol.wire import GossipState, Kind
-from peer.swarm.catchup import Fetcher
+from peer.swarm.catchup.donors import Standing
+from peer.swarm.catchup.history_client import Fetcher
 from peer.swarm.directory import Directory
-from peer.swarm.donors import Standing
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.node import Node
 from peer.swarm.streams import Stream, StreamClosedError

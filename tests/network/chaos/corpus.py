@@ -53,9 +53,9 @@ from peer.protocol.wire import (
     roster_digest,
     unpack_header,
 )
+from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.history import read_chain
 from peer.swarm.keeper import Position
-from peer.swarm.partial import PartialFile
 from peer.swarm.roster import JOIN_DOMAIN, RosterMessage, Rosters
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.validator import SealedRecordValidator

@@ -111,7 +111,7 @@ def watch_phases(gate: Gate) -> None:
     the state old, and with the state new but its head not written.
     """
     from peer.outer.state import OuterState
-    from peer.swarm.following import Following
+    from peer.swarm.catchup.fork_choice import Following
     from peer.swarm.keeper import Keeper
     from peer.swarm.rounds import Rounds
 

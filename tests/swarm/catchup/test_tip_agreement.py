@@ -11,12 +11,11 @@ from peer.outer.record import RoundRecord
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm import catchup, witnesses
 from peer.swarm import rounds as rounds_module
-from peer.swarm.catchup import CatchUpError
-from peer.swarm.serving import HistoryServer, history_name
+from peer.swarm.catchup.history_client import CatchUpError, history_client, tip_agreement
+from peer.swarm.catchup.history_server import HistoryServer, history_name
+from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, believers, members_of, most_named
 from peer.swarm.shelf import Shelf
-from peer.swarm.witnesses import UndecidedError, ask_all, believers, members_of, most_named
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -99,7 +98,7 @@ async def test_a_state_that_members_did_not_carry_on_is_replaced(network, run, j
 
 @pytest.mark.parametrize("silence", ["says nothing", "has no such state", "says too little", "cannot be reached"])
 async def test_who_does_not_say_holds_nobody_up_for_long(network, run, joiner, monkeypatch, silence):
-    monkeypatch.setattr(catchup, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(history_client, "PATIENCE_S", 0.5)
     donor, other = await members(network, run, 2)
     await answers(other, silence)
     if silence == "cannot be reached":
@@ -124,7 +123,7 @@ async def answers(donor, silence):
 
 async def test_who_answers_at_once_does_not_outvote_those_that_need_a_moment(network, run, joiner, monkeypatch):
     """They are about to apply the round, or hash what it led to."""
-    monkeypatch.setattr(witnesses, "AGAIN_S", 0.02)
+    monkeypatch.setattr(tip_agreement, "AGAIN_S", 0.02)
     liar, *honest = await members(network, run, 4)
     liar.poison()
     asked = dict.fromkeys((donor.peer_id for donor in honest), 0)
@@ -169,7 +168,7 @@ def test_two_thirds_or_all_who_answer_decide(run, said, named, of_first, of_seco
 
 
 async def test_two_thirds_are_enough_and_the_rest_have_a_moment_more(run, monkeypatch):
-    monkeypatch.setattr(witnesses, "GRACE_S", 0.05)
+    monkeypatch.setattr(tip_agreement, "GRACE_S", 0.05)
     link, ids = run.history.chain[-1].link, [identity.peer_id for identity in run.identities]
 
     async def ask(peer_id, _):

@@ -12,15 +12,15 @@ from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier, quorum
-from peer.swarm.catchup import CaughtUp, Fetcher, NotHeavierError
+from peer.swarm.catchup.donors import Standing, ahead, helpers
+from peer.swarm.catchup.history_client import CaughtUp, Fetcher, NotHeavierError
+from peer.swarm.catchup.late_commits import Missed
+from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
 from peer.swarm.directory import Directory
-from peer.swarm.donors import Standing, ahead, helpers
 from peer.swarm.keeper import Keeper, Position
-from peer.swarm.missed import Missed
 from peer.swarm.node import Node
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
-from peer.swarm.witnesses import UndecidedError, members_of, most_named
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0

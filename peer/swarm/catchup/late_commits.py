@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
-from peer.swarm.catchup import Fetcher
-from peer.swarm.donors import Standing
+from peer.swarm.catchup.donors import Standing
+from peer.swarm.catchup.history_client import Fetcher
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import staggered
 

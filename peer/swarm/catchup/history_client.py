@@ -18,16 +18,16 @@ from peer.protocol.lineage import Certificate, Link, RosterLimits, chain_weight,
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.asking import asking
-from peer.swarm.chunks import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
-from peer.swarm.donors import Standing
+from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
+from peer.swarm.catchup.donors import Standing
+from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
+from peer.swarm.catchup.partial_file import PartialFile
+from peer.swarm.catchup.tip_agreement import ask_all, believers, members_of
 from peer.swarm.early import EarlyStream, Open
 from peer.swarm.node import BULK_BYTES, Node
-from peer.swarm.partial import PartialFile
-from peer.swarm.serving import SLICE_BYTES, history_name
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.witnesses import ask_all, believers, members_of
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0

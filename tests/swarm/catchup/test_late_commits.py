@@ -12,9 +12,9 @@ from peer.link.messages import Anchor, Round
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
 from peer.swarm import aftermath
-from peer.swarm.catchup import FRAME_TIMEOUT_S
-from peer.swarm.missed import ASK_TIMEOUT_S, went_on
-from peer.swarm.serving import history_name
+from peer.swarm.catchup.history_client import FRAME_TIMEOUT_S
+from peer.swarm.catchup.history_server import history_name
+from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S, went_on
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor, two_donors
 from tests.swarm.played import rounds_at_genesis

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from peer.protocol.wire import Kind
-from peer.swarm import chunks
+from peer.swarm.catchup.history_client import chunk_download
 from peer.swarm.streams import Stream
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 
@@ -80,12 +80,12 @@ async def test_a_second_stream_that_finds_no_place_is_left(run, donors, joiner):
     await joiner.catch_up(donor)
     assert_same(joiner, run)
     assert donor.asked.count("chunks") == 2
-    assert len(donor.chunks_asked) <= CHUNKS + chunks.WINDOW
+    assert len(donor.chunks_asked) <= CHUNKS + chunk_download.WINDOW
 
 
 async def test_a_lone_donor_that_turns_liar_on_both_streams_is_blamed_once(donors, joiner):
     donor, blamed = donors[0], []
     joiner.fetcher._distrust = lambda peer_id, how: blamed.append((peer_id, how))
     donor.pieces = [piece if index < 6 else flip(piece) for index, piece in enumerate(donor.pieces)]
-    await joiner.refuses(donor, chunks.CatchUpError, "damaged chunk")
+    await joiner.refuses(donor, chunk_download.CatchUpError, "damaged chunk")
     assert blamed == [(donor.peer_id, f"{donor.peer_id} sent a damaged chunk of its snapshot")]

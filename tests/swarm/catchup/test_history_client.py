@@ -12,10 +12,9 @@ from peer.outer.update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind
-from peer.swarm import catchup
-from peer.swarm.catchup import CatchUpError, NotHeavierError
-from peer.swarm.donors import Standing, ahead
-from peer.swarm.serving import history_name
+from peer.swarm.catchup.donors import Standing, ahead
+from peer.swarm.catchup.history_client import CatchUpError, NotHeavierError, history_client
+from peer.swarm.catchup.history_server import history_name
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.runs import NUMEL, RUN, Run, contributions, reduce_all
@@ -222,7 +221,7 @@ async def test_other_damaged_snapshots(donor, joiner, damage):
 
 
 async def test_a_silent_donor_is_given_up(donor, joiner, monkeypatch, network):
-    monkeypatch.setattr(catchup, "FRAME_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(history_client, "FRAME_TIMEOUT_S", 0.05)
 
     async def silence(stream):
         await stream.receive({Kind.REQUEST: 1000})
@@ -238,7 +237,7 @@ async def test_a_donor_that_is_writing_its_snapshot_is_waited_for_but_not_for_ev
     joiner.valid, donor.writing = False, 3
     assert (await joiner.catch_up(donor)).snapshot_round == run.state.round
     assert_same(joiner, run)
-    monkeypatch.setattr(catchup, "WRITING_S", -1.0)
+    monkeypatch.setattr(history_client, "WRITING_S", -1.0)
     with pytest.raises(StreamClosedError, match="has been writing its snapshot for -1 s"):
         await joiner.catch_up(donor)
 

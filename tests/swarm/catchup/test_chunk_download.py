@@ -10,9 +10,9 @@ import pytest
 
 from peer.protocol.records import dump_json
 from peer.protocol.wire import Kind
-from peer.swarm import chunks
-from peer.swarm.chunks import Lane, much_slower
-from peer.swarm.partial import PartialFile
+from peer.swarm.catchup.chunk_download import Lane, much_slower
+from peer.swarm.catchup.history_client import chunk_download
+from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 from tests.swarm.gathering import until
@@ -77,7 +77,7 @@ async def test_a_liar_is_found_out_and_its_chunks_come_from_elsewhere(run, donor
     assert list(joiner.liars) == [donors[liar].peer_id]
     assert donors[liar].peer_id not in how.chunks
     assert sum(how.chunks.values()) == CHUNKS
-    assert len(donors[liar].chunks_asked) <= chunks.WINDOW + 2
+    assert len(donors[liar].chunks_asked) <= chunk_download.WINDOW + 2
     honest = [donor for donor in donors if donor is not donors[liar]]
     assert asked(honest) == list(range(CHUNKS))  # each of the liar's once more, and none twice
 
@@ -143,8 +143,8 @@ async def test_a_donor_without_the_snapshot_is_passed_over(run, donors, joiner):
 
 
 async def test_a_donor_that_hangs_gives_its_chunks_away(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunks, "WATCH_PERIOD_S", 0.01)
-    monkeypatch.setattr(chunks, "SLOW_FLOOR_S", 0.05)
+    monkeypatch.setattr(chunk_download, "WATCH_PERIOD_S", 0.01)
+    monkeypatch.setattr(chunk_download, "SLOW_FLOOR_S", 0.05)
     donors[1].pieces = [asyncio.Event().wait] * CHUNKS
     how = await joiner.catch_up(*donors)
     assert_same(joiner, run)
@@ -154,8 +154,8 @@ async def test_a_donor_that_hangs_gives_its_chunks_away(run, donors, joiner, mon
 
 
 async def test_a_line_that_stands_makes_nobody_a_slow_donor(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunks, "SLOW_FLOOR_S", 0.1)
-    monkeypatch.setattr(chunks, "WATCH_PERIOD_S", 0.005)
+    monkeypatch.setattr(chunk_download, "SLOW_FLOOR_S", 0.1)
+    monkeypatch.setattr(chunk_download, "WATCH_PERIOD_S", 0.005)
     looks, together, on = [], asyncio.Event(), asyncio.Event()
 
     def look(*arguments):
@@ -164,7 +164,7 @@ async def test_a_line_that_stands_makes_nobody_a_slow_donor(run, donors, joiner,
             on.set()
         return looks[-1]
 
-    monkeypatch.setattr(chunks, "much_slower", look)
+    monkeypatch.setattr(chunk_download, "much_slower", look)
 
     def with_the_line(donor, piece):
         async def answer():
@@ -186,7 +186,7 @@ async def test_a_line_that_stands_makes_nobody_a_slow_donor(run, donors, joiner,
 
 
 async def test_busy_donors_are_left_to_others_and_asked_again(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunks, "BUSY_RETRY_S", 0.001)
+    monkeypatch.setattr(chunk_download, "BUSY_RETRY_S", 0.001)
     alone = donors[0]
     free = asyncio.Event()
 
@@ -215,7 +215,7 @@ async def test_one_busy_donor_leaves_all_to_the_other(run, donors, joiner):
 
 
 async def test_nobody_waits_for_busy_donors_for_ever(donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunks, "BUSY_PATIENCE_S", 0.0)
+    monkeypatch.setattr(chunk_download, "BUSY_PATIENCE_S", 0.0)
     donors[0].pieces = [Kind.BUSY] * CHUNKS
     await joiner.refuses(donors[0], StreamClosedError, "has been busy for 0 s")
 

@@ -12,7 +12,7 @@ from peer.outer.record import RoundRecord
 from peer.swarm.catchup.fork_choice import Following
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
 from peer.swarm.directory import Directory
-from peer.swarm.matchmaking import Matchmaker
+from peer.swarm.group.matchmaking import Matchmaker
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

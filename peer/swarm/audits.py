@@ -17,9 +17,9 @@ from peer.protocol.records import MAX_RECORD_BYTES, open_sealed, parse_json
 from peer.protocol.statements import DIGEST_BYTES, REDUCED_SEAL_BYTES, ReducedSeal, has_reduced, root_of
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
 from peer.swarm.asking import asking
+from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.judge import Judge, signed_roots
 from peer.swarm.node import Node
-from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.seals import Heard
 from peer.swarm.showing import audit_name
 from peer.swarm.streams import Stream, StreamClosedError

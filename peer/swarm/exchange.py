@@ -25,13 +25,13 @@ from peer.swarm.buffers import Buffers
 from peer.swarm.commit import collect_votes
 from peer.swarm.cut import cut_of
 from peer.swarm.gather import GatherWork
+from peer.swarm.group.roster import Rosters, roster_key
 from peer.swarm.guard import Guard
 from peer.swarm.hellos import Hellos
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.residual import Chain
-from peer.swarm.roster import Rosters, roster_key
 from peer.swarm.seals import GroupsDifferError, MalformedError
 from peer.swarm.senders import bounded, start_senders
 from peer.swarm.slices import SliceWork

@@ -22,8 +22,8 @@ from peer.protocol.statements import (
     residual_of,
 )
 from peer.protocol.wire import JoinMessage
+from peer.swarm.group.roster import JOIN_DOMAIN
 from peer.swarm.reckoner import Reckoner
-from peer.swarm.roster import JOIN_DOMAIN
 from peer.swarm.seals import Kept
 from peer.swarm.verdict import NoEvidenceError, RightError, Verdict
 

@@ -25,12 +25,12 @@ from peer.swarm.catchup.fork_choice import Following
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
 from peer.swarm.directory import Directory
 from peer.swarm.exchange import Exchange
+from peer.swarm.group.invites import Self
+from peer.swarm.group.matchmaking import Matchmaker
+from peer.swarm.group.roster import Rosters
 from peer.swarm.guard import guard_of
-from peer.swarm.invitations import Self
 from peer.swarm.keeper import Keeper, Position
-from peer.swarm.matchmaking import Matchmaker
 from peer.swarm.node import Node
-from peer.swarm.roster import Rosters
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

@@ -12,9 +12,9 @@ from peer.protocol.records import dump_json
 from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.courtesy import Courtesy
+from peer.swarm.group.roster import RosterMessage
 from peer.swarm.judge import reduction_of
 from peer.swarm.node import Node
-from peer.swarm.roster import RosterMessage
 from peer.swarm.seals import Heard, Kept
 from peer.swarm.streams import Between, Stream, StreamClosedError
 

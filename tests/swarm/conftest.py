@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from peer.outer import state, threads
-from peer.swarm import invitations, leading, seats, snapshots
+from peer.swarm import snapshots
+from peer.swarm.group import invites, leader, lobby
 from peer.swarm.shelf import Shelf
 from tests.swarm.network import MemoryNetwork
 from tests.swarm.runs import Run
@@ -50,6 +51,6 @@ def small_chunks(monkeypatch):
 def brisk(monkeypatch):
     """Matchmaking whose waiting times are short."""
     for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02}.items():
-        monkeypatch.setattr(leading, name, seconds)
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 0.1)
+        monkeypatch.setattr(leader, name, seconds)
+    monkeypatch.setattr(invites, "PROBE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(lobby, "AWAKE_EVERY_S", 0.1)

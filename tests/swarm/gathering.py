@@ -14,10 +14,10 @@ from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm.invitations import Self
+from peer.swarm.group.invites import Self
+from peer.swarm.group.matchmaking import Matchmaker
+from peer.swarm.group.roster import JOIN_DOMAIN, Rosters
 from peer.swarm.keeper import Position
-from peer.swarm.matchmaking import Matchmaker
-from peer.swarm.roster import JOIN_DOMAIN, Rosters
 from tests.swarm.runs import RUN
 
 NOMINAL = 1000

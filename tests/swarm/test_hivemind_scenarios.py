@@ -18,8 +18,8 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind, group_id
-from peer.swarm import leading
 from peer.swarm.catchup.donors import ahead
+from peer.swarm.group import leader
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
@@ -229,7 +229,7 @@ async def test_of_eight_peers_a_full_group_of_four_forms_and_all_know_what_each_
 
 
 async def test_peers_that_do_not_know_each_other_are_too_few(network, monkeypatch):
-    monkeypatch.setattr(leading, "SOLO_PATIENCE_S", 0.1)
+    monkeypatch.setattr(leader, "SOLO_PATIENCE_S", 0.1)
     members = await gather(network, 4)
     for member in members:
         member.directory.peers = {}

@@ -12,7 +12,7 @@ from peer.protocol.evidence import Evidence, TwoJoins
 from peer.protocol.records import seal
 from peer.protocol.statements import Leaves, root_of, seal_reduced
 from peer.protocol.wire import Kind
-from peer.swarm.roster import JOIN_DOMAIN
+from peer.swarm.group.roster import JOIN_DOMAIN
 from peer.swarm.verdict import NoEvidenceError
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until

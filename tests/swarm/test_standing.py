@@ -21,7 +21,7 @@ from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm import budget as budget_module
 from peer.swarm import buffers
 from peer.swarm import exchange as exchange_module
-from peer.swarm.roster import roster_key
+from peer.swarm.group.roster import roster_key
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 

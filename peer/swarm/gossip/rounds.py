@@ -33,7 +33,7 @@ from peer.swarm.gossip.mixing import Mixing, Mixture
 from peer.swarm.gossip.newcomer import Newcomer
 from peer.swarm.gossip.outcome import Outcome
 from peer.swarm.gossip.own import OwnKeeper
-from peer.swarm.invitations import LAST_CALL
+from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 

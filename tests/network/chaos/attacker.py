@@ -33,9 +33,9 @@ from peer.protocol.wire import (
     StatusMessage,
 )
 from peer.swarm.directory import write_record
+from peer.swarm.group.roster import Rosters
 from peer.swarm.keeper import Position
 from peer.swarm.node import Handler, Node, NodeConfig, start_node
-from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
 
 HANDLERS = ("join", "invite", "round", "history")

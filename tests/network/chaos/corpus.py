@@ -54,9 +54,9 @@ from peer.protocol.wire import (
     unpack_header,
 )
 from peer.swarm.catchup.partial_file import PartialFile
+from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage, Rosters
 from peer.swarm.history import read_chain
 from peer.swarm.keeper import Position
-from peer.swarm.roster import JOIN_DOMAIN, RosterMessage, Rosters
 from peer.swarm.snapshots import chunk_lengths
 from peer.swarm.validator import SealedRecordValidator
 from tests.network.chaos.parser import Parser

@@ -21,8 +21,8 @@ from peer.protocol.wire import (
     VoteMessage,
 )
 from peer.swarm.directory import write_record
+from peer.swarm.group.roster import JOIN_DOMAIN, roster_key
 from peer.swarm.keeper import Position
-from peer.swarm.roster import JOIN_DOMAIN, roster_key
 from peer.swarm.streams import Stream, StreamClosedError
 from tests.network.chaos.attacker import Attacker, header
 from tests.network.chaos.scripts import ATTACKS, FLOOD, HEAVIER, Script, attack

@@ -17,8 +17,8 @@ from peer.protocol.wire import (
     Kind,
     StatusMessage,
 )
+from peer.swarm.group.roster import JOIN_DOMAIN
 from peer.swarm.keeper import Position
-from peer.swarm.roster import JOIN_DOMAIN
 from peer.swarm.streams import Stream, StreamClosedError
 from tests.network.chaos.attacker import HANDLERS, Attacker, header
 

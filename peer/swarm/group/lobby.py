@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.invitations import PROBE_TIMEOUT_S, Self
-from peer.swarm.roster import Rosters
+from peer.swarm.group.invites import PROBE_TIMEOUT_S, Self
+from peer.swarm.group.membership import View
+from peer.swarm.group.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 AWAKE_EVERY_S = 1.0

@@ -13,8 +13,10 @@ from peer.outer.round import Due, RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, Kind, RejectMessage, StatusMessage
-from peer.swarm import invitations, joining, leading, view
-from peer.swarm.roster import JOIN_DOMAIN, RosterMessage
+from peer.swarm.group import follower, membership
+from peer.swarm.group import invites as invites_module
+from peer.swarm.group import leader as leader_module
+from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, rank, together
@@ -46,7 +48,7 @@ def outranking(peer_id):
 
 @pytest.mark.parametrize("named", ["nobody", "somebody made up", "no peer id"])
 async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, named):
-    monkeypatch.setattr(joining, "ASKED_S", 0.2)
+    monkeypatch.setattr(follower, "ASKED_S", 0.2)
     unreachable = iter(f"0OIl{number}" for number in range(10**6))
 
     async def sends_away(stream, liar):
@@ -68,11 +70,11 @@ async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypat
     monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
     for name in (leader.peer_id, third.peer_id):
         for _ in range(2):
-            one._waste(name, time.monotonic() - joining.WASTED_S - 1.0)
+            one._waste(name, time.monotonic() - follower.WASTED_S - 1.0)
     assert all(map(one._view.disbelieves, (leader.peer_id, third.peer_id)))
     assert one._view.leader() == member.peer_id
     one.begin()
-    assert one._wasted_by(leader.peer_id) > 2 * joining.WASTED_S
+    assert one._wasted_by(leader.peer_id) > 2 * follower.WASTED_S
     seen[leader.peer_id] = 1
     one.begin()
     assert one._wasted_by(leader.peer_id) == 0.0
@@ -81,7 +83,7 @@ async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypat
 
 
 async def test_leaders_that_waste_time_are_not_remembered_without_end(network, monkeypatch):
-    monkeypatch.setattr(joining, "MAX_WASTEFUL", 3)
+    monkeypatch.setattr(follower, "MAX_WASTEFUL", 3)
     (member,) = await gather(network, 1)
     one = member.matchmaker._joining
     for number in range(10):
@@ -107,10 +109,10 @@ async def test_who_talks_nonsense_is_not_followed_again(network, kind):
 @pytest.mark.parametrize("then", ["goes on", "hangs up", "is excluded", "is silent", "names one that is gone"])
 async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes_to_wait(network, monkeypatch, then):
     """Members come at different times, and wait there again, while others wait for them elsewhere."""
-    monkeypatch.setattr(leading, "SOLO_PATIENCE_S", 0.2)
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(joining, "WASTED_S", 0.4)
-    monkeypatch.setattr(view, "GONE_FOR_S", 0.3)
+    monkeypatch.setattr(leader_module, "SOLO_PATIENCE_S", 0.2)
+    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(follower, "WASTED_S", 0.4)
+    monkeypatch.setattr(membership, "GONE_FOR_S", 0.3)
 
     async def hold(stream, liar):
         message = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=liar.peer_id)
@@ -170,7 +172,7 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
         member.directory.peers = {leader.peer_id: leader.record(), clients[1].peer_id: clients[1].record()}
         waste = member.matchmaker._joining._waste
         for _ in range(2):
-            waste(leader.peer_id, time.monotonic() - joining.WASTED_S - 1.0)
+            waste(leader.peer_id, time.monotonic() - follower.WASTED_S - 1.0)
         assert member.matchmaker.view.disbelieves(leader.peer_id) == (number == 0)
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm import invitations
-from peer.swarm.invitations import Invitations, Self
+from peer.swarm.group import invites
+from peer.swarm.group.invites import Invitations, Self
+from peer.swarm.group.lobby import Seat, Seats
+from peer.swarm.group.membership import View
+from peer.swarm.group.roster import Rosters
 from peer.swarm.node import Node
-from peer.swarm.roster import Rosters
-from peer.swarm.seats import Seat, Seats
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.view import View
 
 SOLO_PATIENCE_S = 4.0
 RECHECK_S = 0.25
@@ -42,7 +42,7 @@ class Leading:
         decline: Callable[[Group, RoundAborted], None], opens: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._node, self._rounds, self._rosters, self._me, self._view = node, rounds, rosters, me, view
-        self._seats, self._invitations, self._changed = seats, invitations, changed
+        self._seats, self._invitations, self._changed = seats, invites, changed
         self._clock, self._decline, self._opens = clock, decline, opens
         self._leading = False
         self._invited: dict[str, asyncio.Task[None]] = {}
@@ -122,7 +122,7 @@ class Leading:
         itself, or has waited at another that was silent, leaves some time to those who were so with it.
         """
         window_s = self._rounds.straggler_wait_s
-        return max(self._seats.window_start(started) + window_s, began + (1.0 - invitations.LAST_CALL) * window_s)
+        return max(self._seats.window_start(started) + window_s, began + (1.0 - invites.LAST_CALL) * window_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
         """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
@@ -161,7 +161,7 @@ class Leading:
                 left.append(peer_id)
                 continue
             try:
-                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invitations.PROBE_TIMEOUT_S)
+                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invites.PROBE_TIMEOUT_S)
             except (StreamClosedError, asyncio.TimeoutError):
                 left.append(peer_id)
             seat.told = True

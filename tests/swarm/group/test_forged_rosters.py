@@ -8,7 +8,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import Kind, StatusMessage
-from peer.swarm.roster import RosterMessage, roster_key
+from peer.swarm.group.roster import RosterMessage, roster_key
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of
 

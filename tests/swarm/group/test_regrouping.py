@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from peer.swarm.newcomers import EXCUSED_EVERY_S, FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.group.regrouping import EXCUSED_EVERY_S, FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
 
 
 class Clock:

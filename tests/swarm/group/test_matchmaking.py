@@ -7,8 +7,8 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.newcomers import LONGEST_WAIT_S
-from peer.swarm.roster import roster_key
+from peer.swarm.group.regrouping import LONGEST_WAIT_S
+from peer.swarm.group.roster import roster_key
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import (
     INVITE_NAME,

@@ -11,7 +11,8 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import Kind, RejectMessage, StatusMessage
-from peer.swarm import invitations, joining, seats
+from peer.swarm.group import follower, lobby
+from peer.swarm.group import invites as invites_module
 from peer.swarm.streams import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
@@ -40,8 +41,8 @@ async def test_nobody_waits_at_a_leader_that_sleeps(network, since):
 
 
 async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(network, monkeypatch):
-    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 0.05)
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(lobby, "AWAKE_EVERY_S", 0.05)
+    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.5)
     leader, member = await gather(network, 2)
     following = asyncio.ensure_future(member.match())
     await until(lambda: member.peer_id in leader.matchmaker._seats)
@@ -115,8 +116,8 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
 async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(network, monkeypatch):
     """That one has waited for it before."""
-    monkeypatch.setattr(joining, "SILENT_S", 0.05)
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(follower, "SILENT_S", 0.05)
+    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 20.0)
     asleep, second, third = await gather(network, 3)
     called, for_ever = asyncio.Event(), asyncio.Event()
 
@@ -135,7 +136,7 @@ async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(net
 
 
 async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_is_awake(network, monkeypatch):
-    monkeypatch.setattr(joining, "SILENT_S", 0.05)
+    monkeypatch.setattr(follower, "SILENT_S", 0.05)
     leader, second, third = await gather(network, 3)
     waiting = asyncio.ensure_future(third.match())
     await until(lambda: third.peer_id in leader.matchmaker._seats)
@@ -192,7 +193,7 @@ async def test_who_wakes_where_the_leader_is_gone_looks_around_before_it_waits_f
     network, monkeypatch, gone
 ):
     """The others have gone on meanwhile: it would lead whoever sleeps as well."""
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.1)
     asleep, member = await gather(network, 2)
     for_ever = asyncio.Event()
 
@@ -220,7 +221,7 @@ async def test_who_is_sent_to_another_leader_goes_there_whatever_it_has_heard_of
 
 async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypatch):
     """Its timer is overdue as it wakes, and what the leader has sent meanwhile is not read yet."""
-    monkeypatch.setattr(invitations, "PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.1)
     said, loop = asyncio.Event(), asyncio.get_running_loop()
 
     async def receive(_):
@@ -228,7 +229,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypa
         return Kind.STATUS, b""
 
     stream = SimpleNamespace(receive=receive)
-    waiting = asyncio.ensure_future(joining._frame(stream, {}))
+    waiting = asyncio.ensure_future(follower._frame(stream, {}))
     await asyncio.sleep(0)
     slept_s, time_of = 100.0, loop.time
     monkeypatch.setattr(loop, "time", lambda: time_of() + slept_s)
@@ -238,7 +239,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypa
     assert await waiting == (Kind.STATUS, b"")
     said.clear()
     with pytest.raises(asyncio.TimeoutError):
-        await joining._frame(stream, {})
+        await follower._frame(stream, {})
 
 
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
@@ -266,7 +267,7 @@ async def test_a_member_follows_to_a_leader_that_it_had_not_heard_of(network):
 @pytest.mark.parametrize("due", [True, False])
 async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there(network, monkeypatch, due):
     """The window is 30 s: it would wait there for as long, and the others at their leader for it."""
-    monkeypatch.setattr(seats, "AWAKE_EVERY_S", 60.0 if due else 0.05)
+    monkeypatch.setattr(lobby, "AWAKE_EVERY_S", 60.0 if due else 0.05)
     first, second, third = await gather(network, 3)
     unheard = [each.directory.peers.pop(first.peer_id) for each in (second, third)]
     waiting = asyncio.ensure_future(third.match())

@@ -17,16 +17,16 @@ from collections.abc import Callable
 
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
-from peer.swarm import leading
 from peer.swarm.directory import Directory
-from peer.swarm.invitations import Invitations, Self
-from peer.swarm.joining import Joining
+from peer.swarm.group import leader as leader_module
+from peer.swarm.group.follower import Joining
+from peer.swarm.group.invites import Invitations, Self
+from peer.swarm.group.lobby import Seats
+from peer.swarm.group.membership import INVITED_S, View
+from peer.swarm.group.regrouping import LONGEST_WAIT_S, Newcomers
+from peer.swarm.group.roster import Rosters
 from peer.swarm.keeper import Position
-from peer.swarm.newcomers import LONGEST_WAIT_S, Newcomers
 from peer.swarm.node import Node
-from peer.swarm.roster import Rosters
-from peer.swarm.seats import Seats
-from peer.swarm.view import INVITED_S, View
 
 RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
 NO_HURRY_S = 1e9
@@ -76,7 +76,7 @@ class Matchmaker:
             seated=self._seat, left=self._newcomers.left,
         )  # fmt: skip
         self._invitations = Invitations(node, run_id, self.view, me, self._changed, window_s, clock, self._heeds)
-        self._leading = leading.Leading(
+        self._leading = leader_module.Leading(
             node, rounds, rosters, me, self.view, self._seats, self._invitations, self._changed, clock, decline,
             self._opens,
         )  # fmt: skip
@@ -97,7 +97,7 @@ class Matchmaker:
     @property
     def patience_s(self) -> float:
         """How long a standing group waits for its members: the straggler's window, and time to answer it."""
-        return self._rounds.straggler_wait_s + leading.SOLO_PATIENCE_S
+        return self._rounds.straggler_wait_s + leader_module.SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
-from peer.swarm.newcomers import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.group.regrouping import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN
 

@@ -16,14 +16,16 @@ from peer.protocol.lineage import heavier
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm import invitations, leading, seats
 from peer.swarm.directory import Directory
-from peer.swarm.invitations import Invitations, Self
+from peer.swarm.group import invites as invites_module
+from peer.swarm.group import leader as leader_module
+from peer.swarm.group import lobby
+from peer.swarm.group.invites import Invitations, Self
+from peer.swarm.group.membership import View
+from peer.swarm.group.roster import Rosters
 from peer.swarm.node import Node
-from peer.swarm.roster import Rosters
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait, unless
-from peer.swarm.view import View
 
 log = logging.getLogger(__name__)
 SILENT_S = 1.5  # of a leader, where others do not wait for it any more
@@ -123,11 +125,11 @@ class Joining:
     @property
     def _longest_wait_s(self) -> float:
         """At a leader: for the longest group that can form there."""
-        return (2.0 - invitations.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leading.SOLO_PATIENCE_S
+        return (2.0 - invites_module.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leader_module.SOLO_PATIENCE_S
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[Stream, Kind, bytes]:
         """Take a seat at a leader: -> the stream, and the first that it says on it."""
-        stream = await self._node.open(leader, self._name, "round", invitations.PROBE_TIMEOUT_S)
+        stream = await self._node.open(leader, self._name, "round", invites_module.PROBE_TIMEOUT_S)
         with contextlib.ExitStack() as closing:
             closing.callback(stream.close)
             await stream.send(Kind.JOIN, sealed)
@@ -182,7 +184,7 @@ class Joining:
             self._view.avoid(leader)
             return
         self._changed.clear()
-        await leading.wait_for(self._changed, leading.RECHECK_S)
+        await leader_module.wait_for(self._changed, leader_module.RECHECK_S)
 
     async def _look_for(self, leader: str, lineage_id: str | None) -> None:
         """Follow a leader that is not known: at once, for the first that is named in this round; else it is looked up,
@@ -198,7 +200,7 @@ class Joining:
 
 async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
     """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
-    statuses = 10 + int(2 * patience_s / seats.AWAKE_EVERY_S)
+    statuses = 10 + int(2 * patience_s / lobby.AWAKE_EVERY_S)
     for _ in range(statuses):
         kind, body = await _frame(stream, _ANSWERS)
         if kind is not Kind.STATUS:
@@ -213,10 +215,10 @@ async def _frame(stream: Stream, limits: Mapping[Kind, int]) -> tuple[Kind, byte
     try:
         while True:
             began = loop.time()
-            await asyncio.wait({receiving}, timeout=invitations.PROBE_TIMEOUT_S)
+            await asyncio.wait({receiving}, timeout=invites_module.PROBE_TIMEOUT_S)
             if receiving.done():
                 return receiving.result()
-            if loop.time() < began + 2 * invitations.PROBE_TIMEOUT_S:
+            if loop.time() < began + 2 * invites_module.PROBE_TIMEOUT_S:
                 raise asyncio.TimeoutError
     finally:
         await cancel_and_wait([receiving])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm import matchmaking
+from peer.swarm.group import matchmaking
 from tests.swarm.gathering import INVITE_NAME, NEXT, gather, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")

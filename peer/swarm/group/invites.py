@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
+from peer.swarm.group.membership import INVITED_S, View
 from peer.swarm.keeper import Position
 from peer.swarm.node import Node
 from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.view import INVITED_S, View
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0

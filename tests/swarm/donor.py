@@ -127,7 +127,7 @@ class ScriptedDonor:
 
 
 class Joiner:
-    """A peer that catches up; applies and adopts as `peer.swarm.rounds` does."""
+    """A peer that catches up; applies and adopts as `peer.swarm.lineage.round_loop` does."""
 
     def __init__(self, network, folder, numel=NUMEL):
         self.state = make_state(numel)

@@ -14,7 +14,7 @@ from peer.outer.state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.rounds import Rounds
+from peer.swarm.lineage.round_loop import Rounds
 from tests.swarm.runs import RUN, make_state
 
 

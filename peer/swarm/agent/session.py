@@ -46,8 +46,8 @@ from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.gossip.rounds import GossipRounds
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
+from peer.swarm.lineage.round_loop import Rounds
 from peer.swarm.node import Node, start_node
-from peer.swarm.rounds import Rounds
 
 log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0

@@ -11,10 +11,10 @@ import pytest
 from peer.link.messages import Anchor, Round
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
-from peer.swarm import aftermath
 from peer.swarm.catchup.history_client import FRAME_TIMEOUT_S
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S, went_on
+from peer.swarm.lineage import retry as retry_module
 from peer.swarm.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor, two_donors
 from tests.swarm.played import rounds_at_genesis
@@ -93,7 +93,7 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
 
 async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, tmp_path, monkeypatch):
     """Else it sends what the others have committed with its vote once more."""
-    monkeypatch.setattr(aftermath, "RECHECK_S", 0.01)
+    monkeypatch.setattr(retry_module, "RECHECK_S", 0.01)
     run, told = Run(tmp_path / "others"), []
     run.commit(1)
     donor = ScriptedDonor(network.node(run.identities[-1]), run)
@@ -114,8 +114,8 @@ async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, 
 
 @pytest.mark.parametrize("fresh", [True, False])
 async def test_nobody_asks_for_ever_what_became_of_a_round(network, tmp_path, monkeypatch, fresh):
-    monkeypatch.setattr(aftermath, "RECHECK_S", 0.01)
-    monkeypatch.setattr(aftermath, "UNHEARD_S", 0.1)
+    monkeypatch.setattr(retry_module, "RECHECK_S", 0.01)
+    monkeypatch.setattr(retry_module, "UNHEARD_S", 0.1)
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._aftermath._directory.fresh = fresh

@@ -11,17 +11,17 @@ import pytest
 from peer.outer.record import RoundRecord
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
-from peer.swarm import aftermath
-from peer.swarm.aftermath import Aftermath
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
 from peer.swarm.keeper import Position
-from peer.swarm.rounds import Rounds
+from peer.swarm.lineage import retry as retry_module
+from peer.swarm.lineage.retry import Aftermath
+from peer.swarm.lineage.round_loop import Rounds
 from peer.swarm.streams import StreamClosedError
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN, make_state
 
-QUICKSTART = Path(__file__).parents[2] / "configs/runs/quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "configs/runs/quickstart.yaml"
 
 
 @pytest.mark.parametrize("how", ["it leaves between rounds", "its rounds are cancelled"])
@@ -47,7 +47,7 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
 
 async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network, monkeypatch):
     leader, liar = await gather(network, 2)
-    monkeypatch.setattr(aftermath, "RECHECK_S", 0.0)
+    monkeypatch.setattr(retry_module, "RECHECK_S", 0.0)
 
     async def nobody_shows_it():
         return False
@@ -62,9 +62,9 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
     await after.of(record)
     assert leader.matchmaker.view.expected() == []
-    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + aftermath.UNPROVEN_S - 1.0)
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S - 1.0)
     assert leader.matchmaker.view.expected() == []
-    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + aftermath.UNPROVEN_S)
+    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S)
     assert leader.matchmaker.view.expected() == [liar.peer_id]
 
 
@@ -98,7 +98,7 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
 
 async def test_however_often_rounds_fail_the_next_one_is_tried(network, monkeypatch):
     leader, _ = await gather(network, 2)
-    monkeypatch.setattr(aftermath, "MAX_BACKOFF_S", 0.0)
+    monkeypatch.setattr(retry_module, "MAX_BACKOFF_S", 0.0)
     wanted = []
     following = SimpleNamespace(donors=list)
     handover = SimpleNamespace(want_snapshot=lambda: wanted.append(1))

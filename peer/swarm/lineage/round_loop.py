@@ -20,7 +20,6 @@ from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
-from peer.swarm.aftermath import Aftermath
 from peer.swarm.catchup.fork_choice import Following
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
 from peer.swarm.directory import Directory
@@ -30,6 +29,7 @@ from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import Rosters
 from peer.swarm.guard import guard_of
 from peer.swarm.keeper import Keeper, Position
+from peer.swarm.lineage.retry import Aftermath
 from peer.swarm.node import Node
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from peer.protocol.weights import WeightRule
 from peer.swarm.exchange import Exchange
 from peer.swarm.group.roster import Rosters
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
 
 FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import Any, TextIO, TypeVar
 from benchmarks.member import Setup, respond
 from benchmarks.swarm_peer import run_peer
 from peer.protocol.wire import Kind
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream
 
 NAME = "atoll/benchmark/links"
 PLAIN_PORT = 5001

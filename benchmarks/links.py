@@ -23,7 +23,7 @@ from benchmarks.state_transfer import work
 from peer.errors import UserError
 from peer.outer.compress.registry import compressor
 from peer.sim.plan import check_writable
-from peer.swarm.door import tune
+from peer.swarm.net.direct_listener import tune
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 

@@ -33,7 +33,7 @@ from peer.swarm.exchange import Exchange
 from peer.swarm.group.roster import Rosters
 from peer.swarm.history import History
 from peer.swarm.keeper import Keeper
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
 
 SCALE = 1e-3
 T = TypeVar("T")

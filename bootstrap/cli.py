@@ -22,8 +22,8 @@ from peer.preflight import check_host_ports, check_output_dir, check_reachable, 
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.startup import starting
-from peer.swarm.keys import check_identity
-from peer.swarm.sockets import sweep_stale_sockets
+from peer.swarm.net.keys import check_identity
+from peer.swarm.net.stale_sockets import sweep_stale_sockets
 
 if TYPE_CHECKING:
     from bootstrap.node import Bootstrap
@@ -131,7 +131,7 @@ async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_
     await building.start()
     with starting():  # torch and hivemind take seconds to import; the checks before need neither
         from bootstrap.node import start_bootstrap
-        from peer.swarm.daemon import NodeConfig
+        from peer.swarm.net.daemon import NodeConfig
 
     genesis = await building.finish()
     config = NodeConfig(

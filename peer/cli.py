@@ -22,7 +22,7 @@ from peer.settings import (
     setting_overrides,
 )
 from peer.startup import starting
-from peer.swarm.keys import check_identity
+from peer.swarm.net.keys import check_identity
 
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
 

@@ -30,13 +30,13 @@ from peer.swarm.guard import Guard
 from peer.swarm.hellos import Hellos
 from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream
 from peer.swarm.residual import Chain
 from peer.swarm.seals import GroupsDifferError, MalformedError
 from peer.swarm.senders import bounded, start_senders
 from peer.swarm.slices import SliceWork
 from peer.swarm.standing import Standing, part
-from peer.swarm.streams import Stream
 from peer.swarm.tasks import cancel_and_wait, unless
 from peer.swarm.uptime import uptime
 from peer.swarm.watch import Watch

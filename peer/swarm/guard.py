@@ -15,10 +15,10 @@ from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.cut import cut_of
-from peer.swarm.directory import Directory
 from peer.swarm.judge import Judge
 from peer.swarm.keeper import Keeper
-from peer.swarm.node import Node
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
 from peer.swarm.reckoner import Reckoner
 from peer.swarm.seals import Heard, Kept
 from peer.swarm.showing import Showing

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.standing import Standing, part
-from peer.swarm.streams import Stream, StreamClosedError
 
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64

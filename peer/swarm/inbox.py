@@ -14,8 +14,8 @@ from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, Red
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
 from peer.swarm.buffers import Lend, blank
 from peer.swarm.cut import Cut, Ranges
+from peer.swarm.net.stream import Stream
 from peer.swarm.seals import Heard, sitting_of
-from peer.swarm.streams import Stream
 
 T = TypeVar("T")
 

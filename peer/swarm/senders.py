@@ -13,7 +13,7 @@ from peer.protocol.statements import Leaves
 from peer.protocol.wire import Kind
 from peer.swarm.budget import Budget
 from peer.swarm.inbox import Session
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.work import Contribute, Work
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.group.roster import RosterMessage
 from peer.swarm.judge import reduction_of
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Between, Stream, StreamClosedError
 from peer.swarm.seals import Heard, Kept
-from peer.swarm.streams import Between, Stream, StreamClosedError
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0

@@ -16,8 +16,8 @@ from peer.protocol.wire import Kind
 from peer.swarm.audits import Found
 from peer.swarm.bans import Bans
 from peer.swarm.judge import Judge
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.verdict import ElsewhereError, NoEvidenceError
 
 log = logging.getLogger(__name__)

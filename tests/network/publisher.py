@@ -16,9 +16,9 @@ from pathlib import Path
 from peer.lifetime import children_die_with_us, die_with_parent
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.protocol.records import seal_manifest
-from peer.swarm.daemon import NodeConfig
-from peer.swarm.directory import publish_manifest_forever
-from peer.swarm.node import start_node
+from peer.swarm.net.daemon import NodeConfig
+from peer.swarm.net.directory import publish_manifest_forever
+from peer.swarm.net.node import start_node
 
 GIANT = {"hidden_size": 65536, "intermediate_size": 196608, "num_hidden_layers": 24}  # 1.34e12 parameters
 FUTURE_PROTOCOL = 999

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from peer.protocol.wire import DirectMessage, DirectRequest, Door, EntryMessage, Kind
-from peer.swarm.daemon import NodeConfig
-from peer.swarm.direct import DIRECT_NAME, Direct
-from peer.swarm.door import MAX_ARRIVING_OF_HOST
-from peer.swarm.node import Node, start_node
-from peer.swarm.pipe import Pipe
-from peer.swarm.streams import Stream, StreamClosedError, Traffic
-from peer.swarm.tls import client_side, server_side
+from peer.swarm.net.daemon import NodeConfig
+from peer.swarm.net.direct import DIRECT_NAME, Direct
+from peer.swarm.net.direct_listener import MAX_ARRIVING_OF_HOST
+from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.tls import client_side, server_side
 
 NAME = "atoll/test/direct"
 BODY = os.urandom(3 << 20)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
-from peer.swarm import daemon
-from peer.swarm import node as node_module
-from peer.swarm.daemon import NodeConfig
-from peer.swarm.node import Node, start_node
+from peer.swarm.net import daemon
+from peer.swarm.net import node as node_module
+from peer.swarm.net.daemon import NodeConfig
+from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.standing import part
-from peer.swarm.streams import Stream, StreamClosedError
 
 NAME = "atoll/test/endings"
 TIMES = 20

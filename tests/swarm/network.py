@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from hivemind.p2p import P2PDaemonError
 
 from peer.protocol.identity import Identity
-from peer.swarm.daemon import NodeConfig
-from peer.swarm.node import Node
-from peer.swarm.pipe import Pipe
-from peer.swarm.streams import Stream, Traffic
+from peer.swarm.net.daemon import NodeConfig
+from peer.swarm.net.node import Node
+from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.stream import Stream, Traffic
 from peer.swarm.tasks import cancel_and_wait
 
 CONFIG = NodeConfig(identity_path=Path("identity.key"), host_maddrs=())

@@ -21,9 +21,9 @@ from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.courtesy import Turn
 from peer.swarm.cut import cut_of
 from peer.swarm.judge import Judge
+from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.reckoner import Reckoner
 from peer.swarm.showing import ASKS_OF_ONE, audit_name
-from peer.swarm.streams import StreamClosedError
 from peer.swarm.verdict import NoEvidenceError
 from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
 from tests.swarm.circle import RECIPE, Circle
@@ -260,7 +260,7 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     for name in ("SMALL_BYTES", "SLICE_BYTES"):
-        monkeypatch.setattr(f"peer.swarm.streams.{name}", 100)
+        monkeypatch.setattr(f"peer.swarm.net.stream.{name}", 100)
     courtesy, taken, waited = circle.seats[0].guard._showing._courtesy, [], []
 
     async def wait():

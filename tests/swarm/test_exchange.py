@@ -14,7 +14,7 @@ from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
 from peer.swarm import budget as budget_module
 from peer.swarm.budget import MIN_BUDGET_S, Budget
-from peer.swarm.streams import Stream
+from peer.swarm.net.stream import Stream
 from tests.swarm.runs import contributions, reduce_all
 from tests.swarm.table import Table
 

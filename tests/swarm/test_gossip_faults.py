@@ -19,7 +19,7 @@ from peer.swarm.gossip.inlets import round_name
 from peer.swarm.gossip.newcomer import STATE_DOMAIN
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.history import History
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.gossiping import NOLOCO, everybody_rounds, gossip, plain_groups, scatter
 
 NAN = struct.pack("<f", float("nan"))

@@ -14,7 +14,7 @@ import sys
 from peer.lifetime import children_die_with_us, die_with_parent
 from peer.startup import starting
 from peer.swarm.heap import return_freed_memory
-from peer.swarm.sockets import sweep_stale_sockets
+from peer.swarm.net.stale_sockets import sweep_stale_sockets
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from statistics import median
 from peer.errors import AtollError, ProtocolError
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.partial_file import PartialFile
-from peer.swarm.early import Open
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.preopened import Open
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)

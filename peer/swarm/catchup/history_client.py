@@ -17,16 +17,16 @@ from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, Link, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.asking import asking
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
 from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.catchup.tip_agreement import ask_all, believers, members_of
-from peer.swarm.early import EarlyStream, Open
-from peer.swarm.node import BULK_BYTES, Node
+from peer.swarm.net.node import BULK_BYTES, Node
+from peer.swarm.net.preopened import EarlyStream, Open
+from peer.swarm.net.request import asking
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.snapshots import chunk_lengths
-from peer.swarm.streams import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Between, Stream, StreamClosedError
 from peer.swarm.shelf import Snapshots
 from peer.swarm.snapshots import SnapshotFile
-from peer.swarm.streams import Between, Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 REQUEST_TIMEOUT_S = 5.0

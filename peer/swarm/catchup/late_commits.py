@@ -16,7 +16,7 @@ from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
 from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_client import Fetcher
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.tasks import staggered
 
 log = logging.getLogger(__name__)

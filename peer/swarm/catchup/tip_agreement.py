@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Link, quorum
 from peer.swarm.catchup.chunk_download import CatchUpError
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 5.0

@@ -19,8 +19,8 @@ from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.gossip.inlets import Inlet, Inlets, round_name
-from peer.swarm.node import BULK_BYTES, Node
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.node import BULK_BYTES, Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, pars
 from peer.protocol.wire import GossipState, Kind
 from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_client import Fetcher
-from peer.swarm.directory import Directory
 from peer.swarm.gossip.own import OwnKeeper
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

@@ -16,15 +16,15 @@ from peer.protocol.lineage import heavier
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.directory import Directory
 from peer.swarm.group import invites as invites_module
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group import lobby
 from peer.swarm.group.invites import Invitations, Self
 from peer.swarm.group.membership import View
 from peer.swarm.group.roster import Rosters
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from peer.protocol.lineage import heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.membership import INVITED_S, View
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from peer.swarm.group.invites import Invitations, Self
 from peer.swarm.group.lobby import Seat, Seats
 from peer.swarm.group.membership import View
 from peer.swarm.group.roster import Rosters
-from peer.swarm.node import Node
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 SOLO_PATIENCE_S = 4.0

@@ -15,7 +15,7 @@ from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage,
 from peer.swarm.group.invites import PROBE_TIMEOUT_S, Self
 from peer.swarm.group.membership import View
 from peer.swarm.group.roster import Rosters
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
-from peer.swarm.directory import Directory
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group.follower import Joining
 from peer.swarm.group.invites import Invitations, Self
@@ -26,7 +25,8 @@ from peer.swarm.group.membership import INVITED_S, View
 from peer.swarm.group.regrouping import LONGEST_WAIT_S, Newcomers
 from peer.swarm.group.roster import Rosters
 from peer.swarm.keeper import Position
-from peer.swarm.node import Node
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
 
 RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
 NO_HURRY_S = 1e9

@@ -11,8 +11,8 @@ from peer.link.contribution_slot import Handover
 from peer.outer.record import RoundRecord
 from peer.swarm.catchup.fork_choice import Following
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
-from peer.swarm.directory import Directory
 from peer.swarm.group.matchmaking import Matchmaker
+from peer.swarm.net.directory import Directory
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

@@ -18,7 +18,7 @@ from peer.errors import ProtocolError
 from peer.outer import state as state_module
 from peer.swarm import snapshots
 from peer.swarm.catchup.history_client import chunk_download
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from tests.network.chaos.report import added
 from tests.swarm.donor import Joiner, ScriptedDonor
 from tests.swarm.network import MemoryNetwork

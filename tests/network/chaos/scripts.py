@@ -19,7 +19,7 @@ from peer.protocol.wire import (
 )
 from peer.swarm.group.roster import JOIN_DOMAIN
 from peer.swarm.keeper import Position
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.stream import Stream, StreamClosedError
 from tests.network.chaos.attacker import HANDLERS, Attacker, header
 
 Script = Callable[[Attacker], Awaitable[None]]

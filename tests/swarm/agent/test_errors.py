@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from peer.errors import in_words
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from peer.protocol.wire import Kind
 from peer.swarm.catchup.chunk_download import Lane, much_slower
 from peer.swarm.catchup.history_client import chunk_download
 from peer.swarm.catchup.partial_file import PartialFile
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 from tests.swarm.gathering import until
 

@@ -15,7 +15,7 @@ from peer.protocol.wire import Kind
 from peer.swarm.catchup.donors import Standing, ahead
 from peer.swarm.catchup.history_client import CatchUpError, NotHeavierError, history_client
 from peer.swarm.catchup.history_server import history_name
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.runs import NUMEL, RUN, Run, contributions, reduce_all
 

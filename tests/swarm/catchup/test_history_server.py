@@ -12,8 +12,8 @@ from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.history_client import chunk_download, history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.courtesy import Courtesy
+from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
 from peer.swarm.shelf import Shelf
-from peer.swarm.streams import SLICE_BYTES, StreamClosedError
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 

@@ -8,7 +8,7 @@ import pytest
 
 from peer.protocol.wire import Kind
 from peer.swarm.catchup.history_client import chunk_download
-from peer.swarm.streams import Stream
+from peer.swarm.net.stream import Stream
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 
 pytestmark = pytest.mark.usefixtures("small_chunks")

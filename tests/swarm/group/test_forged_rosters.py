@@ -9,7 +9,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import Kind, StatusMessage
 from peer.swarm.group.roster import RosterMessage, roster_key
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of
 
 STRANGER = Identity.generate()

@@ -17,7 +17,7 @@ from peer.swarm.keeper import Position
 from peer.swarm.lineage import retry as retry_module
 from peer.swarm.lineage.retry import Aftermath
 from peer.swarm.lineage.round_loop import Rounds
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN, make_state
 

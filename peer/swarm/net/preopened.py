@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from peer.swarm.streams import Stream, StreamClosedError
+from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.tasks import cancel_and_wait
 
 KEPT_S = 3.0  # a donor waits 5 s for a request

@@ -6,8 +6,8 @@ import pytest
 
 from peer.errors import ProtocolError
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, HelloMessage, Kind, pack_header
-from peer.swarm import node as node_module
-from peer.swarm.streams import SLICE_BYTES, StreamClosedError
+from peer.swarm.net import node as node_module
+from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
 from tests.swarm.gathering import until
 from tests.swarm.network import stream_pair
 

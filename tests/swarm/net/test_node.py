@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError
 
 
 async def fail():

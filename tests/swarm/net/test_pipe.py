@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from peer.swarm.pipe import DIRECT_BYTES, STAGING_BYTES, Pipe
+from peer.swarm.net.pipe import DIRECT_BYTES, STAGING_BYTES, Pipe
 from tests.swarm.uvlooped import run_case, run_on_uvloop
 
 BODY = os.urandom(3 * STAGING_BYTES + 17)

@@ -12,7 +12,7 @@ from peer.errors import AtollError, ProtocolError
 from peer.protocol.manifest import Spec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
-from peer.swarm.pipe import Pipe
+from peer.swarm.net.pipe import Pipe
 
 SLICE_BYTES = 256 * 1024
 SMALL_BYTES = 4096

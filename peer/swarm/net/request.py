@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 from peer.protocol.manifest import Spec
 from peer.protocol.wire import Kind
-from peer.swarm.daemon import OPEN_TIMEOUT_S
-from peer.swarm.node import Node
-from peer.swarm.streams import Stream
+from peer.swarm.net.daemon import OPEN_TIMEOUT_S
+from peer.swarm.net.node import Node
+from peer.swarm.net.stream import Stream
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.identity import Identity
-from peer.swarm.daemon import (
+from peer.swarm.net.daemon import (
     ENDS_S,
     OPEN_TIMEOUT_S,
     NodeConfig,
@@ -31,12 +31,12 @@ from peer.swarm.daemon import (
     start_daemon,
     stop_daemon,
 )
-from peer.swarm.direct import DIRECT_NAME, Direct
-from peer.swarm.keys import load_or_create_identity
-from peer.swarm.pipe import Pipe
-from peer.swarm.reach import REACH_NAME, ReachServer
-from peer.swarm.streams import Stream, StreamClosedError, Traffic
-from peer.swarm.validator import SealedRecordValidator
+from peer.swarm.net.dht_validator import SealedRecordValidator
+from peer.swarm.net.direct import DIRECT_NAME, Direct
+from peer.swarm.net.keys import load_or_create_identity
+from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.reachability import REACH_NAME, ReachServer
+from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Stream], Awaitable[None]]

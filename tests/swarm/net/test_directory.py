@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from peer.protocol.identity import Identity
 from peer.protocol.records import PEER_TTL_S, PeerRecord, dump_json, seal
-from peer.swarm import directory
-from peer.swarm.directory import Directory
+from peer.swarm.net import directory
+from peer.swarm.net.directory import Directory
 from tests.swarm.gathering import until
 from tests.swarm.runs import RUN
 

@@ -14,7 +14,7 @@ from hivemind.p2p import P2P, P2PDaemonError, PeerID
 
 from peer.errors import AtollError, UserError
 from peer.protocol.identity import Identity
-from peer.swarm.reach import TRIES_WITH_ROUTER, accepts_connections
+from peer.swarm.net.reachability import TRIES_WITH_ROUTER, accepts_connections
 
 log = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0

@@ -19,8 +19,8 @@ from peer.errors import ProtocolError, UserError, in_words
 from peer.protocol.address import parse_host_address
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, Kind, ReachMessage, ReachRequest
-from peer.swarm.pipe import Pipe
-from peer.swarm.streams import Stream, StreamClosedError, Traffic
+from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
 
 log = logging.getLogger(__name__)
 REACH_NAME = "atoll/reach"

@@ -23,12 +23,12 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from peer.errors import ProtocolError, in_words
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectMessage, DirectRequest, Door, EntryMessage, Kind
-from peer.swarm.door import TIMEOUT_S, OwnDoor, keep, tune
-from peer.swarm.pipe import Pipe
-from peer.swarm.reach import seen_at
-from peer.swarm.streams import Stream, StreamClosedError, Traffic
+from peer.swarm.net.direct_listener import TIMEOUT_S, OwnDoor, keep, tune
+from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.reachability import seen_at
+from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.tls import client_side, shows
 from peer.swarm.tasks import cancel_and_wait
-from peer.swarm.tls import client_side, shows
 
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"

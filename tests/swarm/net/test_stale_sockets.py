@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm import sockets
-from peer.swarm.sockets import sweep_stale_sockets
+from peer.swarm.net import stale_sockets
+from peer.swarm.net.stale_sockets import sweep_stale_sockets
 from tests.network.chaos.namespaces import Namespace
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["own network namespace", "another"])
 def test_only_sockets_of_dead_daemons_are_swept(tmp_path, monkeypatch, listed):
     if not listed:  # as the kernel shows the sockets of others
-        header = sockets.UNIX_SOCKETS.read_text().splitlines()[0]
+        header = stale_sockets.UNIX_SOCKETS.read_text().splitlines()[0]
         (tmp_path / "unix").write_text(f"{header}\n")
-        monkeypatch.setattr(sockets, "UNIX_SOCKETS", tmp_path / "unix")
+        monkeypatch.setattr(stale_sockets, "UNIX_SOCKETS", tmp_path / "unix")
     with socket.socket(socket.AF_UNIX) as live, socket.socket(socket.AF_UNIX) as other:
         live.bind(str(tmp_path / "hivemind-p2pd-live.sock"))
         live.listen()

@@ -6,7 +6,7 @@ from hivemind.utils import MSGPackSerializer
 
 from peer.protocol.identity import Identity
 from peer.protocol.records import MAX_EXPIRY_S, MAX_RECORD_BYTES, seal
-from peer.swarm.validator import SealedRecordValidator, signed_by
+from peer.swarm.net.dht_validator import SealedRecordValidator, signed_by
 
 NOW = 1.8e9
 ALICE, BOB = Identity.generate(), Identity.generate()

@@ -23,7 +23,7 @@ from peer.protocol.records import (
     peers_key,
     seal,
 )
-from peer.swarm.node import Node
+from peer.swarm.net.node import Node
 
 log = logging.getLogger(__name__)
 REFRESH_PERIOD_S = 2.0

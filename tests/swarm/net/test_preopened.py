@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from peer.swarm import early
-from peer.swarm.early import EarlyStream
-from peer.swarm.streams import StreamClosedError
+from peer.swarm.net import preopened
+from peer.swarm.net.preopened import EarlyStream
+from peer.swarm.net.stream import StreamClosedError
 
 
 class Opened:
@@ -55,7 +55,7 @@ async def test_the_first_who_asks_takes_it_and_the_next_opens_another(opener):
 
 
 async def test_one_that_the_donor_may_have_given_up_is_closed_and_replaced(opener, monkeypatch):
-    monkeypatch.setattr(early, "KEPT_S", -1.0)
+    monkeypatch.setattr(preopened, "KEPT_S", -1.0)
     opener.allowed.set()
     stream = EarlyStream(opener, "donor")
     assert await stream.open("donor") is opener.opened[1]

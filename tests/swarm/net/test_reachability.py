@@ -11,8 +11,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer.errors import ProtocolError
 from peer.protocol.records import parse_json
 from peer.protocol.wire import Kind, ReachMessage, ReachRequest
-from peer.swarm import reach
-from peer.swarm.reach import GREETING, REACH_NAME, ReachServer, accepts_connections, greets, tcp_ports
+from peer.swarm.net import reachability
+from peer.swarm.net.reachability import GREETING, REACH_NAME, ReachServer, accepts_connections, greets, tcp_ports
 
 
 async def listener(greeting: bytes = bytes([len(GREETING)]) + GREETING):
@@ -75,12 +75,12 @@ async def test_only_where_the_asker_is_seen_is_dialled(network):
 
 
 async def test_nobody_who_can_say(network, monkeypatch):
-    monkeypatch.setattr(reach, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(reachability, "RETRY_PAUSE_S", 0.0)
     assert await ask(network, 1, addresses=()) is None
 
 
 async def test_whoever_did_not_say_is_asked_again(network, monkeypatch):
-    monkeypatch.setattr(reach, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(reachability, "RETRY_PAUSE_S", 0.0)
     helper, asker = network.node(), network.node()
     answers = [ReachMessage(reached=False, tried=False), ReachMessage(reached=False, tried=True)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from peer.errors import UserError
 from peer.protocol.identity import Identity
-from peer.swarm.keys import load_or_create_identity
+from peer.swarm.net.keys import load_or_create_identity
 
 
 @pytest.fixture

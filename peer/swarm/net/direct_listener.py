@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from peer.errors import ProtocolError
 from peer.protocol.address import parse_host_address
 from peer.protocol.wire import Door, EntryMessage, Kind
-from peer.swarm.pipe import Pipe
-from peer.swarm.streams import Stream, StreamClosedError, Traffic
-from peer.swarm.tls import server_side
+from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.tls import server_side
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0  # of a handshake, an entry, an answer

@@ -21,7 +21,7 @@ from peer.swarm.judge import Judge, signed_roots
 from peer.swarm.net.node import Node
 from peer.swarm.net.request import asking
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.seals import Heard
+from peer.swarm.round.signatures import Heard
 from peer.swarm.showing import audit_name
 from peer.swarm.verdict import ElsewhereError, NoEvidenceError, RightError, Verdict
 

@@ -14,13 +14,13 @@ from peer.swarm.audits import Audit, Auditor, Found
 from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
 from peer.swarm.courtesy import Courtesy
-from peer.swarm.cut import cut_of
 from peer.swarm.judge import Judge
 from peer.swarm.keeper import Keeper
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.reckoner import Reckoner
-from peer.swarm.seals import Heard, Kept
+from peer.swarm.round.partition import cut_of
+from peer.swarm.round.signatures import Heard, Kept
 from peer.swarm.showing import Showing
 from peer.swarm.spreading import Spreading
 from peer.swarm.verdict import NoEvidenceError

@@ -24,7 +24,7 @@ from peer.protocol.statements import (
 from peer.protocol.wire import JoinMessage
 from peer.swarm.group.roster import JOIN_DOMAIN
 from peer.swarm.reckoner import Reckoner
-from peer.swarm.seals import Kept
+from peer.swarm.round.signatures import Kept
 from peer.swarm.verdict import NoEvidenceError, RightError, Verdict
 
 

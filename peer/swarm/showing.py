@@ -16,7 +16,7 @@ from peer.swarm.group.roster import RosterMessage
 from peer.swarm.judge import reduction_of
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Between, Stream, StreamClosedError
-from peer.swarm.seals import Heard, Kept
+from peer.swarm.round.signatures import Heard, Kept
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0

@@ -15,7 +15,7 @@ from peer.swarm.net import node as node_module
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.standing import part
+from peer.swarm.round.persistent_group import part
 
 NAME = "atoll/test/endings"
 TIMES = 20

@@ -13,13 +13,13 @@ from peer.outer.round import Due, link_of
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
-from peer.swarm.cut import cut_of
-from peer.swarm.exchange import Exchange
 from peer.swarm.group.roster import Rosters
 from peer.swarm.guard import Guard
 from peer.swarm.judge import Judge
 from peer.swarm.keeper import Position
 from peer.swarm.reckoner import Reckoner
+from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.partition import cut_of
 from tests.swarm.runs import RUN, contributions, make_state
 
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))

@@ -11,7 +11,7 @@ from peer.outer.round import Due, Group
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import HelloMessage, JoinMessage, Kind, group_id
-from peer.swarm.exchange import Exchange
+from peer.swarm.round.exchange import Exchange
 from tests.swarm.runs import RUN, contributions, make_state
 
 NAME = f"atoll/{RUN[:16]}/round"

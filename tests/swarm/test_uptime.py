@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 
-from peer.swarm import exchange, uptime
+from peer.swarm import uptime
+from peer.swarm.round import exchange
 from peer.swarm.uptime import uptime as now
 
 

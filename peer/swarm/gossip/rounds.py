@@ -23,7 +23,6 @@ from peer.outer.round import Due, RoundAborted
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
-from peer.swarm.budget import Budget
 from peer.swarm.gossip.draw import Draw, round_after
 from peer.swarm.gossip.frames import Frames
 from peer.swarm.gossip.inlets import Inlets
@@ -36,6 +35,7 @@ from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.keeper import Position
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
+from peer.swarm.round.deadline import Budget
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

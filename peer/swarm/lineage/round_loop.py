@@ -22,7 +22,6 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.fork_choice import Following
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
-from peer.swarm.exchange import Exchange
 from peer.swarm.group.invites import Self
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import Rosters
@@ -31,6 +30,7 @@ from peer.swarm.keeper import Keeper, Position
 from peer.swarm.lineage.retry import Aftermath
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
+from peer.swarm.round.exchange import Exchange
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

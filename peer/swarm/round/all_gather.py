@@ -16,9 +16,9 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, has_sent, root_of, seal_sent
-from peer.swarm.inbox import Session
-from peer.swarm.seals import Heard, Kept, MalformedError, close_gathering
-from peer.swarm.work import Contribute, Produced, Work, named
+from peer.swarm.round.inbox import Session
+from peer.swarm.round.signatures import Heard, Kept, MalformedError, close_gathering
+from peer.swarm.round.strategy import Contribute, Produced, Work, named
 
 
 class GatherWork(Work):

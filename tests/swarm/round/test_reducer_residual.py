@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence
 from peer.protocol.records import dump_json
-from peer.swarm.residual import origins
+from peer.swarm.round.reducer_residual import origins
 from peer.swarm.verdict import ElsewhereError, NoEvidenceError, RightError
 from tests.swarm.workshop import Workshop
 

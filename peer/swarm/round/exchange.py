@@ -20,27 +20,27 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
-from peer.swarm.budget import Budget
 from peer.swarm.buffers import Buffers
-from peer.swarm.commit import collect_votes
-from peer.swarm.cut import cut_of
-from peer.swarm.gather import GatherWork
 from peer.swarm.group.roster import Rosters, roster_key
 from peer.swarm.guard import Guard
-from peer.swarm.hellos import Hellos
-from peer.swarm.inbox import Session
 from peer.swarm.keeper import Position
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream
-from peer.swarm.residual import Chain
-from peer.swarm.seals import GroupsDifferError, MalformedError
-from peer.swarm.senders import bounded, start_senders
-from peer.swarm.slices import SliceWork
-from peer.swarm.standing import Standing, part
+from peer.swarm.round.all_gather import GatherWork
+from peer.swarm.round.butterfly import SliceWork
+from peer.swarm.round.deadline import Budget
+from peer.swarm.round.group_streams import Hellos
+from peer.swarm.round.inbox import Session
+from peer.swarm.round.observer import Watch
+from peer.swarm.round.outbox import bounded, start_senders
+from peer.swarm.round.partition import cut_of
+from peer.swarm.round.persistent_group import Standing, part
+from peer.swarm.round.reducer_residual import Chain
+from peer.swarm.round.signatures import GroupsDifferError, MalformedError
+from peer.swarm.round.strategy import Work
+from peer.swarm.round.votes import collect_votes
 from peer.swarm.tasks import cancel_and_wait, unless
 from peer.swarm.uptime import uptime
-from peer.swarm.watch import Watch
-from peer.swarm.work import Work
 
 log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0

@@ -23,11 +23,11 @@ from peer.outer.threads import beside, little
 from peer.outer.update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves
-from peer.swarm.cut import ReducedCut
-from peer.swarm.inbox import Session
-from peer.swarm.residual import Chain, ReducerResidual
-from peer.swarm.seals import Kept, MalformedError
-from peer.swarm.work import Contribute, Feedback, Produced, T, Work, named
+from peer.swarm.round.inbox import Session
+from peer.swarm.round.partition import ReducedCut
+from peer.swarm.round.reducer_residual import Chain, ReducerResidual
+from peer.swarm.round.signatures import Kept, MalformedError
+from peer.swarm.round.strategy import Contribute, Feedback, Produced, T, Work, named
 
 Encode = Callable[[int, Read], bytes]
 

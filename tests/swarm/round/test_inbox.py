@@ -7,7 +7,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES
 from peer.protocol.wire import Kind, VoteMessage
-from peer.swarm.inbox import Inbox
+from peer.swarm.round.inbox import Inbox
 from tests.swarm.gathering import until
 from tests.swarm.network import stream_pair
 

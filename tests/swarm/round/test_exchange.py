@@ -12,9 +12,9 @@ from peer.outer.round import RoundAborted, link_of
 from peer.outer.state import CHUNK
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
-from peer.swarm import budget as budget_module
-from peer.swarm.budget import MIN_BUDGET_S, Budget
 from peer.swarm.net.stream import Stream
+from peer.swarm.round import deadline as budget_module
+from peer.swarm.round.deadline import MIN_BUDGET_S, Budget
 from tests.swarm.runs import contributions, reduce_all
 from tests.swarm.table import Table
 

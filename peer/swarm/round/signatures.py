@@ -20,7 +20,7 @@ from peer.protocol.statements import (
     root_of,
     seal_reduced,
 )
-from peer.swarm.residual import Attempt
+from peer.swarm.round.reducer_residual import Attempt
 
 
 class MalformedError(RoundAborted):

@@ -18,10 +18,10 @@ from peer.outer.round import RoundAborted
 from peer.outer.update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm import budget as budget_module
 from peer.swarm import buffers
-from peer.swarm import exchange as exchange_module
 from peer.swarm.group.roster import roster_key
+from peer.swarm.round import deadline as budget_module
+from peer.swarm.round import exchange as exchange_module
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 

@@ -12,7 +12,7 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.standing import Standing, part
+from peer.swarm.round.persistent_group import Standing, part
 
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64

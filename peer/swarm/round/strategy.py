@@ -17,9 +17,9 @@ from peer.outer.round import Due, Exchanged, Group
 from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
-from peer.swarm.inbox import Session
-from peer.swarm.residual import Attempt
-from peer.swarm.seals import Heard, Kept, close_reduction, hear
+from peer.swarm.round.inbox import Session
+from peer.swarm.round.reducer_residual import Attempt
+from peer.swarm.round.signatures import Heard, Kept, close_reduction, hear
 
 log = logging.getLogger(__name__)
 FEWEST_TO_BEAR_ONE = 4  # a quarter

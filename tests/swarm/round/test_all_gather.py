@@ -14,8 +14,8 @@ from peer.outer.round import RoundAborted
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, root_of, seal_reduced, seal_sent
 from peer.protocol.wire import Kind
-from peer.swarm import cut as cut_module
-from peer.swarm.cut import GatheredCut, cut_of
+from peer.swarm.round import partition as cut_module
+from peer.swarm.round.partition import GatheredCut, cut_of
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from peer.outer.round import RoundAborted
 from peer.swarm.guard import Guard
-from peer.swarm.inbox import Session
-from peer.swarm.seals import GroupsDifferError, Heard, Kept
-from peer.swarm.standing import Standing
+from peer.swarm.round.inbox import Session
+from peer.swarm.round.persistent_group import Standing
+from peer.swarm.round.signatures import GroupsDifferError, Heard, Kept
 
 
 class Watch:

@@ -11,10 +11,10 @@ from peer.errors import AtollError
 from peer.outer.round import RoundAborted
 from peer.protocol.statements import Leaves
 from peer.protocol.wire import Kind
-from peer.swarm.budget import Budget
-from peer.swarm.inbox import Session
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.work import Contribute, Work
+from peer.swarm.round.deadline import Budget
+from peer.swarm.round.inbox import Session
+from peer.swarm.round.strategy import Contribute, Work
 
 log = logging.getLogger(__name__)
 Open = Callable[[str], Awaitable[Stream]]

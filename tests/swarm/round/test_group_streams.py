@@ -8,7 +8,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.records import dump_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
-from peer.swarm import hellos as hellos_module
+from peer.swarm.round import group_streams as hellos_module
 from tests.swarm.gathering import until
 from tests.swarm.table import NAME, Table, other_digest
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from peer.outer.round import RoundAborted
 from peer.protocol.identity import verify
 from peer.protocol.lineage import VOTE_DOMAIN, Link, quorum
-from peer.swarm.inbox import Session
+from peer.swarm.round.inbox import Session
 
 log = logging.getLogger(__name__)
 LATE_S = 1.0  # after the deadline: this machine has slept, and the others have given the round up meanwhile

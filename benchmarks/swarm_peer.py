@@ -15,10 +15,10 @@ from benchmarks.member import Setup, parse_setup
 from peer.lifetime import children_die_with_us, die_with_parent
 from peer.outer.compose import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
-from peer.swarm.heap import return_freed_memory
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.tasks import use_few_threads
+from peer.swarm.runtime.malloc import return_freed_memory
+from peer.swarm.runtime.tasks import use_few_threads
 
 RUN = "b" * 64
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))

@@ -18,8 +18,8 @@ from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
-from peer.swarm.courtesy import Courtesy, Turn
 from peer.swarm.history import KEPT_UPDATES, History
+from peer.swarm.runtime.round_priority import Courtesy, Turn
 from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from peer.outer.recipes import Recipe
 from peer.swarm.audits import Audit, Auditor, Found
 from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
-from peer.swarm.courtesy import Courtesy
 from peer.swarm.judge import Judge
 from peer.swarm.keeper import Keeper
 from peer.swarm.net.directory import Directory
@@ -21,6 +20,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.partition import cut_of
 from peer.swarm.round.signatures import Heard, Kept
+from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.showing import Showing
 from peer.swarm.spreading import Spreading
 from peer.swarm.verdict import NoEvidenceError

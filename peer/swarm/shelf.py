@@ -13,8 +13,8 @@ from typing import Protocol
 from peer.outer.state import OuterState
 from peer.protocol.lineage import Certificate
 from peer.swarm.capture import Capture
-from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
+from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.snapshots import DamagedError, SnapshotFile
 
 log = logging.getLogger(__name__)

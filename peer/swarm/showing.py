@@ -11,12 +11,12 @@ from peer.outer.state import CHUNK
 from peer.protocol.records import dump_json
 from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind
-from peer.swarm.courtesy import Courtesy
 from peer.swarm.group.roster import RosterMessage
 from peer.swarm.judge import reduction_of
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Between, Stream, StreamClosedError
 from peer.swarm.round.signatures import Heard, Kept
+from peer.swarm.runtime.round_priority import Courtesy
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0

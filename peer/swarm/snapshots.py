@@ -18,7 +18,7 @@ from peer.outer.optimizer import Vectors
 from peer.outer.state import CHUNK, PIECE, AnyUpdate, OuterState, chunks, pieces, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
-from peer.swarm.courtesy import Aside, go_on
+from peer.swarm.runtime.round_priority import Aside, go_on
 
 HELD_S = 10.0  # after an offer or its last reader: who has to check a chain, or lost a stream, comes for the rest
 MAX_HELD_S = 600.0  # even while somebody reads

@@ -14,7 +14,7 @@ from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node
 from peer.swarm.net.pipe import Pipe
 from peer.swarm.net.stream import Stream, Traffic
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 CONFIG = NodeConfig(identity_path=Path("identity.key"), host_maddrs=())
 

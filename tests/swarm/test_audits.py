@@ -18,11 +18,11 @@ from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
-from peer.swarm.courtesy import Turn
 from peer.swarm.judge import Judge
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.partition import cut_of
+from peer.swarm.runtime.round_priority import Turn
 from peer.swarm.showing import ASKS_OF_ONE, audit_name
 from peer.swarm.verdict import NoEvidenceError
 from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of

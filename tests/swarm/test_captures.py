@@ -13,7 +13,7 @@ from peer.outer import state as state_module
 from peer.outer.state import CHUNK, PIECE
 from peer.swarm import capture, snapshots
 from peer.swarm import shelf as shelf_module
-from peer.swarm.courtesy import Turn
+from peer.swarm.runtime.round_priority import Turn
 from peer.swarm.shelf import Shelf
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take

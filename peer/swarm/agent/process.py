@@ -13,8 +13,8 @@ import sys
 
 from peer.lifetime import children_die_with_us, die_with_parent
 from peer.startup import starting
-from peer.swarm.heap import return_freed_memory
 from peer.swarm.net.stale_sockets import sweep_stale_sockets
+from peer.swarm.runtime.malloc import return_freed_memory
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         from peer.errors import UserError
         from peer.link.messages import Fatal
         from peer.swarm.agent.session import AgentSession, Channel
-        from peer.swarm.tasks import hush_foreign_noise, use_few_threads
+        from peer.swarm.runtime.tasks import hush_foreign_noise, use_few_threads
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)  # replicas must not differ where a library turned it on

@@ -16,7 +16,7 @@ from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.net.preopened import Open
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s

@@ -20,7 +20,7 @@ from peer.swarm.keeper import Keeper, Position
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import staggered
+from peer.swarm.runtime.tasks import staggered
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0

@@ -17,7 +17,7 @@ from peer.protocol.lineage import Certificate, chain_weight
 from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_client import Fetcher
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import staggered
+from peer.swarm.runtime.tasks import staggered
 
 log = logging.getLogger(__name__)
 ASKED = 3  # two thirds have a certificate if anybody has: all three lack it by chance in one case of 27 at most

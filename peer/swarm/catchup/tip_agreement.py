@@ -15,7 +15,7 @@ from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Link, quorum
 from peer.swarm.catchup.chunk_download import CatchUpError
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 AGAIN_S = 0.25  # after an answer of who has not come that far, or is about to apply the round

@@ -21,7 +21,7 @@ from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipJoin, GossipRoster, Kind
 from peer.swarm.gossip.inlets import Inlet, Inlets, round_name
 from peer.swarm.net.node import BULK_BYTES, Node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 ROSTER_WAIT_S = 10.0  # the others have given up waiting when this peer does, or do so when they hear of it

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.state import OuterState
-from peer.swarm.courtesy import Courtesy
 from peer.swarm.history import History
 from peer.swarm.keeper import Position
+from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.snapshots import SnapshotFile, load_snapshot
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from peer.swarm.group.roster import Rosters
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.tasks import cancel_and_wait, unless
+from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
 SILENT_S = 1.5  # of a leader, where others do not wait for it any more

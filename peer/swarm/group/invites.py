@@ -17,7 +17,7 @@ from peer.swarm.group.membership import INVITED_S, View
 from peer.swarm.keeper import Position
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0

@@ -15,7 +15,7 @@ from peer.swarm.group.membership import View
 from peer.swarm.group.roster import Rosters
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 SOLO_PATIENCE_S = 4.0
 RECHECK_S = 0.25

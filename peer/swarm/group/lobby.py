@@ -16,7 +16,7 @@ from peer.swarm.group.invites import PROBE_TIMEOUT_S, Self
 from peer.swarm.group.membership import View
 from peer.swarm.group.roster import Rosters
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 AWAKE_EVERY_S = 1.0

@@ -28,7 +28,7 @@ from peer.swarm.net.pipe import Pipe
 from peer.swarm.net.reachability import seen_at
 from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, shows
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"

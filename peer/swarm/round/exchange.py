@@ -20,7 +20,6 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
-from peer.swarm.buffers import Buffers
 from peer.swarm.group.roster import Rosters, roster_key
 from peer.swarm.guard import Guard
 from peer.swarm.keeper import Position
@@ -39,8 +38,9 @@ from peer.swarm.round.reducer_residual import Chain
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import Work
 from peer.swarm.round.votes import collect_votes
-from peer.swarm.tasks import cancel_and_wait, unless
-from peer.swarm.uptime import uptime
+from peer.swarm.runtime.buffer_pool import Buffers
+from peer.swarm.runtime.clock import uptime
+from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0

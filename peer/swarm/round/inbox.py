@@ -12,10 +12,10 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
-from peer.swarm.buffers import Lend, blank
 from peer.swarm.net.stream import Stream
 from peer.swarm.round.partition import Cut, Ranges
 from peer.swarm.round.signatures import Heard, sitting_of
+from peer.swarm.runtime.buffer_pool import Lend, blank
 
 T = TypeVar("T")
 

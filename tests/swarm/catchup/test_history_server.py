@@ -11,8 +11,8 @@ from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.history_client import chunk_download, history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
-from peer.swarm.courtesy import Courtesy
 from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
+from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.shelf import Shelf
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run

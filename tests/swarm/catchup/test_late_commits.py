@@ -15,7 +15,7 @@ from peer.swarm.catchup.history_client import FRAME_TIMEOUT_S
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S, went_on
 from peer.swarm.lineage import retry as retry_module
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor, two_donors
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run

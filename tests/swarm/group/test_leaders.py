@@ -14,7 +14,7 @@ from peer.protocol.wire import Kind, RejectMessage, StatusMessage
 from peer.swarm.group import follower, lobby
 from peer.swarm.group import invites as invites_module
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")

@@ -18,7 +18,7 @@ from peer.swarm.group import invites as invites_module
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, rank, together
 
 pytestmark = pytest.mark.usefixtures("brisk")

@@ -9,7 +9,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.group.regrouping import LONGEST_WAIT_S
 from peer.swarm.group.roster import roster_key
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import (
     INVITE_NAME,
     NEXT,

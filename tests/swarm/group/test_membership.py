@@ -8,7 +8,7 @@ import time
 import pytest
 
 from peer.swarm.group.membership import KNOCK_S, MAX_KNOCKING, SEEN_EVERY_S
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import NEXT, PARENT, gather, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")

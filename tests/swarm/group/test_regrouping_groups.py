@@ -11,7 +11,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.regrouping import LONGEST_WAIT_S
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import INVITE_NAME, NEXT, PARENT, RUN, gather, until
 
 pytestmark = pytest.mark.usefixtures("brisk")

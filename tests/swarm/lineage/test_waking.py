@@ -10,7 +10,7 @@ import pytest
 from peer.outer.round import Due, RoundAborted
 from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S
 from peer.swarm.lineage.round_loop import CAUGHT_UP_S
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor, two_donors
 from tests.swarm.gathering import until
 from tests.swarm.played import rounds_at_genesis

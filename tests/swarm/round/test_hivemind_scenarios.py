@@ -21,7 +21,7 @@ from peer.protocol.wire import Kind, group_id
 from peer.swarm.catchup.donors import ahead
 from peer.swarm.group import leader
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.gathering import gather, until
 from tests.swarm.runs import NUMEL, RUN, Run, reduce_all

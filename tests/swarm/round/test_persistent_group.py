@@ -18,10 +18,10 @@ from peer.outer.round import RoundAborted
 from peer.outer.update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm import buffers
 from peer.swarm.group.roster import roster_key
 from peer.swarm.round import deadline as budget_module
 from peer.swarm.round import exchange as exchange_module
+from peer.swarm.runtime import buffer_pool
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 
@@ -256,6 +256,6 @@ async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(net
     assert [places(update) for _, update in outcomes] == first
     own = circle.seats[0].exchange._buffers
     assert own.size == sum(map(len, outcomes[0][1].parts))
-    monkeypatch.setattr(buffers, "KEPT_S", 0.0)
+    monkeypatch.setattr(buffer_pool, "KEPT_S", 0.0)
     await circle.round()
     await until(lambda: own.size == 0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from peer.swarm import buffers
-from peer.swarm.buffers import Buffers
+from peer.swarm.runtime import buffer_pool
+from peer.swarm.runtime.buffer_pool import Buffers
 
 LENGTH = 10_000
 
@@ -76,7 +76,7 @@ async def test_no_more_is_kept_than_an_update(own):
 
 
 async def test_it_is_given_back_when_no_round_follows(own, monkeypatch):
-    monkeypatch.setattr(buffers, "KEPT_S", 0.0)
+    monkeypatch.setattr(buffer_pool, "KEPT_S", 0.0)
     own.lend(LENGTH)
     own.rest()
     own.wake(2 * LENGTH)  # a round follows

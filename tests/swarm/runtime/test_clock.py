@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import time
 
-from peer.swarm import uptime
 from peer.swarm.round import exchange
-from peer.swarm.uptime import uptime as now
+from peer.swarm.runtime import clock as clock_module
+from peer.swarm.runtime.clock import uptime as now
 
 
 def test_what_was_slept_counts(monkeypatch):
     slept_s = 3600.0
-    counting = {time.CLOCK_MONOTONIC: 100.0, uptime._CLOCK: 100.0 + slept_s}
+    counting = {time.CLOCK_MONOTONIC: 100.0, clock_module._CLOCK: 100.0 + slept_s}
     monkeypatch.setattr(time, "clock_gettime", counting.__getitem__)
     assert now() == 3700.0
 

@@ -10,10 +10,10 @@ from contextlib import aclosing
 
 import pytest
 
-from peer.swarm import tasks as tasks_module
 from peer.swarm.net.pipe import Pipe
 from peer.swarm.net.tls import client_side, server_side
-from peer.swarm.tasks import cancel_and_wait, hush_foreign_noise, staggered
+from peer.swarm.runtime import tasks as tasks_module
+from peer.swarm.runtime.tasks import cancel_and_wait, hush_foreign_noise, staggered
 from tests.swarm.uvlooped import run_on_uvloop
 
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from peer.swarm import courtesy
-from peer.swarm.courtesy import Courtesy
+from peer.swarm.runtime import round_priority
+from peer.swarm.runtime.round_priority import Courtesy
 
 
 async def settled():
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     wait_for = asyncio.wait_for
-    monkeypatch.setattr(courtesy.asyncio, "wait_for", lambda work, left: wait_for(work, left / 1e4))
+    monkeypatch.setattr(round_priority.asyncio, "wait_for", lambda work, left: wait_for(work, left / 1e4))
     return Clock()
 
 
@@ -90,7 +90,7 @@ async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
     turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.03125)) for name in range(2)]
     await settled()
     assert not order
-    clock.now += courtesy.PATIENCE_S - 0.01
+    clock.now += round_priority.PATIENCE_S - 0.01
     await settled()
     assert not order
     clock.now += 0.01
@@ -100,32 +100,32 @@ async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
     assert len(order) == 1
     clock.now += 0.09375
     await asyncio.gather(*turns)
-    assert [at for _, at in order] == [105.0, 105.0 + 0.03125 / courtesy.SHARE]
+    assert [at for _, at in order] == [105.0, 105.0 + 0.03125 / round_priority.SHARE]
 
 
 async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
     rounds, order = Courtesy(clock), []
     rounds.round_begins()
-    clock.now += courtesy.PATIENCE_S
+    clock.now += round_priority.PATIENCE_S
     async with rounds.turn():  # of somebody who does not read
         other = asyncio.ensure_future(taken(rounds, clock, order, "other", 0.0))
         await settled()
         assert not order
-        clock.now += courtesy.MOST_S
+        clock.now += round_priority.MOST_S
         await other
-    assert order == [("other", 105.0 + courtesy.MOST_S)]
+    assert order == [("other", 105.0 + round_priority.MOST_S)]
 
 
 async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(clock):
     rounds, order = Courtesy(clock), []
     rounds.round_begins()
-    clock.now += courtesy.PATIENCE_S
+    clock.now += round_priority.PATIENCE_S
     await taken(rounds, clock, order, "slow", 5.0)
     turn = asyncio.ensure_future(taken(rounds, clock, order, "next", 0.0))
     await settled()
-    clock.now += courtesy.MOST_S
+    clock.now += round_priority.MOST_S
     await turn
-    assert order == [("slow", 105.0), ("next", 110.0 + courtesy.MOST_S)]
+    assert order == [("slow", 105.0), ("next", 110.0 + round_priority.MOST_S)]
 
 
 async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
@@ -150,7 +150,7 @@ async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
     rounds = Courtesy(clock)
     async with rounds.turn() as turn:
         rounds.round_begins()
-        clock.now += courtesy.PATIENCE_S
+        clock.now += round_priority.PATIENCE_S
         turn.aside()
         await turn.wait()
         async with rounds.turn() as inside:  # which has its part of the round: nobody else has, until it is over
@@ -159,7 +159,7 @@ async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
             waiting = asyncio.ensure_future(turn.wait())
             await settled()
             assert not waiting.done()
-            clock.now += courtesy.MOST_S - courtesy.PATIENCE_S
+            clock.now += round_priority.MOST_S - round_priority.PATIENCE_S
             turn.aside()
             await waiting
 

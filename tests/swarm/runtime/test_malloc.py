@@ -9,7 +9,7 @@ import pytest
 
 PRELUDE = """
 import ctypes, re, resource
-from peer.swarm.heap import return_freed_memory
+from peer.swarm.runtime.malloc import return_freed_memory
 
 def resident_kb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1))

@@ -28,9 +28,9 @@ from peer.protocol.lineage import Certificate
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import Rosters
-from peer.swarm.keeper import Position
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
+from peer.swarm.state.store import Position
 
 FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")

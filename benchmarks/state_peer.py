@@ -30,10 +30,10 @@ from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_client import Fetcher
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.group.roster import Rosters
-from peer.swarm.history import History
-from peer.swarm.keeper import Keeper
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
+from peer.swarm.state.chain import History
+from peer.swarm.state.store import Keeper
 
 SCALE = 1e-3
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
 
 if TYPE_CHECKING:
-    from peer.swarm.snapshots import SnapshotFile
+    from peer.swarm.state.snapshot_file import SnapshotFile
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0
@@ -128,7 +128,7 @@ class GenesisBuild:
         )  # fmt: skip
 
     def _genesis(self, figures: Figures) -> Genesis:
-        from peer.swarm.snapshots import SnapshotFile
+        from peer.swarm.state.snapshot_file import SnapshotFile
 
         digests = [bytes.fromhex(digest) for digest in figures.chunks]
         snapshot = SnapshotFile(self._state_path, _meta_of(figures), digests)
@@ -156,7 +156,7 @@ class GenesisBuild:
     async def _is_whole(self, figures: Figures) -> bool:
         """Whether the file holds what the figures say, and they say what a state can be."""
         from peer.outer.state import state_digest
-        from peer.swarm.snapshots import chunk_places
+        from peer.swarm.state.snapshot_file import chunk_places
 
         try:
             digests = [bytes.fromhex(digest) for digest in figures.chunks]

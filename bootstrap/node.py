@@ -12,11 +12,11 @@ from peer.errors import ProtocolError, UserError
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import seal_manifest
 from peer.swarm.catchup.history_server import HistoryServer
-from peer.swarm.history import History
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, publish_manifest_forever
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.shelf import OneSnapshot
+from peer.swarm.state.chain import History
+from peer.swarm.state.snapshot_cache import OneSnapshot
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.link.messages import Anchor, Progress, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.round import Due
-from peer.swarm.keeper import Position
+from peer.swarm.state.store import Position
 
 
 class Handover:

@@ -14,7 +14,6 @@ from peer.swarm.audits import Audit, Auditor, Found
 from peer.swarm.bans import Bans
 from peer.swarm.conduct import Conduct
 from peer.swarm.judge import Judge
-from peer.swarm.keeper import Keeper
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.reckoner import Reckoner
@@ -23,6 +22,7 @@ from peer.swarm.round.signatures import Heard, Kept
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.showing import Showing
 from peer.swarm.spreading import Spreading
+from peer.swarm.state.store import Keeper
 from peer.swarm.verdict import NoEvidenceError
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import Rosters
 from peer.swarm.guard import Guard
 from peer.swarm.judge import Judge
-from peer.swarm.keeper import Position
 from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.exchange import Exchange
 from peer.swarm.round.partition import cut_of
+from peer.swarm.state.store import Position
 from tests.swarm.runs import RUN, contributions, make_state
 
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))

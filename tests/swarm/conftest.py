@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from peer.outer import state, threads
-from peer.swarm import snapshots
 from peer.swarm.group import invites, leader, lobby
-from peer.swarm.shelf import Shelf
+from peer.swarm.state import snapshot_file
+from peer.swarm.state.snapshot_cache import Shelf
 from tests.swarm.network import MemoryNetwork
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL
@@ -43,7 +43,7 @@ def arithmetic(request, monkeypatch):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 1024 elements: a state of a few kilobytes has many."""
-    for module in (state, snapshots):
+    for module in (state, snapshot_file):
         monkeypatch.setattr(module, "CHUNK", 1024)
 
 

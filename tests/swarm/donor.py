@@ -16,8 +16,8 @@ from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_client import Fetcher
 from peer.swarm.catchup.history_server import history_name
-from peer.swarm.history import History
-from peer.swarm.snapshots import load_snapshot
+from peer.swarm.state.chain import History
+from peer.swarm.state.snapshot_file import load_snapshot
 from tests.swarm.runs import NUMEL, RUN, Run, make_state
 
 SERVED_NUMEL = 8 * 1024

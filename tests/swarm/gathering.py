@@ -17,7 +17,7 @@ from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.invites import Self
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import JOIN_DOMAIN, Rosters
-from peer.swarm.keeper import Position
+from peer.swarm.state.store import Position
 from tests.swarm.runs import RUN
 
 NOMINAL = 1000

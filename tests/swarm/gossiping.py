@@ -21,7 +21,7 @@ from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.draw import number_of
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.gossip.rounds import GossipRounds
-from peer.swarm.history import History
+from peer.swarm.state.chain import History
 
 NOMINAL = 10_000
 NOLOCO = {"name": "noloco"}

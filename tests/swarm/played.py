@@ -12,9 +12,9 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.optimizer import Nesterov
 from peer.outer.state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
-from peer.swarm.history import History
-from peer.swarm.keeper import Keeper
 from peer.swarm.lineage.round_loop import Rounds
+from peer.swarm.state.chain import History
+from peer.swarm.state.store import Keeper
 from tests.swarm.runs import RUN, make_state
 
 

@@ -13,7 +13,7 @@ from peer.outer.state import OuterState
 from peer.outer.update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
-from peer.swarm.history import History
+from peer.swarm.state.chain import History
 
 RUN = "1" * 64
 NUMEL = 1000

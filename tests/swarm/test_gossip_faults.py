@@ -17,9 +17,9 @@ from peer.swarm.agent.session import save_outer_state
 from peer.swarm.gossip.inlets import round_name
 from peer.swarm.gossip.newcomer import STATE_DOMAIN
 from peer.swarm.gossip.own import OwnKeeper
-from peer.swarm.history import History
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.round.deadline import Budget
+from peer.swarm.state.chain import History
 from tests.swarm.gossiping import NOLOCO, everybody_rounds, gossip, plain_groups, scatter
 
 NAN = struct.pack("<f", float("nan"))

@@ -42,12 +42,12 @@ from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.gossip.rounds import GossipRounds
-from peer.swarm.history import History
-from peer.swarm.keeper import Keeper
 from peer.swarm.lineage.round_loop import Rounds
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.net.node import Node, start_node
+from peer.swarm.state.chain import History
+from peer.swarm.state.store import Keeper
 
 log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from peer.outer.state import OuterState
 from peer.protocol.lineage import heavier
 from peer.protocol.records import PeerRecord
-from peer.swarm.history import History
+from peer.swarm.state.chain import History
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ from peer.swarm.catchup.donors import Standing, ahead, helpers
 from peer.swarm.catchup.history_client import CaughtUp, Fetcher, NotHeavierError
 from peer.swarm.catchup.late_commits import Missed
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
-from peer.swarm.keeper import Keeper, Position
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import staggered
+from peer.swarm.state.store import Keeper, Position
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0

@@ -27,7 +27,7 @@ from peer.swarm.net.preopened import EarlyStream, Open
 from peer.swarm.net.request import asking
 from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.swarm.snapshots import chunk_lengths
+from peer.swarm.state.snapshot_file import chunk_lengths
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.history import History
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Between, Stream, StreamClosedError
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.swarm.shelf import Snapshots
-from peer.swarm.snapshots import SnapshotFile
+from peer.swarm.state.chain import History
+from peer.swarm.state.snapshot_cache import Snapshots
+from peer.swarm.state.snapshot_file import SnapshotFile
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0  # one frame; whoever reads slower would hold a slot for ever

@@ -12,7 +12,7 @@ from peer.errors import ProtocolError
 from peer.protocol import hashing
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
-from peer.swarm.snapshots import chunk_places
+from peer.swarm.state.snapshot_file import chunk_places
 
 MAX_INDEX_BYTES = 1 << 28
 _LINE = re.compile(rb"[0-9]{1,8}")  # below MAX_CHUNKS; and int() refuses thousands of digits in its own way

@@ -32,10 +32,10 @@ from peer.swarm.gossip.newcomer import Newcomer
 from peer.swarm.gossip.outcome import Outcome
 from peer.swarm.gossip.own import OwnKeeper
 from peer.swarm.group.invites import LAST_CALL
-from peer.swarm.keeper import Position
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import Budget
+from peer.swarm.state.store import Position
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

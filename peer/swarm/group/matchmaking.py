@@ -24,9 +24,9 @@ from peer.swarm.group.lobby import Seats
 from peer.swarm.group.membership import INVITED_S, View
 from peer.swarm.group.regrouping import LONGEST_WAIT_S, Newcomers
 from peer.swarm.group.roster import Rosters
-from peer.swarm.keeper import Position
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
+from peer.swarm.state.store import Position
 
 RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
 NO_HURRY_S = 1e9

@@ -17,7 +17,7 @@ from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
-from peer.swarm.keeper import Position
+from peer.swarm.state.store import Position
 
 JOIN_DOMAIN = "join"
 NONCE_BYTES = 8

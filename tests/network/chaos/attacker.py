@@ -33,10 +33,10 @@ from peer.protocol.wire import (
     StatusMessage,
 )
 from peer.swarm.group.roster import Rosters
-from peer.swarm.keeper import Position
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.node import Handler, Node, NodeConfig, start_node
 from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.state.store import Position
 
 HANDLERS = ("join", "invite", "round", "history")
 DROPPED_WITHIN_S = 12.0  # the longest first-frame limit is 5 s; the rest is for a busy machine

@@ -55,10 +55,10 @@ from peer.protocol.wire import (
 )
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage, Rosters
-from peer.swarm.history import read_chain
-from peer.swarm.keeper import Position
 from peer.swarm.net.dht_validator import SealedRecordValidator
-from peer.swarm.snapshots import chunk_lengths
+from peer.swarm.state.chain import read_chain
+from peer.swarm.state.snapshot_file import chunk_lengths
+from peer.swarm.state.store import Position
 from tests.network.chaos.parser import Parser
 from tests.network.chaos.payloads import evidence, payloads
 from tests.swarm.runs import RUN, Run

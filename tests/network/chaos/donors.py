@@ -16,9 +16,9 @@ from typing import Any
 
 from peer.errors import ProtocolError
 from peer.outer import state as state_module
-from peer.swarm import snapshots
 from peer.swarm.catchup.history_client import chunk_download
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.state import snapshot_file
 from tests.network.chaos.report import added
 from tests.swarm.donor import Joiner, ScriptedDonor
 from tests.swarm.network import MemoryNetwork
@@ -41,7 +41,7 @@ WHOLE_LIES = ("digests", "state", "meta", "chain", "updates")
 @contextmanager
 def small_chunks() -> Iterator[None]:
     """Chunks of 1024 elements, so that a small state has many; slow donors are given up soon."""
-    settings = [(state_module, "CHUNK", CHUNK), (snapshots, "CHUNK", CHUNK), (chunk_download, "WATCH_PERIOD_S", 0.01),
+    settings = [(state_module, "CHUNK", CHUNK), (snapshot_file, "CHUNK", CHUNK), (chunk_download, "WATCH_PERIOD_S", 0.01),
                 (chunk_download, "SLOW_FLOOR_S", 0.2)]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in settings]
     try:

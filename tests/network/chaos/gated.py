@@ -112,8 +112,8 @@ def watch_phases(gate: Gate) -> None:
     """
     from peer.outer.state import OuterState
     from peer.swarm.catchup.fork_choice import Following
-    from peer.swarm.keeper import Keeper
     from peer.swarm.lineage.round_loop import Rounds
+    from peer.swarm.state.store import Keeper
 
     gate.watch(Rounds, "_wait_for_work", "train")
     for phase in ("match", "exchange", "commit", "install"):

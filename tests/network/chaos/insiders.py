@@ -21,9 +21,9 @@ from peer.protocol.wire import (
     VoteMessage,
 )
 from peer.swarm.group.roster import JOIN_DOMAIN, roster_key
-from peer.swarm.keeper import Position
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.state.store import Position
 from tests.network.chaos.attacker import Attacker, header
 from tests.network.chaos.scripts import ATTACKS, FLOOD, HEAVIER, Script, attack
 

@@ -18,8 +18,8 @@ from peer.protocol.wire import (
     StatusMessage,
 )
 from peer.swarm.group.roster import JOIN_DOMAIN
-from peer.swarm.keeper import Position
 from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.state.store import Position
 from tests.network.chaos.attacker import HANDLERS, Attacker, header
 
 Script = Callable[[Attacker], Awaitable[None]]

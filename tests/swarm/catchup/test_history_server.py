@@ -13,7 +13,7 @@ from peer.swarm.catchup.history_client import chunk_download, history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
 from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.shelf import Shelf
+from peer.swarm.state.snapshot_cache import Shelf
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 

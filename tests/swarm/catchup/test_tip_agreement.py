@@ -15,7 +15,7 @@ from peer.swarm.catchup.history_client import CatchUpError, history_client, tip_
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, believers, members_of, most_named
 from peer.swarm.lineage import round_loop as rounds_module
-from peer.swarm.shelf import Shelf
+from peer.swarm.state.snapshot_cache import Shelf
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run

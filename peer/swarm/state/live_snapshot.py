@@ -18,9 +18,9 @@ from peer.outer.state import CHUNK, AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
-from peer.swarm.history import KEPT_UPDATES, History
 from peer.swarm.runtime.round_priority import Courtesy, Turn
-from peer.swarm.snapshots import SnapshotFile, SnapshotWriter
+from peer.swarm.state.chain import KEPT_UPDATES, History
+from peer.swarm.state.snapshot_file import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
 Turns = Callable[[], AbstractAsyncContextManager[Turn]]

@@ -11,10 +11,10 @@ import pytest
 
 from peer.outer import state as state_module
 from peer.outer.state import CHUNK, PIECE
-from peer.swarm import capture, snapshots
-from peer.swarm import shelf as shelf_module
 from peer.swarm.runtime.round_priority import Turn
-from peer.swarm.shelf import Shelf
+from peer.swarm.state import live_snapshot, snapshot_file
+from peer.swarm.state import snapshot_cache as shelf_module
+from peer.swarm.state.snapshot_cache import Shelf
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
 
@@ -107,9 +107,9 @@ async def test_columns_of_two_lineages_are_not_mixed(run, tmp_path):
 @pytest.mark.parametrize(
     ("behind", "copied", "carried"),
     [
-        (capture.PATIENT_ROUNDS, 4, capture.PATIENT_ROUNDS),
-        (capture.PATIENT_ROUNDS + 1, 2, capture.PATIENT_ROUNDS + 1),
-        (capture.PATIENT_CARRYING + 3, 2, capture.PATIENT_CARRYING),  # without a turn until it is near enough
+        (live_snapshot.PATIENT_ROUNDS, 4, live_snapshot.PATIENT_ROUNDS),
+        (live_snapshot.PATIENT_ROUNDS + 1, 2, live_snapshot.PATIENT_ROUNDS + 1),
+        (live_snapshot.PATIENT_CARRYING + 3, 2, live_snapshot.PATIENT_CARRYING),  # without a turn until it is near enough
     ],
 )
 async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, carried):
@@ -157,7 +157,7 @@ async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run)
 
 
 async def test_updates_are_read_piece_by_piece(run, monkeypatch):
-    monkeypatch.setattr(capture, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(live_snapshot, "PIECE_BYTES", 1000)
     shelf, _ = interrupted_shelf(run, 1)
     turns = 0
 
@@ -212,7 +212,7 @@ async def test_no_file_is_made_of_one_of_another_lineage(run, shelf, tmp_path, c
 
 
 async def test_a_file_that_is_served_does_not_make_room_for_one_that_cannot_be_made(run, shelf, monkeypatch):
-    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
     files = [await shelf.offer(None, LATEST)]
     run.commit()
     files.append(await shelf.offer(None, LATEST))
@@ -249,7 +249,7 @@ async def test_on_a_full_disk_the_file_that_is_here_is_served(run, shelf, monkey
 
     run.commit()
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots.os, "pwrite", full)
+        patch.setattr(snapshot_file.os, "pwrite", full)
         assert await shelf.offer(None, LATEST) is first
     assert "no snapshot for joiners: [Errno 28] No space left on device" in caplog.text
     assert on_disk(run) == names(first.meta.lineage_id)
@@ -268,7 +268,7 @@ async def test_a_state_that_is_given_up_is_not_written_to_its_end(run):
 
 
 def test_a_thread_whose_work_was_cancelled_writes_into_nobody_elses_file(run, tmp_path):
-    with snapshots.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
+    with snapshot_file.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
         writer.copy(0)
     with (tmp_path / "other").open("wb") as other:
         assert other.fileno() > 2
@@ -280,15 +280,15 @@ def test_a_thread_whose_work_was_cancelled_writes_into_nobody_elses_file(run, tm
 
 
 def test_between_the_pieces_of_a_column_a_round_may_go_first(tmp_path, monkeypatch):
-    for module in (state_module, snapshots):
+    for module in (state_module, snapshot_file):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
     run = Run(tmp_path / "run", numel=PIECE + 512).commit(1)
     done = []
-    write, digest, carry_on = snapshots.os.pwrite, snapshots.hashing.digest, run.state.carry_on
-    monkeypatch.setattr(snapshots.os, "pwrite", lambda *given: done.append(len(given[1])) or write(*given))
-    monkeypatch.setattr(snapshots.hashing, "digest", lambda *given: done.append("hash") or digest(*given))
+    write, digest, carry_on = snapshot_file.os.pwrite, snapshot_file.hashing.digest, run.state.carry_on
+    monkeypatch.setattr(snapshot_file.os, "pwrite", lambda *given: done.append(len(given[1])) or write(*given))
+    monkeypatch.setattr(snapshot_file.hashing, "digest", lambda *given: done.append("hash") or digest(*given))
     monkeypatch.setattr(run.state, "carry_on", lambda *given: done.append(given[2:4]) or carry_on(*given))
-    with snapshots.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
+    with snapshot_file.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
         writer.copy(0)
         writer.put(0, aside=lambda: done.append("aside"))
         of_one = ["aside", 4 * PIECE, "aside", 4 * 512]

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from peer.outer.state import OuterState
 from peer.protocol.lineage import Certificate
-from peer.swarm.capture import Capture
-from peer.swarm.history import History
 from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.snapshots import DamagedError, SnapshotFile
+from peer.swarm.state.chain import History
+from peer.swarm.state.live_snapshot import Capture
+from peer.swarm.state.snapshot_file import DamagedError, SnapshotFile
 
 log = logging.getLogger(__name__)
 MAX_FILES = 2

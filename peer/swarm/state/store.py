@@ -13,9 +13,9 @@ from peer.link.memory import Head, SharedState
 from peer.outer.state import AnyUpdate, OuterState
 from peer.outer.threads import beside
 from peer.protocol.lineage import Certificate
-from peer.swarm.history import History
-from peer.swarm.shelf import Shelf
-from peer.swarm.snapshots import load_snapshot
+from peer.swarm.state.chain import History
+from peer.swarm.state.snapshot_cache import Shelf
+from peer.swarm.state.snapshot_file import load_snapshot
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peer.protocol.lineage import Certificate
-from peer.swarm.history import History, read_chain
+from peer.swarm.state.chain import History, read_chain
 from tests.swarm.runs import Run, contributions, reduce_all
 
 NUMEL, ROUNDS = 20_000, 12

@@ -6,9 +6,9 @@ from blake3 import blake3
 
 from peer.outer.state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
-from peer.swarm import history as history_module
-from peer.swarm.history import History, read_chain
-from peer.swarm.snapshots import SnapshotFile, chunk_lengths, load_snapshot
+from peer.swarm.state import chain as history_module
+from peer.swarm.state.chain import History, read_chain
+from peer.swarm.state.snapshot_file import SnapshotFile, chunk_lengths, load_snapshot
 from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from peer.link.memory import Head
 from peer.outer import threads
-from peer.swarm.history import History
-from peer.swarm.keeper import Keeper
+from peer.swarm.state.chain import History
+from peer.swarm.state.store import Keeper
 from tests.swarm.played import genesis_memory, state_in
 from tests.swarm.runs import Run, contributions, reduce_all
 

@@ -8,10 +8,10 @@ import contextlib
 import pytest
 
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
-from peer.swarm import shelf as shelf_module
-from peer.swarm import snapshots
 from peer.swarm.catchup.history_server import HistoryServer, history_name
-from peer.swarm.shelf import Shelf
+from peer.swarm.state import snapshot_cache as shelf_module
+from peer.swarm.state import snapshot_file
+from peer.swarm.state.snapshot_cache import Shelf
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
@@ -36,7 +36,7 @@ async def test_one_file_serves_the_rounds_that_follow(run, shelf):
 
 
 async def test_who_compares_lineages_gets_the_newest(run, shelf, monkeypatch):
-    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
     await shelf.offer(None, 0)
     run.commit()
     assert (await shelf.offer(None, 2)).meta.round == 2
@@ -54,16 +54,16 @@ async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(ru
         assert await shelf.offer(old.meta.lineage_id, LATEST) is old
         assert await shelf.get(run.state.lineage_id) is None
         assert on_disk(run) == names(lineage(run, 1), lineage(run, 2))
-        assert snapshots.os.pread(descriptor, len(before), 0) == before
+        assert snapshot_file.os.pread(descriptor, len(before), 0) == before
     assert await shelf.offer(None, LATEST) is new  # a reader may have lost its stream only
-    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
     assert (await shelf.offer(None, LATEST)).meta.round == 3
     assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
     assert await shelf.get(old.meta.lineage_id) is None
 
 
 async def test_the_oldest_of_two_files_is_written_over_unless_somebody_reads_it(run, shelf, monkeypatch):
-    monkeypatch.setattr(snapshots, "HELD_S", 0.0)
+    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
     places = []
     for _ in range(2):
         places.append((await shelf.offer(None, 0)).path.stat().st_ino)
@@ -113,7 +113,7 @@ async def test_nobody_takes_a_file_from_a_newcomer_that_checks_its_chain_first(n
 def age(*files):
     """As if nobody had been seen at them for long enough."""
     for file in files:
-        file.used_at -= snapshots.HELD_S
+        file.used_at -= snapshot_file.HELD_S
 
 
 async def test_the_second_attempt_writes_over_what_the_first_has_left(run, shelf):
@@ -130,10 +130,10 @@ async def test_nobody_can_keep_old_files_for_ever(run, shelf, monkeypatch):
     with old.reading() as descriptor:
         await shelf.offer(None, LATEST)
         run.commit()
-        monkeypatch.setattr(snapshots, "MAX_HELD_S", 0.0)
+        monkeypatch.setattr(snapshot_file, "MAX_HELD_S", 0.0)
         assert (await shelf.offer(None, LATEST)).meta.round == 3
         assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
-        assert snapshots.os.pread(descriptor, len(before), 0) == before  # what is open stays readable
+        assert snapshot_file.os.pread(descriptor, len(before), 0) == before  # what is open stays readable
 
 
 async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it(run, shelf, tmp_path):

@@ -14,12 +14,12 @@ from peer.outer.state import OuterState
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import Rosters
-from peer.swarm.guard import Guard
-from peer.swarm.judge import Judge
-from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.exchange import Exchange
 from peer.swarm.round.partition import cut_of
 from peer.swarm.state.store import Position
+from peer.swarm.trust.guard import Guard
+from peer.swarm.trust.judge import Judge
+from peer.swarm.trust.recompute import Reckoner
 from tests.swarm.runs import RUN, contributions, make_state
 
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))

@@ -17,11 +17,11 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, Sitting, root_of, seal_sent
-from peer.swarm.judge import Judge, reduction_of
-from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.partition import ReducedCut
 from peer.swarm.round.reducer_residual import ReducerResidual
 from peer.swarm.round.signatures import close_reduction
+from peer.swarm.trust.judge import Judge, reduction_of
+from peer.swarm.trust.recompute import Reckoner
 from tests.swarm.runs import RUN
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))

@@ -25,12 +25,12 @@ from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
 from peer.swarm.group.invites import Self
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import Rosters
-from peer.swarm.guard import guard_of
 from peer.swarm.lineage.retry import Aftermath
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
 from peer.swarm.state.store import Keeper, Position
+from peer.swarm.trust.guard import guard_of
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

@@ -21,7 +21,6 @@ from peer.outer.state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import Rosters, roster_key
-from peer.swarm.guard import Guard
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream
 from peer.swarm.round.all_gather import GatherWork
@@ -41,6 +40,7 @@ from peer.swarm.runtime.buffer_pool import Buffers
 from peer.swarm.runtime.clock import uptime
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 from peer.swarm.state.store import Position
+from peer.swarm.trust.guard import Guard
 
 log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0

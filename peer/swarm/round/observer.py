@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from peer.outer.round import RoundAborted
-from peer.swarm.guard import Guard
 from peer.swarm.round.inbox import Session
 from peer.swarm.round.persistent_group import Standing
 from peer.swarm.round.signatures import GroupsDifferError, Heard, Kept
+from peer.swarm.trust.guard import Guard
 
 
 class Watch:

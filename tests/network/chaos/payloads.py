@@ -13,7 +13,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.update import Update
 from peer.protocol.evidence import Evidence
 from peer.protocol.records import dump_json, parse_json
-from peer.swarm.verdict import RightError
+from peer.swarm.trust.verdict import RightError
 from tests.network.chaos.parser import Parser
 from tests.swarm.runs import contributions, make_state, reduce_all
 from tests.swarm.workshop import Workshop

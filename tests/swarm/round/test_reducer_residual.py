@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence
 from peer.protocol.records import dump_json
 from peer.swarm.round.reducer_residual import origins
-from peer.swarm.verdict import ElsewhereError, NoEvidenceError, RightError
+from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError, RightError
 from tests.swarm.workshop import Workshop
 
 DEEDS = (

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from peer.outer.recipes import Recipe
-from peer.swarm.audits import Audit, Auditor, Found
-from peer.swarm.bans import Bans
-from peer.swarm.conduct import Conduct
-from peer.swarm.judge import Judge
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.partition import cut_of
 from peer.swarm.round.signatures import Heard, Kept
 from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.showing import Showing
-from peer.swarm.spreading import Spreading
 from peer.swarm.state.store import Keeper
-from peer.swarm.verdict import NoEvidenceError
+from peer.swarm.trust.audit_server import Showing
+from peer.swarm.trust.auditor import Audit, Auditor, Found
+from peer.swarm.trust.ban_list import Bans
+from peer.swarm.trust.evidence_gossip import Spreading
+from peer.swarm.trust.judge import Judge
+from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.trust.strikes import Conduct
+from peer.swarm.trust.verdict import NoEvidenceError
 
 log = logging.getLogger(__name__)
 KEPT_S = 120.0  # payloads of a round that no other follows

@@ -17,7 +17,7 @@ from peer.protocol.evidence import Reduction, Residue
 from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
 from peer.swarm.round.partition import GatheredCut, ReducedCut
 from peer.swarm.round.reducer_residual import Chain, Origin, leaves_of, origins, split
-from peer.swarm.verdict import ElsewhereError, NoEvidenceError
+from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
 MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memory
 

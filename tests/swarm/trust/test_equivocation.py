@@ -13,7 +13,7 @@ from peer.protocol.records import seal
 from peer.protocol.statements import Leaves, root_of, seal_reduced
 from peer.protocol.wire import Kind
 from peer.swarm.group.roster import JOIN_DOMAIN
-from peer.swarm.verdict import NoEvidenceError
+from peer.swarm.trust.verdict import NoEvidenceError
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
 

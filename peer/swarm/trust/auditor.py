@@ -17,13 +17,13 @@ from peer.protocol.records import MAX_RECORD_BYTES, open_sealed, parse_json
 from peer.protocol.statements import DIGEST_BYTES, REDUCED_SEAL_BYTES, ReducedSeal, has_reduced, root_of
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
-from peer.swarm.judge import Judge, signed_roots
 from peer.swarm.net.node import Node
 from peer.swarm.net.request import asking
 from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.round.signatures import Heard
-from peer.swarm.showing import audit_name
-from peer.swarm.verdict import ElsewhereError, NoEvidenceError, RightError, Verdict
+from peer.swarm.trust.audit_server import audit_name
+from peer.swarm.trust.judge import Judge, signed_roots
+from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError, RightError, Verdict
 
 log = logging.getLogger(__name__)
 LEAST_PROBABILITY = 0.05

@@ -13,12 +13,12 @@ from peer.outer.compress.base import Payload
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import Kind
-from peer.swarm.audits import Found
-from peer.swarm.bans import Bans
-from peer.swarm.judge import Judge
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.verdict import ElsewhereError, NoEvidenceError
+from peer.swarm.trust.auditor import Found
+from peer.swarm.trust.ban_list import Bans
+from peer.swarm.trust.judge import Judge
+from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
 log = logging.getLogger(__name__)
 OFFER_TIMEOUT_S = 60.0

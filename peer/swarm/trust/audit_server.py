@@ -1,4 +1,4 @@
-"""Shows members what this peer signed in its last exchanges, within quotas; the other side is `peer.swarm.audits`."""
+"""Shows members what this peer signed in its last exchanges, within quotas; the other side is `peer.swarm.trust.auditor`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from peer.protocol.records import dump_json
 from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.group.roster import RosterMessage
-from peer.swarm.judge import reduction_of
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Between, Stream, StreamClosedError
 from peer.swarm.round.signatures import Heard, Kept
 from peer.swarm.runtime.round_priority import Courtesy
+from peer.swarm.trust.judge import reduction_of
 
 REQUEST_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 30.0

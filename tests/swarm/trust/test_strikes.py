@@ -9,7 +9,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, RejectMessage
-from peer.swarm.conduct import FIRST_REFUSAL_S, LONGEST_REFUSAL_S, STRIKES, Conduct
+from peer.swarm.trust.strikes import FIRST_REFUSAL_S, LONGEST_REFUSAL_S, STRIKES, Conduct
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import gather, join_of, until
 from tests.swarm.table import NAME

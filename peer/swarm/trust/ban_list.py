@@ -13,7 +13,7 @@ from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence
 from peer.protocol.lineage import PeerIdText
 from peer.protocol.manifest import Spec
 from peer.protocol.records import dump_json, parse_json
-from peer.swarm.verdict import Verdict
+from peer.swarm.trust.verdict import Verdict
 
 log = logging.getLogger(__name__)
 MAX_PAYLOAD_BYTES = 2**28  # of all evidence together; without its payloads a ban stays, but cannot be passed on

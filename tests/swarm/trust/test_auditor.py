@@ -18,13 +18,13 @@ from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
-from peer.swarm.judge import Judge
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.partition import cut_of
 from peer.swarm.runtime.round_priority import Turn
-from peer.swarm.showing import ASKS_OF_ONE, audit_name
-from peer.swarm.verdict import NoEvidenceError
+from peer.swarm.trust.audit_server import ASKS_OF_ONE, audit_name
+from peer.swarm.trust.judge import Judge
+from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.trust.verdict import NoEvidenceError
 from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
@@ -73,7 +73,7 @@ async def test_no_honest_reducer_is_accused_with_any_codec_or_aggregator(network
 async def test_slices_that_are_too_large_for_an_audit_are_not_audited_and_cost_no_memory(
     network, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("peer.swarm.reckoner.MAX_AUDIT_BYTES", 3 * 512 - 1)  # of 512 values and their scales
+    monkeypatch.setattr("peer.swarm.trust.recompute.MAX_AUDIT_BYTES", 3 * 512 - 1)  # of 512 values and their scales
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     guard = circle.seats[0].guard
@@ -243,7 +243,7 @@ async def test_audits_of_one_peer_are_limited_and_strangers_see_nothing(network,
 
 
 async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(network, tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.swarm.showing.KEPT_BYTES", 0)
+    monkeypatch.setattr("peer.swarm.trust.audit_server.KEPT_BYTES", 0)
     circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
     await circle.round()
     (last,) = circle.seats[0].guard._showing._kept.values()
@@ -256,7 +256,7 @@ async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(n
 
 @pytest.mark.parametrize(("nbytes", "turns"), [(1, 3), (600, 2), (1 << 22, 1)])
 async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, tmp_path, monkeypatch, nbytes, turns):
-    monkeypatch.setattr("peer.swarm.showing.TURN_BYTES", nbytes)
+    monkeypatch.setattr("peer.swarm.trust.audit_server.TURN_BYTES", nbytes)
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     for name in ("SMALL_BYTES", "SLICE_BYTES"):
@@ -281,7 +281,7 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
 async def test_small_exchanges_can_be_audited_after_the_next_have_begun(network, tmp_path, monkeypatch):
     circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
     size = circle.seats[0].state.compressor.wire_bytes(2048)
-    monkeypatch.setattr("peer.swarm.showing.KEPT_BYTES", 2 * size)
+    monkeypatch.setattr("peer.swarm.trust.audit_server.KEPT_BYTES", 2 * size)
     past = []
     for _ in range(4):
         await circle.round()

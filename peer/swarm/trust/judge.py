@@ -23,9 +23,9 @@ from peer.protocol.statements import (
 )
 from peer.protocol.wire import JoinMessage
 from peer.swarm.group.roster import JOIN_DOMAIN
-from peer.swarm.reckoner import Reckoner
 from peer.swarm.round.signatures import Kept
-from peer.swarm.verdict import NoEvidenceError, RightError, Verdict
+from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.trust.verdict import NoEvidenceError, RightError, Verdict
 
 
 class _PayloadsMissingError(NoEvidenceError):

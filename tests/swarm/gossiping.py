@@ -18,9 +18,9 @@ from peer.protocol.identity import Identity
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.history_server import HistoryServer
-from peer.swarm.gossip.draw import number_of
-from peer.swarm.gossip.own import OwnKeeper
-from peer.swarm.gossip.rounds import GossipRounds
+from peer.swarm.gossip.group_draw import number_of
+from peer.swarm.gossip.round_loop import GossipRounds
+from peer.swarm.gossip.store import OwnKeeper
 from peer.swarm.state.chain import History
 
 NOMINAL = 10_000

@@ -40,8 +40,8 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
-from peer.swarm.gossip.own import OwnKeeper
-from peer.swarm.gossip.rounds import GossipRounds
+from peer.swarm.gossip.round_loop import GossipRounds
+from peer.swarm.gossip.store import OwnKeeper
 from peer.swarm.lineage.round_loop import Rounds
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, find_manifest, publish_manifest_forever

@@ -10,11 +10,11 @@ import torch
 from peer.link.messages import Progress
 from peer.protocol.identity import Identity
 from peer.protocol.wire import GossipRoster, Kind
-from peer.swarm.gossip.inlets import MAX_STRANGERS, round_name
+from peer.swarm.gossip.inbox import MAX_STRANGERS, round_name
 from tests.swarm import gossiping
 from tests.swarm.gathering import until
+from tests.swarm.gossip.test_faults import Puppet
 from tests.swarm.gossiping import GossipPeer, everybody_rounds, gossip, plain_groups, scatter
-from tests.swarm.test_gossip_faults import Puppet
 
 LIMITS = dict.fromkeys(Kind, 1 << 24)
 

@@ -20,7 +20,7 @@ from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, pars
 from peer.protocol.wire import GossipState, Kind
 from peer.swarm.catchup.donors import Standing
 from peer.swarm.catchup.history_client import Fetcher
-from peer.swarm.gossip.own import OwnKeeper
+from peer.swarm.gossip.store import OwnKeeper
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError

@@ -18,7 +18,7 @@ from peer.outer.compress.base import Payload
 from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipJoin, GossipRoster, Kind, RejectMessage
-from peer.swarm.gossip.inlets import Inlet, Inlets, round_name
+from peer.swarm.gossip.inbox import Inlet, Inlets, round_name
 from peer.swarm.net.node import BULK_BYTES, Node
 from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait

@@ -6,7 +6,7 @@ import pytest
 
 from peer.outer.topology import Groups, RandomPairs
 from peer.protocol.identity import Identity
-from peer.swarm.gossip.draw import Draw, number_of, round_after
+from peer.swarm.gossip.group_draw import Draw, number_of, round_after
 from tests.swarm.runs import RUN
 
 PEERS = sorted((Identity.generate().peer_id for _ in range(9)), key=lambda peer_id: number_of(RUN, peer_id))

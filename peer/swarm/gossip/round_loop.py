@@ -23,14 +23,14 @@ from peer.outer.round import Due, RoundAborted
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
-from peer.swarm.gossip.draw import Draw, round_after
+from peer.swarm.gossip.exchange import Meeting
 from peer.swarm.gossip.frames import Frames
-from peer.swarm.gossip.inlets import Inlets
-from peer.swarm.gossip.meeting import Meeting
+from peer.swarm.gossip.group_draw import Draw, round_after
+from peer.swarm.gossip.inbox import Inlets
+from peer.swarm.gossip.initial_state import Newcomer
 from peer.swarm.gossip.mixing import Mixing, Mixture
-from peer.swarm.gossip.newcomer import Newcomer
 from peer.swarm.gossip.outcome import Outcome
-from peer.swarm.gossip.own import OwnKeeper
+from peer.swarm.gossip.store import OwnKeeper
 from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node

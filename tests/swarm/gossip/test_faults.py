@@ -14,9 +14,9 @@ from peer.link.memory import Head
 from peer.protocol.records import dump_json, parse_json, seal
 from peer.protocol.wire import GossipJoin, GossipRoster, GossipState, Kind, roster_digest
 from peer.swarm.agent.session import save_outer_state
-from peer.swarm.gossip.inlets import round_name
-from peer.swarm.gossip.newcomer import STATE_DOMAIN
-from peer.swarm.gossip.own import OwnKeeper
+from peer.swarm.gossip.inbox import round_name
+from peer.swarm.gossip.initial_state import STATE_DOMAIN
+from peer.swarm.gossip.store import OwnKeeper
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.round.deadline import Budget
 from peer.swarm.state.chain import History

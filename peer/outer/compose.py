@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from peer.errors import UserError, did_you_mean
-from peer.outer.aggregate import DirectionAverage, Mean
+from peer.outer.aggregate.base import DirectionAverage, Mean
+from peer.outer.aggregate.gated import Gated
 from peer.outer.allocate import EvenSplit
 from peer.outer.compress.base import Shapes
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
-from peer.outer.gated import Gated
 from peer.outer.gather import Gathering
 from peer.outer.local import Plain
 from peer.outer.merging import Carry, Mix

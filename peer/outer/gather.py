@@ -14,10 +14,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.aggregate.base import Aggregator, Mean
+from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.reduce import COSINE_SAMPLE, bound, mean_cosine
 from peer.outer.compress.base import Codec, Payload, PayloadError, check_length
-from peer.outer.gated import Gated
-from peer.outer.reduce import COSINE_SAMPLE, bound, mean_cosine
 from peer.outer.update import InParts
 
 

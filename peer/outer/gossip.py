@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate import weighted_mean
+from peer.outer.aggregate.base import weighted_mean
 from peer.outer.members import Edge, distinct
 from peer.outer.state import CHUNK, chunks
 

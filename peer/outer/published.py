@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from peer.outer.adaptive import Adagrad, Adam, Yogi
-from peer.outer.aggregate import Mean
+from peer.outer.aggregate.base import Mean
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.local import Proximal, Replay

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from peer.errors import UserError
-from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.allocate import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback

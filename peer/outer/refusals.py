@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
-from peer.outer.gated import Gated
 from peer.outer.local import Plain, Replay
 from peer.outer.merging import Accelerated, Eager, Elastic, Mix
 from peer.outer.optimizer import HeavyBall, Sgd
-from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.schedules import Every, Strided
 from peer.outer.straggler import Backup, Quorum, waits_for_all
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import DirectionAverage, Mean
+from peer.outer.aggregate.base import DirectionAverage, Mean
 from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
 from peer.outer.fragments import FlatLayout, Ranges

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import Aggregator, Mean
+from peer.outer.aggregate.base import Aggregator, Mean
+from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.robust import TrimmedMean
 from peer.outer.compress.base import NonFiniteError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
-from peer.outer.gated import Gated
 from peer.outer.gather import Gathered, Gathering, PartError, round_seed
 from peer.outer.optimizer import Sgd
-from peer.outer.robust import TrimmedMean
 from peer.outer.state import OuterState
 from peer.protocol import hashing
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.outer import kernels as module
-from peer.outer.aggregate import add_scaled
+from peer.outer.aggregate.base import add_scaled
+from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from peer.outer.compress.base import Compressor, NonFiniteError, PayloadError, encode_difference, is_finite
 from peer.outer.compress.blockwise import Blockwise
 from peer.outer.compress.int8 import BlockInt8
@@ -27,7 +28,6 @@ from peer.outer.compress.registry import VALUES, compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.kernels import Coded, compiled, kernels_for
 from peer.outer.optimizer import Nesterov, Vectors
-from peer.outer.products import inner_products, largest_magnitude
 
 # Zero of both signs, the smallest and largest subnormals, what rounds to halves, what almost overflows.
 SPECIAL = [0.0, -0.0, 1e-45, -1.1754942e-38, 1.1754944e-38, 0.5, -1.5, 126.5, 127.0, 1e30, -3.4028235e38, 3.4e38]

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from peer.outer import kernels
-from peer.outer.aggregate import Aggregator
+from peer.outer.aggregate.base import Aggregator
+from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, compressor
 from peer.outer.compress.residual import Residual
 from peer.outer.recipes import PARTS
-from peer.outer.reduce import reduce_part
 from peer.protocol.hashing import digest
 
 NUMEL = 70_001

@@ -11,17 +11,17 @@ import pytest
 
 from peer.errors import UserError
 from peer.outer.adaptive import Adagrad, Adam, Yogi
-from peer.outer.aggregate import DirectionAverage, Mean
+from peer.outer.aggregate.base import DirectionAverage, Mean
+from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.robust import CentredClipping, CoordinateMedian
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.compose import resolve, run_recipe, swarm_recipe, trust_in_words
 from peer.outer.compress.feedback import ErrorFeedback
-from peer.outer.gated import Gated
 from peer.outer.local import Plain, Proximal, Replay
 from peer.outer.merging import Accelerated, Eager, Elastic, Mix
 from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, describe
-from peer.outer.robust import CentredClipping, CoordinateMedian
 from peer.outer.schedules import Every, GradientChange, Strided
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum, WaitAll
 from peer.outer.topology import BandwidthMatching, Groups, Neighbours, RandomPairs

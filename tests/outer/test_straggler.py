@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer.aggregate import weighted_mean
+from peer.outer.aggregate.base import weighted_mean
 from peer.outer.straggler import (
     Backup,
     Close,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compose import wire_format
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import compressor
@@ -17,7 +18,6 @@ from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
 from peer.outer.rates import shared_rate
 from peer.outer.recipes import Recipe
-from peer.outer.reduce import reduce_part
 from peer.outer.schedules import ChangeState, GradientChange
 from peer.outer.state import AnyUpdate, OuterState
 from peer.outer.update import Update

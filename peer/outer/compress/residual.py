@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import add_scaled
+from peer.outer.aggregate.base import add_scaled
 from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read, groups
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.scratch import copy_of, scratch_vector

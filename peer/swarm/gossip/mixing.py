@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from peer.outer.aggregate.reduce import bound, mean_cosine, reduce_range
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.residual import Residual
@@ -18,7 +19,6 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.gossip import centre_of, drift, move_
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
-from peer.outer.reduce import bound, mean_cosine, reduce_range
 from peer.outer.round import RoundAborted
 from peer.outer.state import OuterState, pieces
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import Aggregator
+from peer.outer.aggregate.base import Aggregator
+from peer.outer.aggregate.reduce import bound, mean_cosine, reduce_range
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, Drop
-from peer.outer.reduce import bound, mean_cosine, reduce_range
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.outer.threads import beside, little

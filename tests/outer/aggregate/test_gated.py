@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate import weighted_mean
-from peer.outer.gated import Gated
-from peer.outer.products import inner_products, largest_magnitude
+from peer.outer.aggregate.base import weighted_mean
+from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from tests.outer.attacked import ATTACKS, attacked
 from tests.outer.contributions import cosine, gaussian
 

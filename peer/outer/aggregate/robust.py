@@ -1,7 +1,7 @@
 """Aggregators that withstand some malicious contributions. None can at an honest cosine below about .1.
 
 Medians here count every contribution once, whatever its weight: who may contribute, and with which weight, is decided
-at admission. The vectors must be finite; `peer.outer.gated` alone takes NaN and infinity, and drops them.
+at admission. The vectors must be finite; `peer.outer.aggregate.gated` alone takes NaN and infinity, and drops them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate import check_contributions, scaled_sum
+from peer.outer.aggregate.base import check_contributions, scaled_sum
 from peer.outer.sums import chunks, fold, norm
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.outer.aggregate import DirectionAverage, Mean, weighted_mean
+from peer.outer.aggregate.base import DirectionAverage, Mean, weighted_mean
 from peer.outer.sums import fold, norm
 from tests.outer.contributions import gaussian
 

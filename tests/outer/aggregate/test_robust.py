@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.outer.aggregate import Mean, weighted_mean
-from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
+from peer.outer.aggregate.base import Mean, weighted_mean
+from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from tests.outer.attacked import ATTACKS, attacked
 from tests.outer.contributions import cosine, gaussian
 

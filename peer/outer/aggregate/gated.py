@@ -1,6 +1,6 @@
 """The aggregator of open runs: gates against what looks malicious, then centred clipping of the rest.
 
-Everything is decided from the inner products of the contributions, see `peer.outer.products`, in Python's floats: the
+Everything is decided from the inner products of the contributions, see `peer.outer.aggregate.gram`, in Python's floats: the
 same on every machine, so that an auditor recomputes a slice exactly. The vectors themselves are read once more, for
 the sum. With nothing to drop and nothing to clip, the result is the weighted mean, bit for bit.
 """
@@ -15,9 +15,9 @@ from typing import ClassVar, Final
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate import check_contributions, scaled_sum
-from peer.outer.products import Products, inner_products, largest_magnitude
-from peer.outer.robust import check_at_least
+from peer.outer.aggregate.base import check_contributions, scaled_sum
+from peer.outer.aggregate.gram import Products, inner_products, largest_magnitude
+from peer.outer.aggregate.robust import check_at_least
 
 FEWEST: Final = 3  # of two contributions, nobody can tell which is the liar's
 _FEWEST_VALUES: Final = 64  # a direction says nothing in fewer dimensions

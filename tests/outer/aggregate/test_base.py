@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from peer.errors import UserError
-from peer.outer.aggregate import Aggregator, DirectionAverage, Mean
-from peer.outer.gated import Gated
+from peer.outer.aggregate.base import Aggregator, DirectionAverage, Mean
+from peer.outer.aggregate.gated import Gated
+from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.registry import AGGREGATORS, parameters
-from peer.outer.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.sums import CHUNK
 from tests.outer.contributions import gaussian
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.outer.aggregate import Mean
+from peer.outer.aggregate.base import Mean
+from peer.outer.aggregate.reduce import reduce_part, reduce_range
 from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
-from peer.outer.reduce import reduce_part, reduce_range
 from tests.outer.contributions import gaussian
 
 N = 5 * 1024 + 77

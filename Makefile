@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MADE_OF := setup.cfg setup.py pyproject.toml constraints.txt peer/outer/kernels.c
+MADE_OF := setup.cfg setup.py pyproject.toml constraints.txt peer/outer/numerics/kernels.c
 STAMP := $(VENV)/.atoll-$(shell cat $(MADE_OF) | cksum | cut -d' ' -f1)
 WORKERS ?= 2
 REPORT ?=

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCE = Path("peer/outer/kernels.c")
+SOURCE = Path("peer/outer/numerics/kernels.c")
 text = SOURCE.read_bytes()
 flags = re.search(rb"^ *flags: (.+)$", text, re.MULTILINE)[1].decode().split()  # part of what the library is made of
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.kernels import Coded, kernels_for
+from peer.outer.numerics.kernels import Coded, kernels_for
 
 
 class Vectors(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Payload, PayloadError
 from peer.outer.fragments import parts_of
-from peer.outer.kernels import Coded
+from peer.outer.numerics.kernels import Coded
 from peer.protocol import hashing
 
 

@@ -19,7 +19,7 @@ from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
-from peer.outer.kernels import Coded
+from peer.outer.numerics.kernels import Coded
 from peer.outer.optimizer import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
 from peer.outer.update import Update

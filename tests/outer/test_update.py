@@ -12,7 +12,7 @@ from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
-from peer.outer.kernels import compiled
+from peer.outer.numerics.kernels import compiled
 from peer.outer.update import Update
 
 

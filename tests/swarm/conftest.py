@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from peer.outer import state, threads
+from peer.outer import state
+from peer.outer.numerics import offload
 from peer.swarm.group import invites, leader, lobby
 from peer.swarm.state import snapshot_file
 from peer.swarm.state.snapshot_cache import Shelf
@@ -37,7 +38,7 @@ def shelf(run):
 def arithmetic(request, monkeypatch):
     """What there is to compute is done where it is for small states, or where it is for large ones."""
     if request.param == "in threads":
-        monkeypatch.setattr(threads, "SMALL", 0)
+        monkeypatch.setattr(offload, "SMALL", 0)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.kernels import kernels_for
-from peer.outer.sums import chunks, norm
+from peer.outer.numerics.kernels import kernels_for
+from peer.outer.numerics.ordered_sums import chunks, norm
 
 BOUND: Final = {"bound": True}  # metadata of a field that the round fills in, not the manifest
 

@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from peer.outer.kernels import kernels_for
-from peer.outer.sums import chunks
+from peer.outer.numerics.kernels import kernels_for
+from peer.outer.numerics.ordered_sums import chunks
 
 _BITS: Final = 15
 _LARGEST_SHIFT: Final = 126  # 2^127 and what is smaller than 2^-126 are at the edge of fp32

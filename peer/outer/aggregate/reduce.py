@@ -11,7 +11,7 @@ from peer.outer.aggregate.base import Aggregator, Mean, add_scaled
 from peer.outer.aggregate.gated import Gated
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
-from peer.outer.scratch import scratch_vector
+from peer.outer.numerics.scratch import scratch_vector
 
 Decoded = Callable[[int, Tensor], Tensor]  # (place of a contribution, where to write it) -> that
 COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import check_contributions, scaled_sum
-from peer.outer.sums import chunks, fold, norm
+from peer.outer.numerics.ordered_sums import chunks, fold, norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from peer.errors import AtollError, ProtocolError
-from peer.outer.kernels import Coded, kernels_for
+from peer.outer.numerics.kernels import Coded, kernels_for
 
 Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]

@@ -29,7 +29,7 @@ from peer.outer.compress.bits import packed_bytes
 from peer.outer.compress.coarse import INT2_SCALES
 from peer.outer.compress.levels import INT4_SCALES
 from peer.outer.compress.values import Values
-from peer.outer.kernels import LONGEST_ROW, Coded
+from peer.outer.numerics.kernels import LONGEST_ROW, Coded
 
 _LOOPS = {"int4": (4, INT4_SCALES), "int2": (2, INT2_SCALES)}  # bits and scales of what compiled loops read
 

@@ -18,8 +18,8 @@ from peer.outer.compress.values import (
     pack_scales,
     unpack_scales,
 )
-from peer.outer.kernels import kernels_for
-from peer.outer.sums import fold
+from peer.outer.numerics.kernels import kernels_for
+from peer.outer.numerics.ordered_sums import fold
 
 INT2_SCALES = MIN_NORMAL, bf16_value(MAX_BF16_BITS)  # within which a scale is that is not 0
 _LLOYD_STEPS = 2

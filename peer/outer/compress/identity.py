@@ -24,7 +24,7 @@ from peer.outer.compress.base import (
     receiver,
 )
 from peer.outer.compress.values import FP32_INFINITY, check_floats
-from peer.outer.scratch import scratch_vector
+from peer.outer.numerics.scratch import scratch_vector
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from peer.outer.compress.base import PayloadError, check_finite, not_finite, read_bytes
 from peer.outer.compress.blockwise import InBlocks
 from peer.outer.compress.values import first_outside, largest_magnitudes
-from peer.outer.kernels import Coded, kernels_for
+from peer.outer.numerics.kernels import Coded, kernels_for
 
 LEVELS = 127
 _MIN_SCALE_BITS = 0x00800000  # 2^-126, the smallest normal fp32

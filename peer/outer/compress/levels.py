@@ -20,7 +20,7 @@ from peer.outer.compress.values import (
     largest_magnitudes,
     unpack_scales,
 )
-from peer.outer.kernels import kernels_for
+from peer.outer.numerics.kernels import kernels_for
 
 _MIN_SCALE_BITS = bf16_bits(MIN_NORMAL)
 # by bits: the largest scale that stays finite when multiplied by the largest code

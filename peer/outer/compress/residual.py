@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.outer.aggregate.base import add_scaled
 from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read, groups
 from peer.outer.compress.feedback import ErrorFeedback
-from peer.outer.scratch import copy_of, scratch_vector
+from peer.outer.numerics.scratch import copy_of, scratch_vector
 
 
 class _Opened(NamedTuple):

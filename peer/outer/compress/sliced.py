@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, groups, receiver
-from peer.outer.kernels import Coded
+from peer.outer.numerics.kernels import Coded
 
 SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payload's scales stand
 

@@ -15,11 +15,11 @@ from peer.outer.aggregate.reduce import bound, mean_cosine, reduce_range
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
+from peer.outer.numerics.offload import beside, little
 from peer.outer.recipes import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
-from peer.outer.threads import beside, little
 from peer.outer.update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves

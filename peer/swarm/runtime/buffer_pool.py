@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.outer.scratch import pages_of
+from peer.outer.numerics.scratch import pages_of
 
 KEPT_S = 30.0  # beyond that, memory for an update is worth more to a home machine than the time to map it anew
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
+from peer.outer.numerics.offload import beside
 from peer.outer.state import AnyUpdate, OuterState
-from peer.outer.threads import beside
 from peer.protocol.lineage import Certificate
 from peer.swarm.state.chain import History
 from peer.swarm.state.snapshot_cache import Shelf

@@ -17,8 +17,8 @@ from peer.errors import UserError
 from peer.outer.aggregate.base import Aggregator, DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
+from peer.outer.numerics.ordered_sums import CHUNK
 from peer.outer.registry import AGGREGATORS, parameters
-from peer.outer.sums import CHUNK
 from tests.outer.contributions import gaussian
 
 ALL: list[Aggregator] = [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.outer.aggregate.base import DirectionAverage, Mean, weighted_mean
-from peer.outer.sums import fold, norm
+from peer.outer.numerics.ordered_sums import fold, norm
 from tests.outer.contributions import gaussian
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from peer.link.memory import Head
-from peer.outer import threads
+from peer.outer.numerics import offload
 from peer.swarm.state.chain import History
 from peer.swarm.state.store import Keeper
 from tests.swarm.played import genesis_memory, state_in
@@ -148,7 +148,7 @@ async def test_an_update_is_served_once_it_is_in_its_file_and_the_next_step_wait
 
 
 async def test_an_update_whose_link_is_on_the_chain_is_served_once_its_step_is_taken(run, held, monkeypatch):
-    monkeypatch.setattr(threads, "SMALL", 0)
+    monkeypatch.setattr(offload, "SMALL", 0)
     keeper = held.keeper()
     keeper.restore([])
     begun, free, step = threading.Event(), threading.Event(), keeper.state.apply

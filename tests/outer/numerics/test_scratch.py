@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from peer.outer.scratch import FEWEST, MAPPED_BYTES, MOST_KEPT, Scratch, copy_of, scratch_vector
+from peer.outer.numerics.scratch import FEWEST, MAPPED_BYTES, MOST_KEPT, Scratch, copy_of, scratch_vector
 
 N = 2 * FEWEST
 
@@ -61,7 +61,7 @@ def test_a_copy_is_a_copy_whatever_its_length():
 
 MEASURE = """
 import mmap
-from peer.outer.scratch import MAPPED_BYTES, pages_of
+from peer.outer.numerics.scratch import MAPPED_BYTES, pages_of
 
 def mapped_bytes():
     with open("/proc/self/statm") as statm:

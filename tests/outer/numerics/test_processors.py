@@ -11,12 +11,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from peer.outer import kernels
 from peer.outer.aggregate.base import Aggregator
 from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, compressor
 from peer.outer.compress.residual import Residual
+from peer.outer.numerics import kernels
 from peer.outer.recipes import PARTS
 from peer.protocol.hashing import digest
 
@@ -58,7 +58,7 @@ def test_no_reduction_depends_on_the_processor() -> None:
     chosen = instructions_here()
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.outer.test_processors"], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "tests.outer.numerics.test_processors"], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "ATEN_CPU_CAPABILITY": instructions, "OMP_NUM_THREADS": "1"},
         )
         for instructions in chosen

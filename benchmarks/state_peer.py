@@ -20,7 +20,7 @@ from peer.link.memory import SharedState
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
-from peer.outer.optimizer import Nesterov
+from peer.outer.optim.optimizers import Nesterov
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits

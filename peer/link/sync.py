@@ -28,7 +28,7 @@ from peer.link.messages import (
 )
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.merge import merge_
-from peer.outer.optimizer import OuterOptimizer
+from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.schedules import Every
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.gather import Gathering
 from peer.outer.local import Plain
 from peer.outer.merging import Carry, Mix
-from peer.outer.optimizer import OuterOptimizer
+from peer.outer.optim.inner_lr import shared_rate
+from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.published import RECIPES
-from peer.outer.rates import shared_rate
 from peer.outer.recipes import PARTS, Recipe, paced, word_of
 from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
 from peer.outer.schedules import Every, GradientChange

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from peer.outer.adaptive import Adagrad, Adam, Yogi
 from peer.outer.aggregate.base import Mean
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.local import Proximal, Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic, Mix
-from peer.outer.optimizer import HeavyBall, Nesterov, Sgd, SignSgd
+from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
+from peer.outer.optim.optimizers import HeavyBall, Nesterov, Sgd, SignSgd
 from peer.outer.recipes import Recipe
 from peer.outer.schedules import Every, GradientChange, Strided
 from peer.outer.straggler import Backup, ComputeTimeout, Quorum

@@ -16,7 +16,7 @@ from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.local import Plain, Proximal, Replay
 from peer.outer.merging import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
-from peer.outer.optimizer import Averaged, OuterOptimizer, Sgd
+from peer.outer.optim.optimizers import Averaged, OuterOptimizer, Sgd
 from peer.outer.refusals import contradictions
 from peer.outer.registry import AGGREGATORS, OUTER
 from peer.outer.schedules import Every, GradientChange, Strided, Timer

@@ -10,7 +10,7 @@ from peer.outer.aggregate.robust import CentredClipping, ClippedMean, Coordinate
 from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.local import Plain, Replay
 from peer.outer.merging import Accelerated, Eager, Elastic, Mix
-from peer.outer.optimizer import HeavyBall, Sgd
+from peer.outer.optim.optimizers import HeavyBall, Sgd
 from peer.outer.schedules import Every, Strided
 from peer.outer.straggler import Backup, Quorum, waits_for_all
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs

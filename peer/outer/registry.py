@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from peer.outer.adaptive import Adagrad, Adam, Yogi
 from peer.outer.aggregate.base import Aggregator, DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
-from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, OuterOptimizer, Sgd, SignSgd
+from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
+from peer.outer.optim.optimizers import DelayedNesterov, HeavyBall, Nesterov, OuterOptimizer, Sgd, SignSgd
 
 OUTER: Final[Mapping[str, type[OuterOptimizer]]] = MappingProxyType(
     {

@@ -16,7 +16,7 @@ from peer.outer.compress.residual import DeferredResidual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathered, Gathering
 from peer.outer.numerics.scratch import scratch_vector
-from peer.outer.optimizer import OuterOptimizer, Vectors
+from peer.outer.optim.optimizers import OuterOptimizer, Vectors
 from peer.outer.update import Update
 from peer.protocol import hashing
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.fragments import FlatLayout, Ranges, strided_fragments
-from peer.outer.rates import learning_rate
+from peer.outer.optim.inner_lr import learning_rate
 from peer.outer.recipes import Recipe
 from peer.outer.schedules import GradientChange, Strided
 from peer.protocol.manifest import InnerSpec

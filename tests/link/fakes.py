@@ -11,7 +11,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
 from peer.link.sync import Limits, SwarmSync
-from peer.outer.optimizer import Nesterov
+from peer.outer.optim.optimizers import Nesterov
 from peer.outer.schedules import Every
 
 NUMEL = 8

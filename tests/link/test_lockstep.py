@@ -10,7 +10,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Merged, Progress, Published, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.link.sync import Limits
-from peer.outer.optimizer import SignSgd
+from peer.outer.optim.optimizers import SignSgd
 from peer.outer.schedules import Every
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, START, FakeAgent, Replica, Step
 

@@ -11,7 +11,7 @@ from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.link.sync import Limits
 from peer.link.voting import VotingSync
-from peer.outer.optimizer import Sgd
+from peer.outer.optim.optimizers import Sgd
 from peer.outer.schedules import GradientChange
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, FakeAgent, Replica, Step
 

@@ -15,7 +15,7 @@ import torch
 from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.fragments import parts_of
-from peer.outer.optimizer import Nesterov
+from peer.outer.optim.optimizers import Nesterov
 from peer.outer.state import OuterState
 from peer.outer.update import Update
 from tests.network.harness import TestSwarm

@@ -15,7 +15,7 @@ from peer.outer.compress.base import NonFiniteError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
 from peer.outer.gather import Gathered, Gathering, PartError, round_seed
-from peer.outer.optimizer import Sgd
+from peer.outer.optim.optimizers import Sgd
 from peer.outer.state import OuterState
 from peer.protocol import hashing
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from peer.errors import UserError
-from peer.outer.adaptive import Adagrad, Adam, Yogi
 from peer.outer.aggregate.base import DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CentredClipping, CoordinateMedian
@@ -19,7 +18,8 @@ from peer.outer.compose import resolve, run_recipe, swarm_recipe, trust_in_words
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.local import Plain, Proximal, Replay
 from peer.outer.merging import Accelerated, Eager, Elastic, Mix
-from peer.outer.optimizer import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
+from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
+from peer.outer.optim.optimizers import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, describe
 from peer.outer.schedules import Every, GradientChange, Strided

@@ -20,10 +20,10 @@ from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
 from peer.outer.numerics.kernels import Coded
-from peer.outer.optimizer import Nesterov, OuterOptimizer, Vectors
+from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
 from peer.outer.update import Update
-from tests.outer.test_optimizer import ALL, AVERAGED
+from tests.outer.optim.test_optimizers import ALL, AVERAGED
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)
 LARGE = 2 * CHUNK + 77

@@ -11,8 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer import rates
 from peer.outer.compress.registry import COMPRESSORS
+from peer.outer.optim import inner_lr
 from peer.outer.published import RECIPES
 from peer.outer.recipes import Recipe
 from peer.outer.topology import AllPeers
@@ -147,7 +147,7 @@ def test_every_step_is_contributed_once(
         simulation.sync.commit = spy  # type: ignore[method-assign]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rates, "LOCAL_WARMUP_STEPS", 1)
+        patch.setattr(inner_lr, "LOCAL_WARMUP_STEPS", 1)
         simulate(name, profiles=swarm, steps=15, inner=inner, prepare=prepare, task=DriftTask(), **overrides)
     for least, most, claimed in counted:
         assert least == pytest.approx(claimed, abs=1e-3)

@@ -7,7 +7,7 @@ import pytest
 from peer.errors import UserError
 from peer.outer.fragments import FlatLayout
 from peer.outer.merging import Mix
-from peer.outer.optimizer import Nesterov
+from peer.outer.optim.optimizers import Nesterov
 from peer.outer.published import RECIPES
 from peer.outer.schedules import Every, Strided
 from peer.protocol.manifest import InnerSpec

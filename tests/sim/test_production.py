@@ -16,7 +16,7 @@ from peer.outer.compress.residual import DeferredResidual, Residual
 from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
-from peer.outer.rates import shared_rate
+from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.recipes import Recipe
 from peer.outer.schedules import ChangeState, GradientChange
 from peer.outer.state import AnyUpdate, OuterState

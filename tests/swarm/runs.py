@@ -8,7 +8,7 @@ from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.fragments import parts_of
-from peer.outer.optimizer import Nesterov
+from peer.outer.optim.optimizers import Nesterov
 from peer.outer.state import OuterState
 from peer.outer.update import Update
 from peer.protocol.identity import Identity

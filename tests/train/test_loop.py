@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.outer.rates import learning_rate
+from peer.outer.optim.inner_lr import learning_rate
 from peer.protocol.manifest import InnerSpec
 from peer.train.loop import NoSync, train
 from peer.train.optim import build_optimizer

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peer.outer.optimizer import Vectors
+from peer.outer.optim.optimizers import Vectors
 from peer.outer.state import CHUNK, PIECE, AnyUpdate, OuterState, chunks, pieces, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta

@@ -27,7 +27,7 @@ from peer.outer.compress.registry import VALUES, compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics import kernels as module
 from peer.outer.numerics.kernels import Coded, compiled, kernels_for
-from peer.outer.optimizer import Nesterov, Vectors
+from peer.outer.optim.optimizers import Nesterov, Vectors
 
 # Zero of both signs, the smallest and largest subnormals, what rounds to halves, what almost overflows.
 SPECIAL = [0.0, -0.0, 1e-45, -1.1754942e-38, 1.1754944e-38, 0.5, -1.5, 126.5, 127.0, 1e30, -3.4028235e38, 3.4e38]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from peer.outer.rates import learning_rate
+from peer.outer.optim.inner_lr import learning_rate
 from peer.protocol.manifest import InnerSpec
 
 INNER = InnerSpec(learning_rate=1.0, warmup_steps=10, min_learning_rate_ratio=0.1)

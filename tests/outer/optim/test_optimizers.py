@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from peer.errors import UserError
-from peer.outer.adaptive import Adagrad, Adam, Yogi
-from peer.outer.optimizer import (
+from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
+from peer.outer.optim.optimizers import (
     Averaged,
     DelayedNesterov,
     HeavyBall,

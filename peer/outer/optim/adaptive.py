@@ -4,7 +4,7 @@ Algorithm 2 there, whose Delta is -D; the momentum m is kept with D's sign, so t
 
     m <- beta1 m + (1 - beta1) D;  v by the optimizer's own rule;  anchor <- anchor - lr m / (sqrt(v) + tau)
 
-No bias correction. v starts at tau^2 unless `initial_v` says otherwise. The rules of `peer.outer.optimizer` hold:
+No bias correction. v starts at tau^2 unless `initial_v` says otherwise. The rules of `peer.outer.optim.optimizers` hold:
 elementwise, in place or not, each operation rounded on its own.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.optimizer import Descent, Step, Vectors
+from peer.outer.optim.optimizers import Descent, Step, Vectors
 
 _LARGEST_FP32: Final = (2.0 - 2.0**-23) * 2.0**127
 

@@ -29,7 +29,7 @@ from peer.link.messages import (
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.merge import merge_
 from peer.outer.optim.optimizers import OuterOptimizer
-from peer.outer.schedules import Every
+from peer.outer.policy.schedules import Every
 
 log = logging.getLogger(__name__)
 PROGRESS_PERIOD_S = 0.5

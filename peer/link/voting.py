@@ -11,7 +11,7 @@ from typing import Any
 
 from peer.link.messages import Anchor, WantSnapshot
 from peer.link.sync import StepResult, SwarmSync
-from peer.outer.schedules import ChangeState, Every, GradientChange
+from peer.outer.policy.schedules import ChangeState, Every, GradientChange
 
 
 class VotingSync(SwarmSync):

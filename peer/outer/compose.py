@@ -10,20 +10,20 @@ from typing import Any
 from peer.errors import UserError, did_you_mean
 from peer.outer.aggregate.base import DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
-from peer.outer.allocate import EvenSplit
 from peer.outer.compress.base import Shapes
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gather import Gathering
-from peer.outer.local import Plain
-from peer.outer.merging import Carry, Mix
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.optim.optimizers import OuterOptimizer
+from peer.outer.policy.local_rules import Plain
+from peer.outer.policy.merge_rules import Carry, Mix
+from peer.outer.policy.schedules import Every, GradientChange
+from peer.outer.policy.straggler import WaitAll
+from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.published import RECIPES
 from peer.outer.recipes import PARTS, Recipe, paced, word_of
 from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
-from peer.outer.schedules import Every, GradientChange
-from peer.outer.straggler import WaitAll
 from peer.outer.topology import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 

@@ -11,15 +11,15 @@ from types import MappingProxyType
 from typing import Final
 
 from peer.outer.aggregate.base import Mean
-from peer.outer.allocate import AdaptiveTopK, TimeBalanced
 from peer.outer.compress.feedback import ErrorFeedback
-from peer.outer.local import Proximal, Replay
-from peer.outer.merging import Accelerated, Carry, Eager, Elastic, Mix
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
 from peer.outer.optim.optimizers import HeavyBall, Nesterov, Sgd, SignSgd
+from peer.outer.policy.local_rules import Proximal, Replay
+from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Mix
+from peer.outer.policy.schedules import Every, GradientChange, Strided
+from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum
+from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import Every, GradientChange, Strided
-from peer.outer.straggler import Backup, ComputeTimeout, Quorum
 from peer.outer.topology import BandwidthMatching, Neighbours, RandomPairs
 
 # anchor <- sum_i (n_i / n) local_i = anchor - D with D weighted by n_i, here tokens for the paper's examples.

@@ -10,17 +10,17 @@ from typing import Any, Final, Literal
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import Aggregator, Mean
-from peer.outer.allocate import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
-from peer.outer.local import Plain, Proximal, Replay
-from peer.outer.merging import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
 from peer.outer.optim.optimizers import Averaged, OuterOptimizer, Sgd
+from peer.outer.policy.local_rules import Plain, Proximal, Replay
+from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
+from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
+from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
+from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.refusals import contradictions
 from peer.outer.registry import AGGREGATORS, OUTER
-from peer.outer.schedules import Every, GradientChange, Strided, Timer
-from peer.outer.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
-from peer.outer.allocate import AdaptiveTopK, TimeBalanced
-from peer.outer.local import Plain, Replay
-from peer.outer.merging import Accelerated, Eager, Elastic, Mix
 from peer.outer.optim.optimizers import HeavyBall, Sgd
-from peer.outer.schedules import Every, Strided
-from peer.outer.straggler import Backup, Quorum, waits_for_all
+from peer.outer.policy.local_rules import Plain, Replay
+from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
+from peer.outer.policy.schedules import Every, Strided
+from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
+from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from peer.outer.allocate import AdaptiveTopK
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import codec
-from peer.outer.local import Replay, Spider
-from peer.outer.merging import Accelerated
+from peer.outer.policy.local_rules import Replay, Spider
+from peer.outer.policy.merge_rules import Accelerated
+from peer.outer.policy.schedules import GradientChange
+from peer.outer.policy.straggler import waits_for_all
+from peer.outer.policy.work_allocation import AdaptiveTopK
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import GradientChange
-from peer.outer.straggler import waits_for_all
 from peer.protocol.manifest import InnerSpec
 from peer.sim.inner import inner_optimizer
 from peer.sim.network import links_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peer.outer.merging import Eager
+from peer.outer.policy.merge_rules import Eager
 from peer.sim.replica import Replica
 from peer.sim.rounds import ExchangeCost, Round
 from peer.sim.swarm import Swarm

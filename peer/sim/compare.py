@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from peer.errors import UserError
-from peer.outer.schedules import Strided
+from peer.outer.policy.schedules import Strided
 from peer.sim.label import Choice
 from peer.sim.memory import check_swarm_memory
 from peer.sim.picture import draw

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, is_finite
 from peer.outer.fragments import Ranges
-from peer.outer.local import Replay
+from peer.outer.policy.local_rules import Replay
 from peer.outer.recipes import Recipe
 from peer.sim.ranges import take
 from peer.sim.replica import Learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.outer.allocate import AdaptiveTopK, TimeBalanced
+from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipes import Recipe
 from peer.sim.network import links_of
 from peer.sim.scenario import PeerProfile

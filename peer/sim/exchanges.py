@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from peer.outer.schedules import GradientChange
-from peer.outer.straggler import Backup, Quorum, waits_for_all
+from peer.outer.policy.schedules import GradientChange
+from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
 from peer.sim.contribution import Contribution
 from peer.sim.overlap import WHOLE, pipelined
 from peer.sim.replica import Replica

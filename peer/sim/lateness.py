@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peer.outer.schedules import Event
-from peer.outer.straggler import Backup, WaitAll, waits_for_all
+from peer.outer.policy.schedules import Event
+from peer.outer.policy.straggler import Backup, WaitAll, waits_for_all
 from peer.sim.exchanges import Exchanges
 from peer.sim.replica import Replica
 from peer.sim.rounds import Round

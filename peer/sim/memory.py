@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from peer.errors import UserError
-from peer.outer.local import Replay
+from peer.outer.policy.local_rules import Replay
 from peer.outer.recipes import Recipe
 from peer.sim.plan import Job
 from peer.train.device import available_memory

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.feedback import Encoder
-from peer.outer.local import Proximal, Spider
+from peer.outer.policy.local_rules import Proximal, Spider
+from peer.outer.policy.schedules import ChangeState
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import ChangeState
 from peer.protocol.manifest import InnerSpec
 from peer.sim.inner import InnerOptimizer
 from peer.sim.scenario import PeerProfile

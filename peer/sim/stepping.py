@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from peer.outer.merging import Eager
-from peer.outer.schedules import Event, GradientChange
+from peer.outer.policy.merge_rules import Eager
+from peer.outer.policy.schedules import Event, GradientChange
 from peer.sim.contribution import Contribution
 from peer.sim.exchanges import Exchanges
 from peer.sim.lateness import Lateness

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from peer.outer.straggler import ComputeTimeout
-from peer.outer.timeout import choose_timeout
+from peer.outer.policy.compute_timeout import choose_timeout
+from peer.outer.policy.straggler import ComputeTimeout
 from peer.sim.network import reduce_seconds
 from peer.sim.replica import Replica
 from peer.sim.scenario import PeerProfile

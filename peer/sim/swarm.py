@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from peer.outer.merging import Eager
+from peer.outer.policy.merge_rules import Eager
+from peer.outer.policy.schedules import Event
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import Event
 from peer.sim.clock import Clock
 from peer.sim.contribution import Contribution
 from peer.sim.division import divide

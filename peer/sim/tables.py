@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.recipes import Recipe, describe
-from peer.outer.schedules import Every, GradientChange, Strided, Timer
 from peer.telemetry.console import human_bytes, human_count
 
 WIDE_COLUMNS, FILE_COLUMNS = 130, 150

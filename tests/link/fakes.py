@@ -12,7 +12,7 @@ from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
 from peer.link.sync import Limits, SwarmSync
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.schedules import Every
+from peer.outer.policy.schedules import Every
 
 NUMEL = 8
 STEPS = 4

@@ -11,7 +11,7 @@ from peer.link.messages import Anchor, Mapped, Merged, Progress, Published, Snap
 from peer.link.supervisor import create_descriptor
 from peer.link.sync import Limits
 from peer.outer.optim.optimizers import SignSgd
-from peer.outer.schedules import Every
+from peer.outer.policy.schedules import Every
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, START, FakeAgent, Replica, Step
 
 

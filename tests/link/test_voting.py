@@ -12,7 +12,7 @@ from peer.link.supervisor import create_descriptor
 from peer.link.sync import Limits
 from peer.link.voting import VotingSync
 from peer.outer.optim.optimizers import Sgd
-from peer.outer.schedules import GradientChange
+from peer.outer.policy.schedules import GradientChange
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, FakeAgent, Replica, Step
 
 SMOOTHING = 3  # the average moves by half of a change

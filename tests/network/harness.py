@@ -21,7 +21,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.compose import run_recipe
-from peer.outer.schedules import GradientChange
+from peer.outer.policy.schedules import GradientChange
 from peer.protocol.manifest import RunManifest
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.forked import ForkedAgent

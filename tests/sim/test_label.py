@@ -6,10 +6,10 @@ import pytest
 
 from peer.errors import UserError
 from peer.outer.fragments import FlatLayout
-from peer.outer.merging import Mix
 from peer.outer.optim.optimizers import Nesterov
+from peer.outer.policy.merge_rules import Mix
+from peer.outer.policy.schedules import Every, Strided
 from peer.outer.published import RECIPES
-from peer.outer.schedules import Every, Strided
 from peer.protocol.manifest import InnerSpec
 from peer.sim.label import at_pace, parse_label, parse_labels, with_room
 

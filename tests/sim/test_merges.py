@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.outer.merging import Eager
+from peer.outer.policy.merge_rules import Eager
 from peer.sim.simulate import Simulation
 from tests.sim.tiny import SGD, alone, close, commits_of, scatter, simulate, spread
 from tests.sim.tiny_task import BATCH, StillTask, TinyTask

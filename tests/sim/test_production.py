@@ -17,8 +17,8 @@ from peer.outer.fragments import parts_of
 from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
 from peer.outer.optim.inner_lr import shared_rate
+from peer.outer.policy.schedules import ChangeState, GradientChange
 from peer.outer.recipes import Recipe
-from peer.outer.schedules import ChangeState, GradientChange
 from peer.outer.state import AnyUpdate, OuterState
 from peer.outer.update import Update
 from peer.sim.inner import inner_optimizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer.schedules import GradientChange
+from peer.outer.policy.schedules import GradientChange
 from peer.sim.replica import clip_
 from peer.sim.simulate import Simulation
 from tests.sim.tiny import ADAMW, SGD, close, commits_of, recipe_of, simulate

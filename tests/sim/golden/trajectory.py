@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from peer.outer.policy.schedules import Every, Strided
 from peer.outer.published import RECIPES
-from peer.outer.schedules import Every, Strided
 from tests.sim.tiny import recipe_of, simulate
 
 GOLDEN_FILE = Path(__file__).with_name("trajectories.json")

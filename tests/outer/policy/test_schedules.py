@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer.schedules import (
+from peer.outer.policy.schedules import (
     ChangeState,
     Event,
     Every,

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer import local as local_module
-from peer.outer import merging
-from peer.outer.local import LocalRule, Plain, Proximal, Spider
 from peer.outer.merge import merge_
-from peer.outer.merging import Carry, Elastic, MergeRule, Mix
+from peer.outer.policy import local_rules as local_module
+from peer.outer.policy import merge_rules
+from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Spider
+from peer.outer.policy.merge_rules import Carry, Elastic, MergeRule, Mix
 
 
 def vectors(count: int, numel: int = 1001) -> list[Tensor]:
@@ -69,7 +69,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     whole = run()
     monkeypatch.setattr(local_module, "CHUNK", 100)
-    monkeypatch.setattr(merging, "CHUNK", 100)
+    monkeypatch.setattr(merge_rules, "CHUNK", 100)
     assert all(torch.equal(a, b) for a, b in zip(whole, run(), strict=True))
 
 

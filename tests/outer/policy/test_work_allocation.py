@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer.allocate import AdaptiveTopK, EvenSplit, TimeBalanced, exchange_s, largest_remainder, ratios
+from peer.outer.policy.work_allocation import (
+    AdaptiveTopK,
+    EvenSplit,
+    TimeBalanced,
+    exchange_s,
+    largest_remainder,
+    ratios,
+)
 from peer.outer.topology import Links
 
 speeds_of = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=9)

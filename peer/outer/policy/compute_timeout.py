@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import UserError
-from peer.outer.straggler import check_seconds
+from peer.outer.policy.straggler import check_seconds
 
 
 def effective_speedup(samples: NDArray[np.float64], communication_s: float, tau_s: NDArray[np.float64]) -> list[float]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from peer.errors import UserError
-from peer.outer.timeout import choose_timeout, effective_speedup
+from peer.outer.policy.compute_timeout import choose_timeout, effective_speedup
 
 
 def test_a_timeout_beats_one_slow_worker() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import weighted_mean
-from peer.outer.straggler import (
+from peer.outer.policy.straggler import (
     Backup,
     Close,
     ComputeTimeout,

@@ -28,10 +28,10 @@ from peer.errors import UserError
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.gram import inner_products, largest_magnitude
-from peer.outer.compose import resolve
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import SLICE
 from peer.outer.fragments import parts_of
+from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.build import language_task, load_windows
 from peer.sim.job import one_thread

@@ -18,10 +18,10 @@ import torch
 from benchmarks.contributions import fill, relative_error
 from benchmarks.member import Setup, Timed, serve
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
-from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
 from peer.outer.state import AnyUpdate, OuterState, pieces
 from peer.protocol.lineage import Certificate

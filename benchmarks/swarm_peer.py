@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.member import Setup, parse_setup
 from peer.lifetime import children_die_with_us, die_with_parent
-from peer.outer.compose import swarm_recipe
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node

@@ -163,7 +163,7 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
         say(json.dumps({"event": "started", **start}))
         return
-    from peer.outer.compose import trust_in_words  # imported by now, see _start
+    from peer.outer.recipe.resolve import trust_in_words  # imported by now, see _start
 
     others = [f"  or       atoll join {address}" for address in addresses[1:]]
     lines = [

@@ -25,11 +25,11 @@ from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.link.voting import VotingSync
-from peer.outer.compose import rate_of, run_recipe
 from peer.outer.fragments import FlatLayout
 from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
 from peer.outer.policy.schedules import GradientChange
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.resolve import rate_of, run_recipe
 from peer.outer.state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
 from peer.lifetime import die_with_parent
-from peer.outer.compose import run_recipe, wire_format
 from peer.outer.fragments import FlatLayout
+from peer.outer.recipe.resolve import run_recipe, wire_format
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.train.device import check_memory

@@ -19,7 +19,7 @@ from peer.errors import UserError
 from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.outer.compose import trust_in_words
+from peer.outer.recipe.resolve import trust_in_words
 from peer.protocol.address import PeerAddress
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.telemetry.console import LiveSwarm, setup_logging

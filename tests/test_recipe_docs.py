@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from peer.outer.compose import missing_on_a_swarm, resolve
 from peer.outer.compress.base import Codec, Compressor
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import Backup, Quorum
-from peer.outer.published import RECIPES
-from peer.outer.recipes import PARTS, Recipe
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.recipe import PARTS, Recipe
+from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
 from peer.outer.topology import AllPeers, BandwidthMatching, Neighbours
 from peer.protocol.manifest import RecipeSpec
 from peer.sim.cli import add_sim_commands

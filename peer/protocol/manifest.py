@@ -119,7 +119,7 @@ class RecipeSpec(Spec):
     """A recipe by name, and the parts of it that this run sets differently from the published ones.
 
     A part is one word (a kind of part, or another recipe whose part to borrow) or a mapping of that part's own
-    numbers, with `name` where the kind changes too. `peer.outer.compose` knows the words and checks the numbers.
+    numbers, with `name` where the kind changes too. `peer.outer.recipe.resolve` knows the words and checks the numbers.
     """
 
     name: Name = "lagoon"

@@ -13,7 +13,7 @@ from peer.outer.policy.merge_rules import Accelerated
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import waits_for_all
 from peer.outer.policy.work_allocation import AdaptiveTopK
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
 from peer.sim.inner import inner_optimizer
 from peer.sim.network import links_of

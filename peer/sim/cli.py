@@ -132,8 +132,8 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
 
 def _recipes(arguments: argparse.Namespace) -> int:
     with _quick_exit_on_interrupt():
-        from peer.outer.published import RECIPES
-        from peer.outer.recipes import describe
+        from peer.outer.recipe.published import RECIPES
+        from peer.outer.recipe.recipe import describe
         from peer.sim.tables import recipe_table, recipes_table, simulator_console
     name = arguments.name
     if name is not None and name not in RECIPES:

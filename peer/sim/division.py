@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.sim.network import links_of
 from peer.sim.scenario import PeerProfile
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from peer.outer.fragments import Ranges
 from peer.outer.gossip import a2cid2_coefficients, chi, mix_, move_, pair_
 from peer.outer.policy.merge_rules import Accelerated
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology import Neighbours
 from peer.sim.ranges import put, take
 from peer.sim.replica import Learner

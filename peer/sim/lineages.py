@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.sim.assemble import Assembly
 from peer.sim.replica import Learner, OuterCopy, Replica
 from peer.sim.swarm import clones

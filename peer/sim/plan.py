@@ -17,7 +17,7 @@ from peer.data.packing import PackedTokens
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError, did_you_mean
 from peer.outer.fragments import FlatLayout
-from peer.outer.recipes import Recipe, describe
+from peer.outer.recipe.recipe import Recipe, describe
 from peer.protocol.manifest import MAX_MANIFEST_BYTES, InnerSpec, RunManifest, parse_manifest
 from peer.sim.build import load_windows
 from peer.sim.label import Choice, at_pace, with_room

@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.outer.compress.feedback import Encoder
 from peer.outer.policy.local_rules import Proximal, Spider
 from peer.outer.policy.schedules import ChangeState
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
 from peer.sim.inner import InnerOptimizer
 from peer.sim.scenario import PeerProfile

@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.outer.fragments import FlatLayout, Ranges, strided_fragments
 from peer.outer.optim.inner_lr import learning_rate
 from peer.outer.policy.schedules import GradientChange, Strided
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
 from peer.sim.assemble import Assembly
 from peer.sim.engine import Engine

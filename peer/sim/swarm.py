@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.sim.clock import Clock
 from peer.sim.contribution import Contribution
 from peer.sim.division import divide

@@ -21,7 +21,7 @@ from peer.outer.gather import round_seed
 from peer.outer.gossip import centre_of, drift
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic
 from peer.outer.policy.straggler import ComputeTimeout, staleness_weight
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology import AllPeers
 from peer.sim.attacks import with_lies
 from peer.sim.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
-from peer.outer.recipes import Recipe, describe
+from peer.outer.recipe.recipe import Recipe, describe
 from peer.telemetry.console import human_bytes, human_count
 
 WIDE_COLUMNS, FILE_COLUMNS = 130, 150

@@ -20,8 +20,8 @@ from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.link.voting import VotingSync
-from peer.outer.compose import run_recipe
 from peer.outer.policy.schedules import GradientChange
+from peer.outer.recipe.resolve import run_recipe
 from peer.protocol.manifest import RunManifest
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.forked import ForkedAgent

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from peer.outer.compose import resolve, wire_format
 from peer.outer.compress.feedback import Encoder
 from peer.outer.gather import Gathering
+from peer.outer.recipe.resolve import resolve, wire_format
 from peer.outer.record import RoundRecord
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RecipeSpec

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from peer.errors import UserError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.optim import inner_lr
-from peer.outer.published import RECIPES
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology import AllPeers
 from peer.sim.scenario import PeerProfile
 from peer.sim.simulate import Simulation

@@ -10,8 +10,8 @@ from importlib.resources import files
 
 import pytest
 
-from peer.outer.published import RECIPES
-from peer.outer.recipes import describe
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.recipe import describe
 from peer.sim.plan import build_swarm, load_task
 from tests.sim.typed import MANIFEST, ROOT, STEP_TOKENS, atoll, figures
 

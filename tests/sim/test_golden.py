@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peer.outer.policy.merge_rules import Mix
-from peer.outer.published import RECIPES
+from peer.outer.recipe.published import RECIPES
 from tests.sim.golden.trajectory import GOLDEN_FILE, trajectory
 from tests.sim.tiny import recipe_of, simulate
 

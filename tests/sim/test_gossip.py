@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer import refusals
+from peer.outer.recipe import validation
 from tests.sim.tiny import SGD, close, commits_of, scatter, simulate, spread
 from tests.sim.tiny_task import StillTask
 
@@ -29,7 +29,7 @@ def test_noloco_in_one_group_is_heavy_ball_diloco(peers: int, topology: Any) -> 
 def test_the_spread_of_noloco_anchors(
     momentum: float, low: float, high: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "_LARGEST_MOMENTUM", 1.0)
+    monkeypatch.setattr(validation, "_LARGEST_MOMENTUM", 1.0)
     run, commits = commits_of(
         "noloco", peers=8, steps=60, steps_per_round=1, task=StillTask(), inner=SGD, prepare=scatter,
         outer={"momentum": momentum},

@@ -9,7 +9,7 @@ from peer.outer.fragments import FlatLayout
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.policy.merge_rules import Mix
 from peer.outer.policy.schedules import Every, Strided
-from peer.outer.published import RECIPES
+from peer.outer.recipe.published import RECIPES
 from peer.protocol.manifest import InnerSpec
 from peer.sim.label import at_pace, parse_label, parse_labels, with_room
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from peer.outer.aggregate.reduce import reduce_part
-from peer.outer.compose import wire_format
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual, Residual
@@ -18,7 +17,8 @@ from peer.outer.gather import Gathering
 from peer.outer.merge import merge_
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.policy.schedules import ChangeState, GradientChange
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.resolve import wire_format
 from peer.outer.state import AnyUpdate, OuterState
 from peer.outer.update import Update
 from peer.sim.inner import inner_optimizer

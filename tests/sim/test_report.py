@@ -142,7 +142,7 @@ def test_the_table_shows_what_failed_and_why(capsys):
 
 
 def test_a_loss_that_is_no_number_becomes_null_with_a_note():
-    from peer.outer.published import RECIPES
+    from peer.outer.recipe.published import RECIPES
     from peer.protocol.manifest import InnerSpec
     from peer.sim.job import row_of
     from peer.sim.plan import Job, build_swarm, load_task

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.outer.compose import resolve
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import InnerSpec, RecipeSpec
 from peer.sim.contribution import Outcome
 from peer.sim.inner import inner_optimizer

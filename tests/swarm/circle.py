@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RecipeSpec, RoundSpec

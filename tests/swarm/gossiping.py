@@ -10,9 +10,9 @@ import torch
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Round, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
-from peer.outer.compose import run_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
+from peer.outer.recipe.resolve import run_recipe
 from peer.outer.state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RunManifest

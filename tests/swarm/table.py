@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import parts_of
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec

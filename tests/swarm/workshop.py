@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from peer.outer.aggregate.reduce import bound, reduce_range
-from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.evidence import Evidence
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, Link, Member

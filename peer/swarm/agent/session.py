@@ -34,7 +34,7 @@ from peer.link.messages import (
     decode,
     encode,
 )
-from peer.outer.compose import rate_of, run_recipe, trust_in_words, wire_format
+from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord

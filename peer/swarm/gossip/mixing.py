@@ -17,7 +17,7 @@ from peer.outer.compress.identity import Fp32
 from peer.outer.compress.residual import Residual
 from peer.outer.compress.sliced import Sliced
 from peer.outer.gossip import centre_of, drift, move_
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
 from peer.outer.round import RoundAborted
 from peer.outer.state import OuterState, pieces

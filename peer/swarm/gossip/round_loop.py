@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from peer.link.contribution_slot import Handover
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
-from peer.outer.compose import run_recipe
 from peer.outer.compress.base import Payload
+from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
 from peer.outer.record import RoundRecord
-from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule

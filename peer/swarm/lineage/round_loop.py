@@ -12,8 +12,8 @@ from functools import partial
 from peer.link.contribution_slot import Handover
 from peer.link.memory import Head
 from peer.link.messages import Progress, Round, Snapshot, ToTrainer
-from peer.outer.compose import run_recipe
 from peer.outer.policy.schedules import GradientChange
+from peer.outer.recipe.resolve import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state import AnyUpdate, OuterState

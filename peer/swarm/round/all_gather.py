@@ -10,7 +10,7 @@ from torch import Tensor
 from peer.outer.compress.base import Payload
 from peer.outer.compress.feedback import Encoder
 from peer.outer.gather import Gathered, Gathering, PartError
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState

@@ -16,7 +16,7 @@ from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.numerics.offload import beside, little
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link

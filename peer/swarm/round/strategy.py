@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from peer.outer.compress.base import Payload
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.validation import ROBUST
 from peer.outer.record import MAX_REASON_CHARS, Drop
-from peer.outer.refusals import ROBUST
 from peer.outer.round import Due, Exchanged, Group
 from peer.outer.state import OuterState
 from peer.protocol.identity import Identity

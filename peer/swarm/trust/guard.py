@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.partition import cut_of

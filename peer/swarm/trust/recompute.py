@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.outer.aggregate.reduce import bound, reduce_range
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError
 from peer.outer.compress.residual import Residual
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.protocol.evidence import Reduction, Residue
 from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
 from peer.swarm.round.partition import GatheredCut, ReducedCut

@@ -18,7 +18,7 @@ from peer.outer.aggregate.base import Aggregator, DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.numerics.ordered_sums import CHUNK
-from peer.outer.registry import AGGREGATORS, parameters
+from peer.outer.recipe.registry import AGGREGATORS, parameters
 from tests.outer.contributions import gaussian
 
 ALL: list[Aggregator] = [

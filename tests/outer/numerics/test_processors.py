@@ -17,7 +17,7 @@ from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, compressor
 from peer.outer.compress.residual import Residual
 from peer.outer.numerics import kernels
-from peer.outer.recipes import PARTS
+from peer.outer.recipe.recipe import PARTS
 from peer.protocol.hashing import digest
 
 NUMEL = 70_001

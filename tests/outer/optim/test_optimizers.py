@@ -26,7 +26,7 @@ from peer.outer.optim.optimizers import (
     SignSgd,
     Vectors,
 )
-from peer.outer.registry import OUTER, parameters
+from peer.outer.recipe.registry import OUTER, parameters
 
 ALL: list[OuterOptimizer] = [
     Sgd(lr=0.3),

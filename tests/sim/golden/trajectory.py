@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.outer.policy.schedules import Every, Strided
-from peer.outer.published import RECIPES
+from peer.outer.recipe.published import RECIPES
 from tests.sim.tiny import recipe_of, simulate
 
 GOLDEN_FILE = Path(__file__).with_name("trajectories.json")

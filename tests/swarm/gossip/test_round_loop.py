@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from peer.outer.compose import run_recipe
+from peer.outer.recipe.resolve import run_recipe
 from peer.sim.scenario import PeerProfile
 from peer.sim.simulate import Setup, Simulation
 from tests.sim.tiny import ADAMW

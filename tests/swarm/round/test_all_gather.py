@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from peer.outer.aggregate.gated import Gated
-from peer.outer.compose import resolve, wire_format
 from peer.outer.compress.feedback import Encoder, Sent
+from peer.outer.recipe.resolve import resolve, wire_format
 from peer.outer.round import RoundAborted
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, root_of, seal_reduced, seal_sent

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from peer.outer.compose import swarm_recipe
 from peer.outer.fragments import parts_of
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted, link_of
 from peer.outer.state import CHUNK
 from peer.protocol.manifest import RecipeSpec

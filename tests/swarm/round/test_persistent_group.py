@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from peer.outer.aggregate.reduce import bound, reduce_part
-from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import compressor
 from peer.outer.fragments import parts_of
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted
 from peer.outer.update import Update
 from peer.protocol.manifest import RecipeSpec

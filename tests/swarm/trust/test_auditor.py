@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 
-from peer.outer.compose import swarm_recipe
 from peer.outer.compress.registry import COMPRESSORS
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.evidence import Evidence
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json

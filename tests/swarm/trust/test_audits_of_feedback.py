@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from peer.outer.compose import swarm_recipe
+from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
 from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
 from tests.swarm.circle import Circle

@@ -16,7 +16,7 @@ from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
 
 if TYPE_CHECKING:
-    from peer.outer.recipes import Recipe
+    from peer.outer.recipe.recipe import Recipe
 
 Refusal = tuple[str, str]
 LEAST_TO_JUDGE = 3  # contributions

@@ -19,7 +19,7 @@ from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Mi
 from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
-from peer.outer.recipes import Recipe
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology import BandwidthMatching, Neighbours, RandomPairs
 
 # anchor <- sum_i (n_i / n) local_i = anchor - D with D weighted by n_i, here tokens for the paper's examples.

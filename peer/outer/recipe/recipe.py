@@ -19,8 +19,8 @@ from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Me
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
-from peer.outer.refusals import contradictions
-from peer.outer.registry import AGGREGATORS, OUTER
+from peer.outer.recipe.registry import AGGREGATORS, OUTER
+from peer.outer.recipe.validation import contradictions
 from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
 

@@ -21,9 +21,9 @@ from peer.outer.policy.merge_rules import Carry, Mix
 from peer.outer.policy.schedules import Every, GradientChange
 from peer.outer.policy.straggler import WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
-from peer.outer.published import RECIPES
-from peer.outer.recipes import PARTS, Recipe, paced, word_of
-from peer.outer.refusals import LEAST_TO_JUDGE, ROBUST
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
+from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
 from peer.outer.topology import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 

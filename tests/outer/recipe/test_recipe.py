@@ -13,7 +13,6 @@ from peer.errors import UserError
 from peer.outer.aggregate.base import DirectionAverage, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CentredClipping, CoordinateMedian
-from peer.outer.compose import resolve, run_recipe, swarm_recipe, trust_in_words
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
 from peer.outer.optim.optimizers import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
@@ -22,8 +21,9 @@ from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
-from peer.outer.published import RECIPES
-from peer.outer.recipes import PARTS, Recipe, describe
+from peer.outer.recipe.published import RECIPES
+from peer.outer.recipe.recipe import PARTS, Recipe, describe
+from peer.outer.recipe.resolve import resolve, run_recipe, swarm_recipe, trust_in_words
 from peer.outer.topology import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 

@@ -30,8 +30,8 @@ from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import SLICE
-from peer.outer.fragments import parts_of
 from peer.outer.recipe.resolve import resolve
+from peer.outer.state.flat_layout import parts_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.build import language_task, load_windows
 from peer.sim.job import one_thread

@@ -23,7 +23,7 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
-from peer.outer.state import AnyUpdate, OuterState, pieces
+from peer.outer.state.outer_state import AnyUpdate, OuterState, pieces
 from peer.protocol.lineage import Certificate
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.figures import Figure, Report, Say, benchmark_parser, run_benchmark
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.label import parse_label
 from peer.sim.plan import check_writable, load_task, meta_layout

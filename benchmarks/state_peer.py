@@ -22,7 +22,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule

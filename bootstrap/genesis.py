@@ -155,7 +155,7 @@ class GenesisBuild:
 
     async def _is_whole(self, figures: Figures) -> bool:
         """Whether the file holds what the figures say, and they say what a state can be."""
-        from peer.outer.state import state_digest
+        from peer.outer.state.outer_state import state_digest
         from peer.swarm.state.snapshot_file import chunk_places
 
         try:

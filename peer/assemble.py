@@ -25,12 +25,12 @@ from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import Limits, SwarmSync
 from peer.link.voting import VotingSync
-from peer.outer.fragments import FlatLayout
 from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import rate_of, run_recipe
-from peer.outer.state import digest_of
+from peer.outer.state.flat_layout import FlatLayout
+from peer.outer.state.outer_state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
 from peer.train.device import check_fits, pick_device

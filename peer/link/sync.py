@@ -27,9 +27,9 @@ from peer.link.messages import (
     WantSnapshot,
 )
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.outer.merge import merge_
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.schedules import Every
+from peer.outer.state.carry import merge_
 
 log = logging.getLogger(__name__)
 PROGRESS_PERIOD_S = 0.5

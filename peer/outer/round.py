@@ -18,7 +18,7 @@ from peer.errors import AtollError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.numerics.offload import beside
 from peer.outer.record import Drop, Instead, RoundRecord
-from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 

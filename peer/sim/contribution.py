@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, is_finite
-from peer.outer.fragments import Ranges
 from peer.outer.policy.local_rules import Replay
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.flat_layout import Ranges
 from peer.sim.ranges import take
 from peer.sim.replica import Learner
 from peer.sim.scenario import PeerProfile

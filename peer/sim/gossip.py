@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.outer.fragments import Ranges
-from peer.outer.gossip import a2cid2_coefficients, chi, mix_, move_, pair_
 from peer.outer.policy.merge_rules import Accelerated
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.flat_layout import Ranges
+from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, move_, pair_
 from peer.outer.topology import Neighbours
 from peer.sim.ranges import put, take
 from peer.sim.replica import Learner

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.train.muon import MuonMatrices, is_hidden_matrix
 

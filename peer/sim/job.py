@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from peer.errors import UserError
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.sim.build import language_task
 from peer.sim.plan import Job, Windows
 from peer.sim.simulate import Setup, Simulation

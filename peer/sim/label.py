@@ -11,11 +11,11 @@ import yaml
 from pydantic import ValidationError
 
 from peer.errors import UserError, did_you_mean
-from peer.outer.fragments import FlatLayout, strided_fragments
 from peer.outer.policy.schedules import Every, Strided
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import resolve
+from peer.outer.state.flat_layout import FlatLayout, strided_fragments
 from peer.protocol.manifest import InnerSpec, RecipeSpec, explain_validation
 
 INNER = "inner"

@@ -16,8 +16,8 @@ import torch
 from peer.data.packing import PackedTokens
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError, did_you_mean
-from peer.outer.fragments import FlatLayout
 from peer.outer.recipe.recipe import Recipe, describe
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import MAX_MANIFEST_BYTES, InnerSpec, RunManifest, parse_manifest
 from peer.sim.build import load_windows
 from peer.sim.label import Choice, at_pace, with_room

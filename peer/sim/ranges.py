@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from peer.outer.fragments import FlatLayout, Ranges
+from peer.outer.state.flat_layout import FlatLayout, Ranges
 
 
 def take(flat: Tensor, ranges: Ranges) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from peer.outer.fragments import FlatLayout, Ranges, strided_fragments
 from peer.outer.optim.inner_lr import learning_rate
 from peer.outer.policy.schedules import GradientChange, Strided
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.flat_layout import FlatLayout, Ranges, strided_fragments
 from peer.protocol.manifest import InnerSpec
 from peer.sim.assemble import Assembly
 from peer.sim.engine import Engine

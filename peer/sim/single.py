@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import UserError
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
 from peer.sim.job import Row, one_thread, run_job, time_job
 from peer.sim.label import Choice, parse_label, with_room

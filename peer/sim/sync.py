@@ -16,12 +16,12 @@ from torch import Tensor
 from peer.outer.aggregate.base import DirectionAverage, Mean
 from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
-from peer.outer.fragments import FlatLayout, Ranges
-from peer.outer.gather import round_seed
-from peer.outer.gossip import centre_of, drift
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic
 from peer.outer.policy.straggler import ComputeTimeout, staleness_weight
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.flat_layout import FlatLayout, Ranges
+from peer.outer.state.gathered_update import round_seed
+from peer.outer.state.gossip_mixing import centre_of, drift
 from peer.outer.topology import AllPeers
 from peer.sim.attacks import with_lies
 from peer.sim.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
 from peer.data.packing import PackedTokens
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.train.evaluate import evaluate
 from peer.train.step import language_loss
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 
 
 class KeptGradient(torch.optim.Optimizer):

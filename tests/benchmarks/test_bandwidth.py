@@ -9,7 +9,7 @@ from benchmarks.bandwidth import GRID, PAPER, SIZES, TARGETS, Cell, Size
 from benchmarks.figures import Report, describe_machine
 from benchmarks.table import section
 from peer.errors import UserError
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.sim.plan import load_task, meta_layout
 
 TOY = Size(name="toy", layers=6, step_s=2.0)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from peer.outer.compress.feedback import Encoder
-from peer.outer.gather import Gathering
 from peer.outer.recipe.resolve import resolve, wire_format
 from peer.outer.record import RoundRecord
-from peer.outer.state import OuterState
+from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RecipeSpec
 from tests.network.harness import TestSwarm
 

@@ -14,10 +14,10 @@ import torch
 
 from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.int8 import BlockInt8
-from peer.outer.fragments import parts_of
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state import OuterState
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import Update
 from tests.network.harness import TestSwarm
 from tests.network.members import TOKENS_PER_STEP, Member
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.label import parse_label
 from peer.sim.overlap import WHOLE, Layer, layers_of, pipelined

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.inner import InnerOptimizer, inner_optimizer
 from peer.sim.replica import clip_

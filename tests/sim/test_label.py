@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from peer.errors import UserError
-from peer.outer.fragments import FlatLayout
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.policy.merge_rules import Mix
 from peer.outer.policy.schedules import Every, Strided
 from peer.outer.recipe.published import RECIPES
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.label import at_pace, parse_label, parse_labels, with_room
 

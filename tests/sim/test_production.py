@@ -12,15 +12,15 @@ from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual, Residual
-from peer.outer.fragments import parts_of
-from peer.outer.gather import Gathering
-from peer.outer.merge import merge_
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.policy.schedules import ChangeState, GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import wire_format
-from peer.outer.state import AnyUpdate, OuterState
-from peer.outer.update import Update
+from peer.outer.state.carry import merge_
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.outer_state import AnyUpdate, OuterState
+from peer.outer.state.reduced_update import Update
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import clip_
 from tests.sim.tiny import PUBLISHED, recipe_of, simulate

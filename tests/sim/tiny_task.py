@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 
 VOCAB, WIDTH, LAYERS, BATCH = 12, 8, 3, 16
 SHAPES = {

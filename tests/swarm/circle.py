@@ -10,7 +10,7 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import Rosters

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from peer.outer import state
 from peer.outer.numerics import offload
+from peer.outer.state.outer_state import outer_state
 from peer.swarm.group import invites, leader, lobby
 from peer.swarm.state import snapshot_file
 from peer.swarm.state.snapshot_cache import Shelf
@@ -44,7 +44,7 @@ def arithmetic(request, monkeypatch):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 1024 elements: a state of a few kilobytes has many."""
-    for module in (state, snapshot_file):
+    for module in (outer_state, snapshot_file):
         monkeypatch.setattr(module, "CHUNK", 1024)
 
 

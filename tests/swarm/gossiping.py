@@ -13,7 +13,7 @@ from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipe.resolve import run_recipe
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord

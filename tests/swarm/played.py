@@ -10,7 +10,7 @@ from peer.link.memory import SharedState
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
 from peer.swarm.lineage.round_loop import Rounds
 from peer.swarm.state.chain import History

@@ -7,10 +7,10 @@ import torch
 from peer.outer.aggregate.reduce import reduce_part
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import parts_of
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state import OuterState
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
 from peer.swarm.state.chain import History

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from peer.outer.fragments import parts_of
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
+from peer.outer.state.flat_layout import parts_of
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import HelloMessage, JoinMessage, Kind, group_id

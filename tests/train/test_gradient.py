@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from peer.outer.fragments import FlatLayout
+from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.train.gradient import KeptGradient
 from peer.train.optim import load_optimizer_tensors, optimizer_tensors

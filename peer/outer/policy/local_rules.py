@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.state import CHUNK, chunks
+from peer.outer.state.outer_state import CHUNK, chunks
 
 GradientAt = Callable[[Tensor], Tensor]
 """Parameters [P] -> gradient [P] there, on the batch of the present step."""

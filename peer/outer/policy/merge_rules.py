@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.merge import merge_
-from peer.outer.state import CHUNK, chunks
+from peer.outer.state.carry import merge_
+from peer.outer.state.outer_state import CHUNK, chunks
 
 
 class MergeRule(Protocol):
@@ -131,7 +131,7 @@ class Accelerated:
                 raise UserError(f"{name}={value}: must be finite and at least 0", "leave it out: the graph gives it")
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:
-        """Nothing: `peer.outer.gossip.pair_` changes both iterates at the event itself."""
+        """Nothing: `peer.outer.state.gossip_mixing.pair_` changes both iterates at the event itself."""
 
 
 def _check_fraction(name: str, value: float, hint: str) -> None:

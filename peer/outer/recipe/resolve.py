@@ -13,7 +13,6 @@ from peer.outer.aggregate.gated import Gated
 from peer.outer.compress.base import Shapes
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
-from peer.outer.gather import Gathering
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.local_rules import Plain
@@ -24,6 +23,7 @@ from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
+from peer.outer.state.gathered_update import Gathering
 from peer.outer.topology import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 

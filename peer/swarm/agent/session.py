@@ -35,7 +35,7 @@ from peer.link.messages import (
     encode,
 )
 from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.recorder import Recorder

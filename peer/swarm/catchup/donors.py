@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import heavier
 from peer.protocol.records import PeerRecord
 from peer.swarm.state.chain import History

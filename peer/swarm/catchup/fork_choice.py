@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
-from peer.outer.state import AnyUpdate
+from peer.outer.state.outer_state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier, quorum
 from peer.swarm.catchup.donors import Standing, ahead, helpers
 from peer.swarm.catchup.history_client import CaughtUp, Fetcher, NotHeavierError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.state import AnyUpdate, OuterState, state_digest
+from peer.outer.state.outer_state import AnyUpdate, OuterState, state_digest
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, Link, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import parse_json

@@ -16,11 +16,11 @@ from peer.outer.compress.base import NonFiniteError, Payload, PayloadError, is_f
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.residual import Residual
 from peer.outer.compress.sliced import Sliced
-from peer.outer.gossip import centre_of, drift, move_
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
 from peer.outer.round import RoundAborted
-from peer.outer.state import OuterState, pieces
+from peer.outer.state.gossip_mixing import centre_of, drift, move_
+from peer.outer.state.outer_state import OuterState, pieces
 
 _ANCHORS = Fp32()  # anchors are not differences: no coarse codec may touch them
 

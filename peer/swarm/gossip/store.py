@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.state.chain import History
 from peer.swarm.state.snapshot_file import SnapshotFile, load_snapshot

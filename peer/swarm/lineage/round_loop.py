@@ -16,7 +16,7 @@ from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.resolve import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from peer.outer.compress.base import Payload
 from peer.outer.compress.feedback import Encoder
-from peer.outer.gather import Gathered, Gathering, PartError
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
-from peer.outer.state import OuterState
+from peer.outer.state.gathered_update import Gathered, Gathering, PartError
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, has_sent, root_of, seal_sent
 from peer.swarm.round.inbox import Session

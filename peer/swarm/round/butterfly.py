@@ -19,8 +19,8 @@ from peer.outer.numerics.offload import beside, little
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
-from peer.outer.state import OuterState
-from peer.outer.update import Update
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves
 from peer.swarm.round.inbox import Session

@@ -17,7 +17,7 @@ from typing import Any
 
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import Rosters, roster_key

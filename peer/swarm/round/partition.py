@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import cell_of, parts_of
-from peer.outer.gather import Gathering
-from peer.outer.state import OuterState
+from peer.outer.state.flat_layout import cell_of, parts_of
+from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.outer_state import OuterState
 
 UNIT_BYTES = 1 << 19  # of a gathered payload; part of the protocol, since members sign a tree of units
 Ranges = Sequence[tuple[int, int]]

@@ -21,7 +21,7 @@ from torch import Tensor
 from peer.outer.compress.base import Compressor, Read
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.residual import Residual
-from peer.outer.fragments import cell_of
+from peer.outer.state.flat_layout import cell_of
 from peer.protocol.evidence import Residue
 from peer.protocol.lineage import Certificate, Link
 from peer.protocol.statements import DIGEST_BYTES, leaf_of, path_of, residual_of, root_of

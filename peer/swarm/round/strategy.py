@@ -14,7 +14,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.validation import ROBUST
 from peer.outer.record import MAX_REASON_CHARS, Drop
 from peer.outer.round import Due, Exchanged, Group
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.round.inbox import Session

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from peer.outer.numerics.offload import beside
-from peer.outer.state import CHUNK, AnyUpdate, OuterState
+from peer.outer.state.outer_state import CHUNK, AnyUpdate, OuterState
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
 from peer.swarm.runtime.round_priority import Courtesy, Turn

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from peer.outer.state import OuterState
+from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import Certificate
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.state.chain import History

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.optim.optimizers import Vectors
-from peer.outer.state import CHUNK, PIECE, AnyUpdate, OuterState, chunks, pieces, state_digest
+from peer.outer.state.outer_state import CHUNK, PIECE, AnyUpdate, OuterState, chunks, pieces, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.runtime.round_priority import Aside, go_on

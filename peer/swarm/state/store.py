@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.numerics.offload import beside
-from peer.outer.state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate
 from peer.swarm.state.chain import History
 from peer.swarm.state.snapshot_cache import Shelf

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 
 from peer.errors import ProtocolError
-from peer.outer.state import CHUNK
+from peer.outer.state.outer_state import CHUNK
 from peer.protocol.records import dump_json
 from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind

@@ -110,7 +110,7 @@ def watch_phases(gate: Gate) -> None:
     """Where the phases of a peer are. `install` is entered three times: at its beginning, with the chain written but
     the state old, and with the state new but its head not written.
     """
-    from peer.outer.state import OuterState
+    from peer.outer.state.outer_state import OuterState
     from peer.swarm.catchup.fork_choice import Following
     from peer.swarm.lineage.round_loop import Rounds
     from peer.swarm.state.store import Keeper

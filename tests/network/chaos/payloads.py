@@ -10,7 +10,7 @@ import torch
 
 from peer.outer.compress.base import Payload
 from peer.outer.compress.registry import compressor
-from peer.outer.update import Update
+from peer.outer.state.reduced_update import Update
 from peer.protocol.evidence import Evidence
 from peer.protocol.records import dump_json, parse_json
 from peer.swarm.trust.verdict import RightError

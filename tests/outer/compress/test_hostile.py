@@ -11,8 +11,8 @@ import torch
 from peer.outer.compress.base import Codec, Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import parts_of
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.reduced_update import Update
 
 SPARSE = (
     "top4/64+int2", "top5/100+int4", "top64/4096+fp16", "top3/64x64+sign", "top20/64+int8", "top64/64+fp4",

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.merge import merge_
 from peer.outer.policy import local_rules as local_module
 from peer.outer.policy import merge_rules
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Spider
 from peer.outer.policy.merge_rules import Carry, Elastic, MergeRule, Mix
+from peer.outer.state.carry import merge_
 
 
 def vectors(count: int, numel: int = 1001) -> list[Tensor]:

@@ -7,8 +7,8 @@ import pytest
 from blake3 import blake3
 
 from peer.errors import ProtocolError
-from peer.outer.state import CHUNK
-from peer.outer.update import Update
+from peer.outer.state.outer_state import CHUNK
+from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from peer.outer.state import CHUNK
+from peer.outer.state.outer_state import CHUNK
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind

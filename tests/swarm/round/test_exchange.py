@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from peer.outer.fragments import parts_of
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted, link_of
-from peer.outer.state import CHUNK
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.outer_state import CHUNK
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import Stream

@@ -12,10 +12,10 @@ import torch
 
 from peer.outer.aggregate.reduce import bound, reduce_part
 from peer.outer.compress.registry import compressor
-from peer.outer.fragments import parts_of
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.reduced_update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.roster import roster_key

@@ -4,7 +4,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from peer.outer.state import CHUNK, state_digest
+from peer.outer.state.outer_state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
 from peer.swarm.state import chain as history_module
 from peer.swarm.state.chain import History, read_chain

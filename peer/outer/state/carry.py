@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from peer.outer.state import CHUNK, chunks
+from peer.outer.state.outer_state import CHUNK, chunks
 
 
 def merge_(local: Tensor, base: Tensor, anchor: Tensor) -> None:

@@ -18,7 +18,7 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.reduce import COSINE_SAMPLE, bound, mean_cosine
 from peer.outer.compress.base import Codec, Payload, PayloadError, check_length
-from peer.outer.update import InParts
+from peer.outer.state.reduced_update import InParts
 
 
 class PartError(PayloadError):

@@ -11,9 +11,9 @@ from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import parts_of
 from peer.outer.numerics.kernels import compiled
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.reduced_update import Update
 
 
 def make_update(x: torch.Tensor, num_parts: int, codec: Compressor) -> Update:

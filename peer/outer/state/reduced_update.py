@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import Compressor, Payload, PayloadError
-from peer.outer.fragments import parts_of
 from peer.outer.numerics.kernels import Coded
+from peer.outer.state.flat_layout import parts_of
 from peer.protocol import hashing
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.errors import UserError
 from peer.outer.aggregate.base import weighted_mean
 from peer.outer.members import Edge, distinct
-from peer.outer.state import CHUNK, chunks
+from peer.outer.state.outer_state import CHUNK, chunks
 
 
 def centre_of(anchors: Sequence[Tensor]) -> Tensor:

@@ -12,17 +12,17 @@ import torch
 from blake3 import blake3
 
 from peer.errors import ProtocolError
-from peer.outer import state as state_module
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
-from peer.outer.fragments import parts_of
 from peer.outer.numerics.kernels import Coded
 from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
-from peer.outer.state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
+from peer.outer.state.outer_state import outer_state as state_module
+from peer.outer.state.reduced_update import Update
 from tests.outer.optim.test_optimizers import ALL, AVERAGED
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)

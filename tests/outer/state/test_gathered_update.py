@@ -14,9 +14,9 @@ from peer.outer.aggregate.robust import TrimmedMean
 from peer.outer.compress.base import NonFiniteError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
-from peer.outer.gather import Gathered, Gathering, PartError, round_seed
 from peer.outer.optim.optimizers import Sgd
-from peer.outer.state import OuterState
+from peer.outer.state.gathered_update import Gathered, Gathering, PartError, round_seed
+from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
 
 NUMEL = 5000

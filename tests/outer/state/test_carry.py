@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.outer import merge
-from peer.outer.merge import merge_
+from peer.outer.state.carry import merge_
+from peer.outer.state.outer_state import carry
 
 
 def test_without_progress_the_result_is_the_anchor_bit_for_bit() -> None:
@@ -30,7 +30,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     base, local, anchor = torch.randn(3, 1001, generator=torch.Generator().manual_seed(0)).unbind()
     whole, chunked = local.clone(), local.clone()
     merge_(whole, base, anchor)
-    monkeypatch.setattr(merge, "CHUNK", 100)
+    monkeypatch.setattr(carry, "CHUNK", 100)
     merge_(chunked, base, anchor)
     assert torch.equal(whole, chunked)
     torch.testing.assert_close(whole, anchor + (local - base), rtol=0.0, atol=0.0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer.gossip import a2cid2_coefficients, chi, mix_, mixing_weights, pair_
+from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, mixing_weights, pair_
 from peer.outer.topology import Neighbours
 
 

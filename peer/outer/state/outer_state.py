@@ -13,11 +13,11 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import Compressor, NonFiniteError, Payload, encode_difference
 from peer.outer.compress.feedback import Encoder, Sent
 from peer.outer.compress.residual import DeferredResidual
-from peer.outer.fragments import parts_of
-from peer.outer.gather import Gathered, Gathering
 from peer.outer.numerics.scratch import scratch_vector
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
-from peer.outer.update import Update
+from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.gathered_update import Gathered, Gathering
+from peer.outer.state.reduced_update import Update
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests

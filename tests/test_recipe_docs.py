@@ -22,7 +22,7 @@ from peer.outer.policy.straggler import Backup, Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
-from peer.outer.topology import AllPeers, BandwidthMatching, Neighbours
+from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Neighbours
 from peer.protocol.manifest import RecipeSpec
 from peer.sim.cli import add_sim_commands
 from peer.sim.label import parse_label

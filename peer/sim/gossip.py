@@ -11,7 +11,7 @@ from peer.outer.policy.merge_rules import Accelerated
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import Ranges
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, move_, pair_
-from peer.outer.topology import Neighbours
+from peer.outer.topology.topologies import Neighbours
 from peer.sim.ranges import put, take
 from peer.sim.replica import Learner
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.outer.topology import Links
+from peer.outer.topology.topologies import Links
 from peer.sim.scenario import PeerProfile
 
 Floats = NDArray[np.float64]

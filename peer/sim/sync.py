@@ -22,7 +22,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout, Ranges
 from peer.outer.state.gathered_update import round_seed
 from peer.outer.state.gossip_mixing import centre_of, drift
-from peer.outer.topology import AllPeers
+from peer.outer.topology.topologies import AllPeers
 from peer.sim.attacks import with_lies
 from peer.sim.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send
 from peer.sim.gossip import acceleration_of, move_to

@@ -15,7 +15,7 @@ from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.optim import inner_lr
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.topology import AllPeers
+from peer.outer.topology.topologies import AllPeers
 from peer.sim.scenario import PeerProfile
 from peer.sim.simulate import Simulation
 from tests.sim.tiny import PUBLISHED, SGD, commits_of, recipe_of, simulate

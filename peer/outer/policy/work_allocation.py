@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import UserError
-from peer.outer.topology import Links
+from peer.outer.topology.topologies import Links
 
 
 @dataclass(frozen=True, kw_only=True)

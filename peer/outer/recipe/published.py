@@ -20,7 +20,7 @@ from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.topology import BandwidthMatching, Neighbours, RandomPairs
+from peer.outer.topology.topologies import BandwidthMatching, Neighbours, RandomPairs
 
 # anchor <- sum_i (n_i / n) local_i = anchor - D with D weighted by n_i, here tokens for the paper's examples.
 # H: 5 epochs of 600 examples in batches of 10, as in the paper's MNIST experiments.

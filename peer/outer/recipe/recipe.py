@@ -21,7 +21,7 @@ from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, Straggle
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
 from peer.outer.recipe.validation import contradictions
-from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
+from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
 
 Schedule = Every | Strided | GradientChange | Timer

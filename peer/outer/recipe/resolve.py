@@ -24,7 +24,7 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
 from peer.outer.state.gathered_update import Gathering
-from peer.outer.topology import AllPeers, Groups, RandomPairs
+from peer.outer.topology.topologies import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 
 

@@ -13,7 +13,7 @@ from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, Strided
 from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
-from peer.outer.topology import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
+from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
 
 if TYPE_CHECKING:
     from peer.outer.recipe.recipe import Recipe

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import weighted_mean
-from peer.outer.members import Edge, distinct
 from peer.outer.state.outer_state import CHUNK, chunks
+from peer.outer.topology.members import Edge, distinct
 
 
 def centre_of(anchors: Sequence[Tensor]) -> Tensor:

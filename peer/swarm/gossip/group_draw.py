@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterable
 from statistics import median_low
 
-from peer.outer.topology import Topology
+from peer.outer.topology.topologies import Topology
 
 MOST_SKIPPED = 4  # who is further behind and starts anew takes another peer's state
 

@@ -17,7 +17,7 @@ from peer.outer.policy.work_allocation import (
     largest_remainder,
     ratios,
 )
-from peer.outer.topology import Links
+from peer.outer.topology.topologies import Links
 
 speeds_of = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=9)
 rates_of = st.lists(st.floats(1e4, 1e9), min_size=9, max_size=9)

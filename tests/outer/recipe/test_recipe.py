@@ -24,7 +24,7 @@ from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, describe
 from peer.outer.recipe.resolve import resolve, run_recipe, swarm_recipe, trust_in_words
-from peer.outer.topology import BandwidthMatching, Groups, Neighbours, RandomPairs
+from peer.outer.topology.topologies import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peer.errors import UserError
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, mixing_weights, pair_
-from peer.outer.topology import Neighbours
+from peer.outer.topology.topologies import Neighbours
 
 
 @given(

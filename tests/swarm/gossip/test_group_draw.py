@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.outer.topology import Groups, RandomPairs
+from peer.outer.topology.topologies import Groups, RandomPairs
 from peer.protocol.identity import Identity
 from peer.swarm.gossip.group_draw import Draw, number_of, round_after
 from tests.swarm.runs import RUN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from peer.outer.members import Edge
+from peer.outer.topology.members import Edge
 
 
 def greedy_matching(edges: Iterable[Edge]) -> list[Edge]:

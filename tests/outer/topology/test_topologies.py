@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer.topology import (
+from peer.outer.topology.topologies import (
     AllPeers,
     BandwidthMatching,
     Groups,

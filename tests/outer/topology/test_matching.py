@@ -8,7 +8,7 @@ import networkx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.outer.matching import maximum_matching
+from peer.outer.topology.matching import maximum_matching
 
 
 @given(edges=st.sets(st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda edge: edge[0] < edge[1])))

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import UserError
-from peer.outer.matching import greedy_matching, maximum_matching
-from peer.outer.members import Edge, Partition, distinct, partition, shuffled, with_singles
+from peer.outer.topology.matching import greedy_matching, maximum_matching
+from peer.outer.topology.members import Edge, Partition, distinct, partition, shuffled, with_singles
 
 
 @dataclass(frozen=True, kw_only=True)

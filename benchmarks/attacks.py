@@ -34,10 +34,10 @@ from peer.outer.recipe.resolve import resolve
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.build import language_task, load_windows
-from peer.sim.job import one_thread
-from peer.sim.plan import Windows, check_writable, load_task
+from peer.sim.campaign.job import one_thread
+from peer.sim.campaign.plan import Windows, check_writable, load_task
+from peer.sim.campaign.simulation import Setup, Simulation
 from peer.sim.scenario import Attack, PeerProfile
-from peer.sim.simulate import Setup, Simulation
 
 TASK = "configs/sim/long.yaml"
 PEERS, BAD = 16, (3, 7, 11, 15)

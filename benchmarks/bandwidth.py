@@ -17,10 +17,10 @@ from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
-from peer.sim.label import parse_label
-from peer.sim.plan import check_writable, load_task, meta_layout
+from peer.sim.campaign.label import parse_label
+from peer.sim.campaign.plan import check_writable, load_task, meta_layout
+from peer.sim.campaign.simulation import Setup, Simulation
 from peer.sim.scenario import PeerProfile
-from peer.sim.simulate import Setup, Simulation
 
 NAME = "bandwidth"
 ABOUT = "Gbit/s that two datacentres need for a utilisation, simulated, against the published simulation of H = 100"

@@ -16,7 +16,7 @@ from benchmarks.kept import RESUME, Kept
 from benchmarks.peers import Averaged, PeerFailedError, Peers
 from benchmarks.processes import available_bytes
 from peer.errors import UserError, did_you_mean
-from peer.sim.plan import check_writable
+from peer.sim.campaign.plan import check_writable
 
 PEERS = (2, 4, 8)
 PARAMS = (1_000_000, 10_000_000, 50_000_000, 125_000_000)

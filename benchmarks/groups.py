@@ -27,7 +27,7 @@ from benchmarks.figures import (
 )
 from benchmarks.rounds import PHASES, together
 from benchmarks.vectors import NOISE, Shape, vector_swarm
-from peer.sim.plan import check_writable
+from peer.sim.campaign.plan import check_writable
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 

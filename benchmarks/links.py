@@ -22,7 +22,7 @@ from benchmarks.processes import cpu_seconds
 from benchmarks.state_transfer import work
 from peer.errors import UserError
 from peer.outer.compress.registry import compressor
-from peer.sim.plan import check_writable
+from peer.sim.campaign.plan import check_writable
 from peer.swarm.net.direct_listener import tune
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link

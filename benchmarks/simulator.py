@@ -23,10 +23,10 @@ from peer.data.batches import Batches
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
 from peer.sim.build import language_task, load_windows
-from peer.sim.label import parse_label, with_room
-from peer.sim.plan import Windows, load_task, meta_layout
+from peer.sim.campaign.label import parse_label, with_room
+from peer.sim.campaign.plan import Windows, load_task, meta_layout
+from peer.sim.campaign.simulation import Setup, Simulation
 from peer.sim.scenario import PeerProfile, load_scenario
-from peer.sim.simulate import Setup, Simulation
 from peer.sim.task import LanguageTask
 
 NAME = "simulator"

@@ -22,7 +22,7 @@ from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import available_bytes, cpu_seconds
 from benchmarks.shares import equal_shares
 from peer.errors import UserError
-from peer.sim.plan import check_writable
+from peer.sim.campaign.plan import check_writable
 
 NAME = "state_transfer"
 ABOUT = "A newcomer takes the outer state (anchor and momentum, fp32) from several donors of one machine"

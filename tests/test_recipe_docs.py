@@ -24,8 +24,8 @@ from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Neighbours
 from peer.protocol.manifest import RecipeSpec
+from peer.sim.campaign.label import parse_label
 from peer.sim.cli import add_sim_commands
-from peer.sim.label import parse_label
 from peer.sim.network import gather_traffic, reduce_traffic
 from peer.sim.scenario import Partition, PeerClass, Scenario, parse_scenario, shipped_scenarios
 
@@ -238,8 +238,8 @@ def test_every_key_of_a_scenario_stands_there_and_the_example_is_valid() -> None
 
 
 def test_every_key_of_a_report_stands_there() -> None:
-    from peer.sim.report import Report  # loads the training stack, which the rows above do without
-    from peer.sim.simulate import Result
+    from peer.sim.campaign.report import Report  # loads the training stack, which the rows above do without
+    from peer.sim.campaign.simulation import Result
 
     text = section("Reading a report", SIMULATOR)
     settings = {"peers": 1, "tokens": 1}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peer.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from peer.sim.label import Choice
+    from peer.sim.campaign.label import Choice
 
 RECIPES_DESCRIPTION = """\
 Every published algorithm that Atoll knows as a choice of parts; with NAME, all parts and numbers of one."""
@@ -179,7 +179,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _checked_choices(labels: list[str], network: str) -> list[Choice]:
     """The recipes as typed; misspelt words are told before torch and transformers are loaded."""
-    from peer.sim.label import parse_labels
+    from peer.sim.campaign.label import parse_labels
     from peer.sim.scenario import load_scenario
 
     load_scenario(network)

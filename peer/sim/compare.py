@@ -12,10 +12,9 @@ from rich.console import Console
 
 from peer.errors import UserError
 from peer.outer.policy.schedules import Strided
-from peer.sim.label import Choice
-from peer.sim.memory import check_swarm_memory
-from peer.sim.picture import draw
-from peer.sim.plan import (
+from peer.sim.campaign.label import Choice
+from peer.sim.campaign.memory import check_swarm_memory
+from peer.sim.campaign.plan import (
     MAX_SEED,
     Job,
     Swarm,
@@ -29,8 +28,9 @@ from peer.sim.plan import (
     task_summary,
     windows_for,
 )
-from peer.sim.pool import Pool
-from peer.sim.report import Report, read_report
+from peer.sim.campaign.pool import Pool
+from peer.sim.campaign.report import Report, read_report
+from peer.sim.picture import draw
 from peer.sim.tables import result_table, simulator_console
 from peer.sim.watch import CampaignWatch
 from peer.telemetry.console import human_count

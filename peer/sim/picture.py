@@ -42,7 +42,7 @@ def draw(path: Path, document: Mapping[str, Any], axis: Axis) -> None:
 
     Args:
         path: of the PNG.
-        document: see `peer.sim.report.Report.document`.
+        document: see `peer.sim.campaign.report.Report.document`.
         axis: what to draw the loss over; traffic is drawn on a logarithmic axis.
 
     Raises:

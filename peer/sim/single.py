@@ -8,11 +8,10 @@ from pathlib import Path
 from peer.errors import UserError
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import RunManifest
-from peer.sim.job import Row, one_thread, run_job, time_job
-from peer.sim.label import Choice, parse_label, with_room
-from peer.sim.memory import check_swarm_memory
-from peer.sim.picture import draw
-from peer.sim.plan import (
+from peer.sim.campaign.job import Row, one_thread, run_job, time_job
+from peer.sim.campaign.label import Choice, parse_label, with_room
+from peer.sim.campaign.memory import check_swarm_memory
+from peer.sim.campaign.plan import (
     MAX_SEED,
     Job,
     build_swarm,
@@ -23,7 +22,8 @@ from peer.sim.plan import (
     task_summary,
     windows_for,
 )
-from peer.sim.report import Report
+from peer.sim.campaign.report import Report
+from peer.sim.picture import draw
 from peer.sim.tables import run_in_words, simulator_console
 from peer.sim.watch import RunWatch
 

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from peer.sim.job import Progress, Row
-from peer.sim.plan import Job
-from peer.sim.pool import Progress as JobProgress
+from peer.sim.campaign.job import Progress, Row
+from peer.sim.campaign.plan import Job
+from peer.sim.campaign.pool import Progress as JobProgress
 from peer.sim.tables import human_duration
 from peer.telemetry.console import human_bytes
 

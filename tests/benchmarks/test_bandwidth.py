@@ -10,7 +10,7 @@ from benchmarks.figures import Report, describe_machine
 from benchmarks.table import section
 from peer.errors import UserError
 from peer.outer.state.flat_layout import FlatLayout
-from peer.sim.plan import load_task, meta_layout
+from peer.sim.campaign.plan import load_task, meta_layout
 
 TOY = Size(name="toy", layers=6, step_s=2.0)
 TOY_LAYOUT = FlatLayout(

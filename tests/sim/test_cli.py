@@ -12,7 +12,7 @@ import pytest
 
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import describe
-from peer.sim.plan import build_swarm, load_task
+from peer.sim.campaign.plan import build_swarm, load_task
 from tests.sim.typed import MANIFEST, ROOT, STEP_TOKENS, atoll, figures
 
 

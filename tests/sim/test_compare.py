@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.sim.job import run_job
-from peer.sim.label import parse_labels
-from peer.sim.plan import build_swarm, load_task, meta_layout, plan_jobs, windows_for
-from peer.sim.pool import Pool
+from peer.sim.campaign.job import run_job
+from peer.sim.campaign.label import parse_labels
+from peer.sim.campaign.plan import build_swarm, load_task, meta_layout, plan_jobs, windows_for
+from peer.sim.campaign.pool import Pool
 from tests.sim.typed import ROOT, STEP_TOKENS, atoll, figures
 
 
@@ -85,7 +85,7 @@ def test_a_bug_in_one_recipe_is_a_row_with_its_traceback(monkeypatch):
         raise ZeroDivisionError("by chance")
 
     _, (job, _), windows = campaign("papa")
-    monkeypatch.setattr("peer.sim.job.language_task", broken)
+    monkeypatch.setattr("peer.sim.campaign.job.language_task", broken)
     row = run_job(job, windows)
     assert (row["status"], row["note"], row["val_loss"]) == ("failed", "ZeroDivisionError: by chance", None)
     assert "in broken" in row["traceback"]

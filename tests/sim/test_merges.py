@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from peer.outer.policy.merge_rules import Eager
-from peer.sim.simulate import Simulation
+from peer.sim.campaign.simulation import Simulation
 from tests.sim.tiny import SGD, alone, close, commits_of, scatter, simulate, spread
 from tests.sim.tiny_task import BATCH, StillTask, TinyTask
 

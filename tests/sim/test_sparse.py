@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from peer.outer.policy.schedules import GradientChange
+from peer.sim.campaign.simulation import Simulation
 from peer.sim.replica import clip_
-from peer.sim.simulate import Simulation
 from tests.sim.tiny import ADAMW, SGD, close, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import TinyTask
 

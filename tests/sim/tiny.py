@@ -12,11 +12,11 @@ from torch import Tensor
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import InnerSpec, RecipeSpec
+from peer.sim.campaign.simulation import Result, Setup, Simulation
 from peer.sim.contribution import Outcome
 from peer.sim.inner import inner_optimizer
 from peer.sim.replica import Replica, clip_
 from peer.sim.scenario import Partition, PeerProfile
-from peer.sim.simulate import Result, Setup, Simulation
 from tests.sim.tiny_task import TinyTask
 
 ADAMW = InnerSpec(optimizer="adamw", learning_rate=0.02, warmup_steps=0, min_learning_rate_ratio=1.0)

@@ -11,7 +11,7 @@ from peer.outer.policy.schedules import Every, Strided
 from peer.outer.recipe.published import RECIPES
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
-from peer.sim.label import at_pace, parse_label, parse_labels, with_room
+from peer.sim.campaign.label import at_pace, parse_label, parse_labels, with_room
 
 
 def layout(num_blocks):

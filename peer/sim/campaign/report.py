@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import UserError
-from peer.sim.job import Row
+from peer.sim.campaign.job import Row
 
 REFERENCE = "ddp"
 AVERAGED = (

@@ -21,8 +21,8 @@ import numpy as np
 from peer.data.packing import PackedTokens
 from peer.errors import UserError
 from peer.lifetime import die_with_parent
-from peer.sim.job import Row, failed_row, one_thread, run_job
-from peer.sim.plan import Job, Windows
+from peer.sim.campaign.job import Row, failed_row, one_thread, run_job
+from peer.sim.campaign.plan import Job, Windows
 
 REPORT_EVERY_S = 0.2
 GRACE_S = 2.0

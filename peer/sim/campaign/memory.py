@@ -9,7 +9,7 @@ import torch
 from peer.errors import UserError
 from peer.outer.policy.local_rules import Replay
 from peer.outer.recipe.recipe import Recipe
-from peer.sim.plan import Job
+from peer.sim.campaign.plan import Job
 from peer.train.device import available_memory
 
 BYTES = 4

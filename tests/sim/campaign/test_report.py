@@ -9,8 +9,8 @@ import statistics
 import pytest
 
 from peer.errors import UserError
+from peer.sim.campaign.report import Report, read_report
 from peer.sim.picture import draw, mean_lines
-from peer.sim.report import Report, read_report
 from peer.sim.tables import result_table, simulator_console
 
 SETTINGS = {"peers": 4, "tokens": 100, "network": {"name": "ideal", "digest": "0"}}
@@ -144,8 +144,8 @@ def test_the_table_shows_what_failed_and_why(capsys):
 def test_a_loss_that_is_no_number_becomes_null_with_a_note():
     from peer.outer.recipe.published import RECIPES
     from peer.protocol.manifest import InnerSpec
-    from peer.sim.job import row_of
-    from peer.sim.plan import Job, build_swarm, load_task
+    from peer.sim.campaign.job import row_of
+    from peer.sim.campaign.plan import Job, build_swarm, load_task
 
     swarm = build_swarm(load_task(None), network="ideal", peers=1, tokens=None, step_s=1.0, evaluations=1)
     job = Job(label="ddp", recipe=RECIPES["ddp"], inner=InnerSpec(), seed=0, swarm=swarm)

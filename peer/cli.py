@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
-    from peer.sim.cli import add_sim_commands
+    from peer.sim.cli.commands import add_sim_commands
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -25,7 +25,7 @@ from peer.outer.recipe.resolve import missing_on_a_swarm, resolve
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Neighbours
 from peer.protocol.manifest import RecipeSpec
 from peer.sim.campaign.label import parse_label
-from peer.sim.cli import add_sim_commands
+from peer.sim.cli.commands import add_sim_commands
 from peer.sim.network import gather_traffic, reduce_traffic
 from peer.sim.scenario import Partition, PeerClass, Scenario, parse_scenario, shipped_scenarios
 

@@ -10,8 +10,8 @@ import pytest
 
 from peer.errors import UserError
 from peer.sim.campaign.report import Report, read_report
-from peer.sim.picture import draw, mean_lines
-from peer.sim.tables import result_table, simulator_console
+from peer.sim.cli.plots import draw, mean_lines
+from peer.sim.cli.tables import result_table, simulator_console
 
 SETTINGS = {"peers": 4, "tokens": 100, "network": {"name": "ideal", "digest": "0"}}
 

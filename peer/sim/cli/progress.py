@@ -9,7 +9,7 @@ from rich.progress import Progress as Bars
 from peer.sim.campaign.job import Progress, Row
 from peer.sim.campaign.plan import Job
 from peer.sim.campaign.pool import Progress as JobProgress
-from peer.sim.tables import human_duration
+from peer.sim.cli.tables import human_duration
 from peer.telemetry.console import human_bytes
 
 REFRESH_HZ = 4

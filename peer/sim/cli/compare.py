@@ -30,9 +30,9 @@ from peer.sim.campaign.plan import (
 )
 from peer.sim.campaign.pool import Pool
 from peer.sim.campaign.report import Report, read_report
-from peer.sim.picture import draw
-from peer.sim.tables import result_table, simulator_console
-from peer.sim.watch import CampaignWatch
+from peer.sim.cli.plots import draw
+from peer.sim.cli.progress import CampaignWatch
+from peer.sim.cli.tables import result_table, simulator_console
 from peer.telemetry.console import human_count
 
 INTERRUPTED = 130

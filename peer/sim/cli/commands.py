@@ -134,7 +134,7 @@ def _recipes(arguments: argparse.Namespace) -> int:
     with _quick_exit_on_interrupt():
         from peer.outer.recipe.published import RECIPES
         from peer.outer.recipe.recipe import describe
-        from peer.sim.tables import recipe_table, recipes_table, simulator_console
+        from peer.sim.cli.tables import recipe_table, recipes_table, simulator_console
     name = arguments.name
     if name is not None and name not in RECIPES:
         raise UserError(f"unknown recipe {name!r}", did_you_mean(name, RECIPES))
@@ -150,7 +150,7 @@ def _recipes(arguments: argparse.Namespace) -> int:
 def _simulate(arguments: argparse.Namespace) -> int:
     with _quick_exit_on_interrupt():
         _checked_choices([arguments.recipe or REFERENCE], arguments.network)
-        from peer.sim.single import SimulateOptions, run_simulate
+        from peer.sim.cli.simulate import SimulateOptions, run_simulate
     return _without_teardown(lambda: run_simulate(SimulateOptions(
         manifest=arguments.manifest, command=_as_typed(arguments), peers=arguments.peers, network=arguments.network,
         recipe=arguments.recipe, tokens=arguments.tokens, seed=arguments.seed, step_s=arguments.step_s,
@@ -162,7 +162,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     with _quick_exit_on_interrupt():
         choices = _checked_choices(arguments.recipes, arguments.network)
-        from peer.sim.compare import CompareOptions, parse_seeds, run_compare
+        from peer.sim.cli.compare import CompareOptions, parse_seeds, run_compare
     tokens_png, bytes_png = arguments.plot_tokens, arguments.plot_bytes
     if arguments.plots is not None:
         tokens_png = tokens_png or arguments.plots / "loss-tokens.png"

@@ -23,9 +23,9 @@ from peer.sim.campaign.plan import (
     windows_for,
 )
 from peer.sim.campaign.report import Report
-from peer.sim.picture import draw
-from peer.sim.tables import run_in_words, simulator_console
-from peer.sim.watch import RunWatch
+from peer.sim.cli.plots import draw
+from peer.sim.cli.progress import RunWatch
+from peer.sim.cli.tables import run_in_words, simulator_console
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,14 @@ from peer.outer.policy.schedules import GradientChange, Strided
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout, Ranges, strided_fragments
 from peer.protocol.manifest import InnerSpec
-from peer.sim.assemble import Assembly
-from peer.sim.engine import Engine
-from peer.sim.lineages import Lineages
+from peer.sim.engine.learners import Assembly
+from peer.sim.engine.lineages import Lineages
+from peer.sim.engine.loop import Engine
+from peer.sim.engine.swarm import Pace, Swarm, Tally, heaviest_side
 from peer.sim.network import ring_allreduce_bytes
 from peer.sim.overlap import layers_of
 from peer.sim.replica import Replica
 from peer.sim.scenario import Partition, PeerProfile
-from peer.sim.swarm import Pace, Swarm, Tally, heaviest_side
 from peer.sim.sync import Synchroniser
 from peer.sim.task import Task
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from peer.errors import UserError
-from peer.sim.closing import close
-from peer.sim.exchanges import Exchanges
-from peer.sim.lateness import Lateness
-from peer.sim.lineages import Lineages
+from peer.sim.engine.churn import Presence
+from peer.sim.engine.drain import close
+from peer.sim.engine.exchanges import Exchanges
+from peer.sim.engine.lineages import Lineages
+from peer.sim.engine.partitions import Splits
+from peer.sim.engine.step_time import StepTimes
+from peer.sim.engine.stepping import OnStep, Stepping
+from peer.sim.engine.stragglers import Lateness
+from peer.sim.engine.swarm import Swarm
 from peer.sim.network import links_of
-from peer.sim.presence import Presence
 from peer.sim.rounds import ExchangeCost, Gathering, Round
 from peer.sim.scenario import Partition
-from peer.sim.splits import Splits
-from peer.sim.stepping import OnStep, Stepping
-from peer.sim.steptime import StepTimes
-from peer.sim.swarm import Swarm
 
 MAX_EVENTS = 50_000_000
 

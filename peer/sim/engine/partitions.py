@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from peer.sim.exchanges import Exchanges
-from peer.sim.lineages import Lineages
+from peer.sim.engine.exchanges import Exchanges
+from peer.sim.engine.lineages import Lineages
+from peer.sim.engine.stepping import Stepping
+from peer.sim.engine.swarm import Swarm, clones, heaviest_side
 from peer.sim.scenario import Partition
-from peer.sim.stepping import Stepping
-from peer.sim.swarm import Swarm, clones, heaviest_side
 
 
 class Splits:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event
 from peer.outer.recipe.recipe import Recipe
-from peer.sim.clock import Clock
 from peer.sim.contribution import Contribution
-from peer.sim.division import divide
+from peer.sim.engine.clock import Clock
+from peer.sim.engine.work_split import divide
 from peer.sim.overlap import Layer
 from peer.sim.replica import Replica
 from peer.sim.rounds import Round

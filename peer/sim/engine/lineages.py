@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from peer.outer.recipe.recipe import Recipe
-from peer.sim.assemble import Assembly
+from peer.sim.engine.learners import Assembly
+from peer.sim.engine.swarm import clones
 from peer.sim.replica import Learner, OuterCopy, Replica
-from peer.sim.swarm import clones
 
 
 class Lineages:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event, GradientChange
 from peer.sim.contribution import Contribution
-from peer.sim.exchanges import Exchanges
-from peer.sim.lateness import Lateness
+from peer.sim.engine.exchanges import Exchanges
+from peer.sim.engine.step_time import StepTimes
+from peer.sim.engine.stragglers import Lateness
+from peer.sim.engine.swarm import Swarm
 from peer.sim.replica import Replica
 from peer.sim.rounds import Round
-from peer.sim.steptime import StepTimes
-from peer.sim.swarm import Swarm
 
 OnStep = Callable[[int, float], None]
 """(steps of all peers so far, virtual seconds), after every inner step of any peer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.outer.policy.merge_rules import Eager
+from peer.sim.engine.swarm import Swarm
 from peer.sim.replica import Replica
 from peer.sim.rounds import ExchangeCost, Round
-from peer.sim.swarm import Swarm
 
 
 def close(swarm: Swarm, unfinished: Sequence[Round], cost: ExchangeCost) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 
 from peer.outer.policy.compute_timeout import choose_timeout
 from peer.outer.policy.straggler import ComputeTimeout
+from peer.sim.engine.swarm import Swarm
 from peer.sim.network import reduce_seconds
 from peer.sim.replica import Replica
 from peer.sim.scenario import PeerProfile
-from peer.sim.swarm import Swarm
 
 MICRO_BATCHES = 8
 TIMED_STEPS = 50  # from which a compute timeout is chosen

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from peer.outer.policy.schedules import Event
 from peer.outer.policy.straggler import Backup, WaitAll, waits_for_all
-from peer.sim.exchanges import Exchanges
+from peer.sim.engine.exchanges import Exchanges
+from peer.sim.engine.swarm import Swarm
 from peer.sim.replica import Replica
 from peer.sim.rounds import Round
-from peer.sim.swarm import Swarm
 
 
 class Lateness:

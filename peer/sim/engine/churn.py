@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from peer.sim.exchanges import Exchanges
-from peer.sim.lateness import Lateness
-from peer.sim.lineages import Lineages
+from peer.sim.engine.exchanges import Exchanges
+from peer.sim.engine.lineages import Lineages
+from peer.sim.engine.stepping import Stepping
+from peer.sim.engine.stragglers import Lateness
+from peer.sim.engine.swarm import Stay, Swarm, clones
 from peer.sim.replica import Replica
 from peer.sim.rounds import Round
-from peer.sim.stepping import Stepping
-from peer.sim.swarm import Stay, Swarm, clones
 
 
 class Presence:

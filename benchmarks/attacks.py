@@ -33,10 +33,10 @@ from peer.outer.compress.sliced import SLICE
 from peer.outer.recipe.resolve import resolve
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
-from peer.sim.build import language_task, load_windows
 from peer.sim.campaign.job import one_thread
 from peer.sim.campaign.plan import Windows, check_writable, load_task
 from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.learner.language_task import language_task, load_windows
 from peer.sim.scenario import Attack, PeerProfile
 
 TASK = "configs/sim/long.yaml"

@@ -22,12 +22,12 @@ from benchmarks.processes import highest_resident_bytes
 from peer.data.batches import Batches
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
-from peer.sim.build import language_task, load_windows
 from peer.sim.campaign.label import parse_label, with_room
 from peer.sim.campaign.plan import Windows, load_task, meta_layout
 from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.learner.language_task import language_task, load_windows
+from peer.sim.learner.task import LanguageTask
 from peer.sim.scenario import PeerProfile, load_scenario
-from peer.sim.task import LanguageTask
 
 NAME = "simulator"
 ABOUT = "The simulator in one process: training against bare PyTorch loops, memory of a replica, a thousand peers"

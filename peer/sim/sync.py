@@ -26,8 +26,8 @@ from peer.outer.topology.topologies import AllPeers
 from peer.sim.attacks import with_lies
 from peer.sim.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send
 from peer.sim.gossip import acceleration_of, move_to
+from peer.sim.learner.replica import Learner, Replica, clip_
 from peer.sim.ranges import length_of, put, shapes_within, take
-from peer.sim.replica import Learner, Replica, clip_
 
 
 class Synchroniser:

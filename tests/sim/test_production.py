@@ -21,8 +21,8 @@ from peer.outer.state.flat_layout import parts_of
 from peer.outer.state.gathered_update import Gathering
 from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.outer.state.reduced_update import Update
-from peer.sim.inner import inner_optimizer
-from peer.sim.replica import clip_
+from peer.sim.learner.inner_optimizers import inner_optimizer
+from peer.sim.learner.replica import clip_
 from tests.sim.tiny import PUBLISHED, recipe_of, simulate
 from tests.sim.tiny_task import BATCH, TinyTask
 

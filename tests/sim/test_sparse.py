@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.outer.policy.schedules import GradientChange
 from peer.sim.campaign.simulation import Simulation
-from peer.sim.replica import clip_
+from peer.sim.learner.replica import clip_
 from tests.sim.tiny import ADAMW, SGD, close, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import TinyTask
 

@@ -11,9 +11,9 @@ import torch
 
 from peer.errors import UserError
 from peer.outer.state.flat_layout import FlatLayout
-from peer.sim.build import language_task
 from peer.sim.campaign.plan import Job, Windows
 from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.learner.language_task import language_task
 
 Row = dict[str, Any]
 Progress = Callable[[int, int, float | None, float], None]

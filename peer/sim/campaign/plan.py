@@ -19,8 +19,8 @@ from peer.errors import UserError, did_you_mean
 from peer.outer.recipe.recipe import Recipe, describe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import MAX_MANIFEST_BYTES, InnerSpec, RunManifest, parse_manifest
-from peer.sim.build import load_windows
 from peer.sim.campaign.label import Choice, at_pace, with_room
+from peer.sim.learner.language_task import load_windows
 from peer.sim.scenario import MAX_PEERS, Scenario, load_scenario
 from peer.train.model import build_model
 

@@ -20,12 +20,12 @@ from peer.sim.engine.learners import Assembly
 from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.loop import Engine
 from peer.sim.engine.swarm import Pace, Swarm, Tally, heaviest_side
+from peer.sim.learner.replica import Replica
+from peer.sim.learner.task import Task
 from peer.sim.network import ring_allreduce_bytes
 from peer.sim.overlap import layers_of
-from peer.sim.replica import Replica
 from peer.sim.scenario import Partition, PeerProfile
 from peer.sim.sync import Synchroniser
-from peer.sim.task import Task
 
 T = TypeVar("T")
 Progress = Callable[[int, int, float | None, float], None]

@@ -7,7 +7,7 @@ from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.stepping import Stepping
 from peer.sim.engine.stragglers import Lateness
 from peer.sim.engine.swarm import Stay, Swarm, clones
-from peer.sim.replica import Replica
+from peer.sim.learner.replica import Replica
 from peer.sim.rounds import Round
 
 

@@ -8,8 +8,8 @@ from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
 from peer.sim.contribution import Contribution
 from peer.sim.engine.swarm import Swarm
+from peer.sim.learner.replica import Replica
 from peer.sim.overlap import WHOLE, pipelined
-from peer.sim.replica import Replica
 from peer.sim.rounds import ExchangeCost, Gathering, Round
 
 VOTE_BYTES = 1.0

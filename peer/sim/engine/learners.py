@@ -15,12 +15,12 @@ from peer.outer.policy.straggler import waits_for_all
 from peer.outer.policy.work_allocation import AdaptiveTopK
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
-from peer.sim.inner import inner_optimizer
+from peer.sim.learner.inner_optimizers import inner_optimizer
+from peer.sim.learner.replica import Learner, OuterCopy, Shadow
+from peer.sim.learner.task import Task
 from peer.sim.network import links_of
-from peer.sim.replica import Learner, OuterCopy, Shadow
 from peer.sim.scenario import Partition, PeerProfile
 from peer.sim.sync import Synchroniser
-from peer.sim.task import Task
 
 
 class Assembly:

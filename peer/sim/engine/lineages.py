@@ -9,7 +9,7 @@ import torch
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.engine.learners import Assembly
 from peer.sim.engine.swarm import clones
-from peer.sim.replica import Learner, OuterCopy, Replica
+from peer.sim.learner.replica import Learner, OuterCopy, Replica
 
 
 class Lineages:

@@ -12,8 +12,8 @@ import numpy as np
 from peer.outer.policy.compute_timeout import choose_timeout
 from peer.outer.policy.straggler import ComputeTimeout
 from peer.sim.engine.swarm import Swarm
+from peer.sim.learner.replica import Replica
 from peer.sim.network import reduce_seconds
-from peer.sim.replica import Replica
 from peer.sim.scenario import PeerProfile
 
 MICRO_BATCHES = 8

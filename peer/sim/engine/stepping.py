@@ -11,7 +11,7 @@ from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.step_time import StepTimes
 from peer.sim.engine.stragglers import Lateness
 from peer.sim.engine.swarm import Swarm
-from peer.sim.replica import Replica
+from peer.sim.learner.replica import Replica
 from peer.sim.rounds import Round
 
 OnStep = Callable[[int, float], None]

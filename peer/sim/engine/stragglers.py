@@ -8,7 +8,7 @@ from peer.outer.policy.schedules import Event
 from peer.outer.policy.straggler import Backup, WaitAll, waits_for_all
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.swarm import Swarm
-from peer.sim.replica import Replica
+from peer.sim.learner.replica import Replica
 from peer.sim.rounds import Round
 
 

@@ -12,8 +12,8 @@ from peer.outer.recipe.recipe import Recipe
 from peer.sim.contribution import Contribution
 from peer.sim.engine.clock import Clock
 from peer.sim.engine.work_split import divide
+from peer.sim.learner.replica import Replica
 from peer.sim.overlap import Layer
-from peer.sim.replica import Replica
 from peer.sim.rounds import Round
 from peer.sim.sync import Synchroniser
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
-from peer.sim.inner import InnerOptimizer, inner_optimizer
-from peer.sim.replica import clip_
+from peer.sim.learner.inner_optimizers import InnerOptimizer, inner_optimizer
+from peer.sim.learner.replica import clip_
 from peer.train.optim import build_optimizer
 from tests.train.tiny import tiny_model
 

@@ -9,7 +9,7 @@ from peer.data.sources import load_documents, split_documents
 from peer.data.tokenizer import load_tokenizer
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
-from peer.sim.task import LanguageTask
+from peer.sim.learner.task import LanguageTask
 from peer.train.model import check_sequence_length
 
 VALIDATION_BYTES = 64 * 1024

@@ -14,9 +14,9 @@ from peer.outer.policy.local_rules import Proximal, Spider
 from peer.outer.policy.schedules import ChangeState
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
-from peer.sim.inner import InnerOptimizer
+from peer.sim.learner.inner_optimizers import InnerOptimizer
+from peer.sim.learner.task import Task
 from peer.sim.scenario import PeerProfile
-from peer.sim.task import Task
 
 
 @dataclass

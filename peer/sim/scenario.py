@@ -125,7 +125,7 @@ class PeerProfile:
         latency_s: one way to the backbone; the round trip between i and j takes 2 (l_i + l_j).
         loss: probability that a packet is lost between it and the backbone.
         presence: (joins, leaves) in seconds, in order and apart; the last may leave at inf.
-        attack: what it does to its contributions, see `peer.sim.attacks`.
+        attack: what it does to its contributions, see `peer.sim.round.attacks`.
         attack_scale: None for the attack's own default.
     """
 

@@ -13,9 +13,9 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import InnerSpec, RecipeSpec
 from peer.sim.campaign.simulation import Result, Setup, Simulation
-from peer.sim.contribution import Outcome
 from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import Replica, clip_
+from peer.sim.round.contribution import Outcome
 from peer.sim.scenario import Partition, PeerProfile
 from tests.sim.tiny_task import TinyTask
 

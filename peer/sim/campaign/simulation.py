@@ -24,8 +24,8 @@ from peer.sim.learner.replica import Replica
 from peer.sim.learner.task import Task
 from peer.sim.network import ring_allreduce_bytes
 from peer.sim.overlap import layers_of
+from peer.sim.round.aggregation import Synchroniser
 from peer.sim.scenario import Partition, PeerProfile
-from peer.sim.sync import Synchroniser
 
 T = TypeVar("T")
 Progress = Callable[[int, int, float | None, float], None]

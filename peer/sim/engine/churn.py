@@ -8,7 +8,7 @@ from peer.sim.engine.stepping import Stepping
 from peer.sim.engine.stragglers import Lateness
 from peer.sim.engine.swarm import Stay, Swarm, clones
 from peer.sim.learner.replica import Replica
-from peer.sim.rounds import Round
+from peer.sim.round.rounds import Round
 
 
 class Presence:

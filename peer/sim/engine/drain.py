@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from peer.outer.policy.merge_rules import Eager
 from peer.sim.engine.swarm import Swarm
 from peer.sim.learner.replica import Replica
-from peer.sim.rounds import ExchangeCost, Round
+from peer.sim.round.rounds import ExchangeCost, Round
 
 
 def close(swarm: Swarm, unfinished: Sequence[Round], cost: ExchangeCost) -> None:

@@ -19,8 +19,8 @@ from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import Learner, OuterCopy, Shadow
 from peer.sim.learner.task import Task
 from peer.sim.network import links_of
+from peer.sim.round.aggregation import Synchroniser
 from peer.sim.scenario import Partition, PeerProfile
-from peer.sim.sync import Synchroniser
 
 
 class Assembly:

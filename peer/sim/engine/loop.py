@@ -17,7 +17,7 @@ from peer.sim.engine.stepping import OnStep, Stepping
 from peer.sim.engine.stragglers import Lateness
 from peer.sim.engine.swarm import Swarm
 from peer.sim.network import links_of
-from peer.sim.rounds import ExchangeCost, Gathering, Round
+from peer.sim.round.rounds import ExchangeCost, Gathering, Round
 from peer.sim.scenario import Partition
 
 MAX_EVENTS = 50_000_000

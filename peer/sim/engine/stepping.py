@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event, GradientChange
-from peer.sim.contribution import Contribution
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.step_time import StepTimes
 from peer.sim.engine.stragglers import Lateness
 from peer.sim.engine.swarm import Swarm
 from peer.sim.learner.replica import Replica
-from peer.sim.rounds import Round
+from peer.sim.round.contribution import Contribution
+from peer.sim.round.rounds import Round
 
 OnStep = Callable[[int, float], None]
 """(steps of all peers so far, virtual seconds), after every inner step of any peer."""

@@ -9,7 +9,7 @@ from peer.outer.policy.straggler import Backup, WaitAll, waits_for_all
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.swarm import Swarm
 from peer.sim.learner.replica import Replica
-from peer.sim.rounds import Round
+from peer.sim.round.rounds import Round
 
 
 class Lateness:

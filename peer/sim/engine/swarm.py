@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event
 from peer.outer.recipe.recipe import Recipe
-from peer.sim.contribution import Contribution
 from peer.sim.engine.clock import Clock
 from peer.sim.engine.work_split import divide
 from peer.sim.learner.replica import Replica
 from peer.sim.overlap import Layer
-from peer.sim.rounds import Round
-from peer.sim.sync import Synchroniser
+from peer.sim.round.aggregation import Synchroniser
+from peer.sim.round.contribution import Contribution
+from peer.sim.round.rounds import Round
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from peer.outer.state.flat_layout import Ranges
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, move_, pair_
 from peer.outer.topology.topologies import Neighbours
 from peer.sim.learner.replica import Learner
-from peer.sim.ranges import put, take
+from peer.sim.round.ranges import put, take
 
 
 @dataclass(frozen=True, kw_only=True)

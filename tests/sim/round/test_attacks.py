@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from peer.sim.attacks import a_little_is_enough, corrupt, largest_hidden_z
+from peer.sim.round.attacks import a_little_is_enough, corrupt, largest_hidden_z
 from peer.sim.scenario import Attack
 
 OWN = torch.tensor([1.0, -2.0, 0.0])

@@ -23,11 +23,11 @@ from peer.outer.state.flat_layout import FlatLayout, Ranges
 from peer.outer.state.gathered_update import round_seed
 from peer.outer.state.gossip_mixing import centre_of, drift
 from peer.outer.topology.topologies import AllPeers
-from peer.sim.attacks import with_lies
-from peer.sim.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send
-from peer.sim.gossip import acceleration_of, move_to
 from peer.sim.learner.replica import Learner, Replica, clip_
-from peer.sim.ranges import length_of, put, shapes_within, take
+from peer.sim.round.attacks import with_lies
+from peer.sim.round.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send
+from peer.sim.round.mixing import acceleration_of, move_to
+from peer.sim.round.ranges import length_of, put, shapes_within, take
 
 
 class Synchroniser:

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from peer.sim.contribution import Contribution, reader
+from peer.sim.round.contribution import Contribution, reader
 from peer.sim.scenario import Attack
 
 SCALE = 1000.0

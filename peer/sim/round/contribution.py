@@ -12,7 +12,7 @@ from peer.outer.policy.local_rules import Replay
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import Ranges
 from peer.sim.learner.replica import Learner
-from peer.sim.ranges import take
+from peer.sim.round.ranges import take
 from peer.sim.scenario import PeerProfile
 
 CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32

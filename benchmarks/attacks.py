@@ -37,7 +37,7 @@ from peer.sim.campaign.job import one_thread
 from peer.sim.campaign.plan import Windows, check_writable, load_task
 from peer.sim.campaign.simulation import Setup, Simulation
 from peer.sim.learner.language_task import language_task, load_windows
-from peer.sim.scenario import Attack, PeerProfile
+from peer.sim.world.scenario import Attack, PeerProfile
 
 TASK = "configs/sim/long.yaml"
 PEERS, BAD = 16, (3, 7, 11, 15)

@@ -20,7 +20,7 @@ from peer.protocol.manifest import InnerSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.campaign.plan import check_writable, load_task, meta_layout
 from peer.sim.campaign.simulation import Setup, Simulation
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 
 NAME = "bandwidth"
 ABOUT = "Gbit/s that two datacentres need for a utilisation, simulated, against the published simulation of H = 100"

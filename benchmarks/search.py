@@ -27,7 +27,7 @@ from peer.outer.compress.registry import codec
 from peer.sim.campaign.job import one_thread, run_job
 from peer.sim.campaign.label import parse_label
 from peer.sim.campaign.plan import Swarm, Windows, build_swarm, load_task, meta_layout, plan_jobs, windows_for
-from peer.sim.network import gather_traffic, reduce_traffic, ring_allreduce_bytes
+from peer.sim.world.network import gather_traffic, reduce_traffic, ring_allreduce_bytes
 
 PEERS, SEED, REDUCTION = 4, 0, 1000.0
 TASK = "configs/sim/long.yaml"

@@ -27,7 +27,7 @@ from peer.sim.campaign.plan import Windows, load_task, meta_layout
 from peer.sim.campaign.simulation import Setup, Simulation
 from peer.sim.learner.language_task import language_task, load_windows
 from peer.sim.learner.task import LanguageTask
-from peer.sim.scenario import PeerProfile, load_scenario
+from peer.sim.world.scenario import PeerProfile, load_scenario
 
 NAME = "simulator"
 ABOUT = "The simulator in one process: training against bare PyTorch loops, memory of a replica, a thousand peers"

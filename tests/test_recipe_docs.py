@@ -26,8 +26,8 @@ from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Neighbou
 from peer.protocol.manifest import RecipeSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.cli.commands import add_sim_commands
-from peer.sim.network import gather_traffic, reduce_traffic
-from peer.sim.scenario import Partition, PeerClass, Scenario, parse_scenario, shipped_scenarios
+from peer.sim.world.network import gather_traffic, reduce_traffic
+from peer.sim.world.scenario import Partition, PeerClass, Scenario, parse_scenario, shipped_scenarios
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")

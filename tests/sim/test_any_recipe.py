@@ -17,7 +17,7 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import AllPeers
 from peer.sim.campaign.simulation import Simulation
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import PUBLISHED, SGD, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import BATCH, DriftTask
 

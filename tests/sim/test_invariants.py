@@ -50,7 +50,7 @@ import torch
 from torch import Tensor
 
 from peer.sim.campaign.simulation import Simulation
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import ADAMW, SGD, alone, close, commits_of, simulate
 from tests.sim.tiny_task import TinyTask
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import PUBLISHED, SGD, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import TinyTask
 

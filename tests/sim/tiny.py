@@ -16,7 +16,7 @@ from peer.sim.campaign.simulation import Result, Setup, Simulation
 from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import Replica, clip_
 from peer.sim.round.contribution import Outcome
-from peer.sim.scenario import Partition, PeerProfile
+from peer.sim.world.scenario import Partition, PeerProfile
 from tests.sim.tiny_task import TinyTask
 
 ADAMW = InnerSpec(optimizer="adamw", learning_rate=0.02, warmup_steps=0, min_learning_rate_ratio=1.0)

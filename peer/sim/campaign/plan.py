@@ -21,7 +21,7 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import MAX_MANIFEST_BYTES, InnerSpec, RunManifest, parse_manifest
 from peer.sim.campaign.label import Choice, at_pace, with_room
 from peer.sim.learner.language_task import load_windows
-from peer.sim.scenario import MAX_PEERS, Scenario, load_scenario
+from peer.sim.world.scenario import MAX_PEERS, Scenario, load_scenario
 from peer.train.model import build_model
 
 DEFAULT_TASK = "demo"

@@ -22,10 +22,10 @@ from peer.sim.engine.loop import Engine
 from peer.sim.engine.swarm import Pace, Swarm, Tally, heaviest_side
 from peer.sim.learner.replica import Replica
 from peer.sim.learner.task import Task
-from peer.sim.network import ring_allreduce_bytes
-from peer.sim.overlap import layers_of
 from peer.sim.round.aggregation import Synchroniser
-from peer.sim.scenario import Partition, PeerProfile
+from peer.sim.world.network import ring_allreduce_bytes
+from peer.sim.world.overlap import layers_of
+from peer.sim.world.scenario import Partition, PeerProfile
 
 T = TypeVar("T")
 Progress = Callable[[int, int, float | None, float], None]
@@ -44,7 +44,7 @@ class Setup:
         step_s: seconds of an inner step at speed 1.
         evaluations: points of the loss curve before the end.
         partitions: of the scenario.
-        layerwise: layers travel one by one while steps go on, see `peer.sim.overlap`; else all after the step.
+        layerwise: layers travel one by one while steps go on, see `peer.sim.world.overlap`; else all after the step.
     """
 
     recipe: Recipe

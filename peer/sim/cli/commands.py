@@ -180,7 +180,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _checked_choices(labels: list[str], network: str) -> list[Choice]:
     """The recipes as typed; misspelt words are told before torch and transformers are loaded."""
     from peer.sim.campaign.label import parse_labels
-    from peer.sim.scenario import load_scenario
+    from peer.sim.world.scenario import load_scenario
 
     load_scenario(network)
     return parse_labels(labels, REFERENCE)

@@ -8,9 +8,9 @@ from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
 from peer.sim.engine.swarm import Swarm
 from peer.sim.learner.replica import Replica
-from peer.sim.overlap import WHOLE, pipelined
 from peer.sim.round.contribution import Contribution
 from peer.sim.round.rounds import ExchangeCost, Gathering, Round
+from peer.sim.world.overlap import WHOLE, pipelined
 
 VOTE_BYTES = 1.0
 

@@ -18,9 +18,9 @@ from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import Learner, OuterCopy, Shadow
 from peer.sim.learner.task import Task
-from peer.sim.network import links_of
 from peer.sim.round.aggregation import Synchroniser
-from peer.sim.scenario import Partition, PeerProfile
+from peer.sim.world.network import links_of
+from peer.sim.world.scenario import Partition, PeerProfile
 
 
 class Assembly:

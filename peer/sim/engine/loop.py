@@ -16,9 +16,9 @@ from peer.sim.engine.step_time import StepTimes
 from peer.sim.engine.stepping import OnStep, Stepping
 from peer.sim.engine.stragglers import Lateness
 from peer.sim.engine.swarm import Swarm
-from peer.sim.network import links_of
 from peer.sim.round.rounds import ExchangeCost, Gathering, Round
-from peer.sim.scenario import Partition
+from peer.sim.world.network import links_of
+from peer.sim.world.scenario import Partition
 
 MAX_EVENTS = 50_000_000
 

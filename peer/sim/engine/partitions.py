@@ -6,7 +6,7 @@ from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.stepping import Stepping
 from peer.sim.engine.swarm import Swarm, clones, heaviest_side
-from peer.sim.scenario import Partition
+from peer.sim.world.scenario import Partition
 
 
 class Splits:

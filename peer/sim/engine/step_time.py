@@ -13,8 +13,8 @@ from peer.outer.policy.compute_timeout import choose_timeout
 from peer.outer.policy.straggler import ComputeTimeout
 from peer.sim.engine.swarm import Swarm
 from peer.sim.learner.replica import Replica
-from peer.sim.network import reduce_seconds
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.network import reduce_seconds
+from peer.sim.world.scenario import PeerProfile
 
 MICRO_BATCHES = 8
 TIMED_STEPS = 50  # from which a compute timeout is chosen

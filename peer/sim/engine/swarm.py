@@ -12,10 +12,10 @@ from peer.outer.recipe.recipe import Recipe
 from peer.sim.engine.clock import Clock
 from peer.sim.engine.work_split import divide
 from peer.sim.learner.replica import Replica
-from peer.sim.overlap import Layer
 from peer.sim.round.aggregation import Synchroniser
 from peer.sim.round.contribution import Contribution
 from peer.sim.round.rounds import Round
+from peer.sim.world.overlap import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
-from peer.sim.network import links_of
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.network import links_of
+from peer.sim.world.scenario import PeerProfile
 
 
 @dataclass(frozen=True, kw_only=True)

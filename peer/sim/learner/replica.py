@@ -16,7 +16,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import InnerOptimizer
 from peer.sim.learner.task import Task
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 
 
 @dataclass

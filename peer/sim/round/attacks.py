@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.sim.round.contribution import Contribution, reader
-from peer.sim.scenario import Attack
+from peer.sim.world.scenario import Attack
 
 SCALE = 1000.0
 INNER_PRODUCT = 0.5

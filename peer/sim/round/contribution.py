@@ -13,7 +13,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import Ranges
 from peer.sim.learner.replica import Learner
 from peer.sim.round.ranges import take
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 
 CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32
 Read = Callable[[int, int], Tensor]

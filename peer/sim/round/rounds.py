@@ -10,9 +10,9 @@ from peer.outer.policy.schedules import Event
 from peer.outer.policy.straggler import Backup, Quorum
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import AllPeers, Links
-from peer.sim.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
 from peer.sim.round.contribution import Contribution, Outcome
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
+from peer.sim.world.scenario import PeerProfile
 
 State = Literal["gathering", "exchanging", "done"]
 

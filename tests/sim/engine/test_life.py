@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peer.errors import UserError
 from peer.sim.campaign.simulation import Simulation
-from peer.sim.scenario import Partition, PeerProfile, load_scenario, parse_scenario
+from peer.sim.world.scenario import Partition, PeerProfile, load_scenario, parse_scenario
 from tests.sim.tiny import PUBLISHED, SGD, alone, close, commits_of, simulate
 from tests.sim.tiny_task import BATCH, DriftTask, TinyTask
 

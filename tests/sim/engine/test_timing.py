@@ -10,8 +10,8 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.campaign.simulation import Result, Setup, Simulation
-from peer.sim.overlap import WHOLE, Layer, layers_of, pipelined
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.overlap import WHOLE, Layer, layers_of, pipelined
+from peer.sim.world.scenario import PeerProfile
 
 LAYERS, VALUES = 4, 250
 BYTES = 4.0 * LAYERS * VALUES

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from peer.sim.round.attacks import a_little_is_enough, corrupt, largest_hidden_z
-from peer.sim.scenario import Attack
+from peer.sim.world.scenario import Attack
 
 OWN = torch.tensor([1.0, -2.0, 0.0])
 HONEST = [torch.tensor([1.0, 0.0, 5.0]), torch.tensor([3.0, 0.0, 5.0]), torch.tensor([5.0, 6.0, 5.0])]

@@ -9,7 +9,7 @@ import torch
 
 from peer.outer.recipe.resolve import run_recipe
 from peer.sim.campaign.simulation import Setup, Simulation
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import ADAMW
 from tests.sim.tiny_task import TinyTask
 from tests.swarm.gossiping import NOLOCO, NOMINAL, everybody_rounds, gossip, plain_groups, scatter, spread

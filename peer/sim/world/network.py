@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.outer.topology.topologies import Links
-from peer.sim.scenario import PeerProfile
+from peer.sim.world.scenario import PeerProfile
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.sim.network import (
+from peer.sim.world.network import (
     broadcast_seconds,
     connection_unit_s,
     effective_rate,
@@ -20,7 +20,7 @@ from peer.sim.network import (
     ring_allreduce_bytes,
     send_seconds,
 )
-from peer.sim.scenario import PeerProfile, load_scenario
+from peer.sim.world.scenario import PeerProfile, load_scenario
 
 IDEAL = PeerProfile()
 

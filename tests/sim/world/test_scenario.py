@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer.errors import UserError
-from peer.sim.scenario import (
+from peer.sim.world.scenario import (
     MAX_PEERS,
     MAX_SCENARIO_BYTES,
     Partition,
@@ -23,7 +23,7 @@ from peer.sim.scenario import (
     shipped_scenarios,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Beside the scenarios lie the manifests of the simulator's own tasks, which have a model.
 CONFIGS = sorted(file for file in (ROOT / "configs/sim").glob("*.yaml") if "\nmodel:" not in file.read_text())
 

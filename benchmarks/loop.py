@@ -18,13 +18,13 @@ from rich.console import Console
 from benchmarks.bare import bare_loop, plain_adamw
 from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.processes import cpu_seconds
-from peer.assemble import Peer, assemble, parse_published
 from peer.data.batches import Batches
 from peer.demo.folder import manifest_text
 from peer.demo.play import LOOPBACK
-from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Published, Start
 from peer.link.supervisor import AgentProcess
+from peer.run.assemble import Peer, assemble, parse_published
+from peer.run.hooks import PeerHooks
 from peer.settings import load_settings
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile

@@ -116,7 +116,7 @@ def _join(arguments: argparse.Namespace) -> int:
         agent = AgentProcess(settings.output_dir / "agent.log")
         agent.start()  # it imports for seconds, and so does this process
         with starting():
-            from peer.life import live
+            from peer.run.lifecycle import live
 
         code = live(settings, reachable, identity_path, agent)
     # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.

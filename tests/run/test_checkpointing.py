@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer import saving as saving_module
 from peer.checkpoint import store
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from peer.checkpoint.writer import CheckpointWriter
 from peer.link.messages import Save, Saved
 from peer.link.supervisor import AgentGoneError
-from peer.saving import Saving
+from peer.run import checkpointing as saving_module
+from peer.run.checkpointing import Saving
 
 LINEAGE = "ab" * 32
 

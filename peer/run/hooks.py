@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from peer.assemble import CHECKPOINTS, Peer
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.link.messages import Anchor, Message, Round, Saved, Swarm
 from peer.outer.record import RoundRecord
-from peer.saving import Inner, Saving
+from peer.run.assemble import CHECKPOINTS, Peer
+from peer.run.checkpointing import Inner, Saving
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status

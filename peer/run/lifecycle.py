@@ -13,14 +13,14 @@ from typing import Any
 import transformers
 from rich.console import Console
 
-from peer.assemble import Peer, assemble, parse_published
 from peer.checkpoint.export import export_model
 from peer.errors import UserError
-from peer.hooks import PeerHooks
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.recipe.resolve import trust_in_words
 from peer.protocol.address import PeerAddress
+from peer.run.assemble import Peer, assemble, parse_published
+from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.metrics import MetricsFile

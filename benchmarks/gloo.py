@@ -13,7 +13,7 @@ import torch.distributed as dist
 from benchmarks.contributions import fill, relative_error
 from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
 from benchmarks.peers import Peers
-from peer.lifetime import die_with_parent
+from peer.system.death_signal import die_with_parent
 
 MODULE = "benchmarks.gloo"
 WARM_UP = 3

@@ -12,13 +12,13 @@ import torch
 import uvloop
 
 from benchmarks.member import Setup, parse_setup
-from peer.lifetime import children_die_with_us, die_with_parent
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
 from peer.swarm.runtime.malloc import return_freed_memory
 from peer.swarm.runtime.tasks import use_few_threads
+from peer.system.death_signal import children_die_with_us, die_with_parent
 
 RUN = "b" * 64
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))

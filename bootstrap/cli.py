@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from bootstrap.genesis import GenesisBuild
 from peer.errors import UserError
-from peer.lifetime import children_die_with_us
-from peer.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.manifest import RunManifest, parse_manifest
-from peer.startup import starting
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.stale_sockets import sweep_stale_sockets
+from peer.system.death_signal import children_die_with_us
+from peer.system.gc_pause import starting
+from peer.system.preflight import check_host_ports, check_output_dir, check_reachable, lock_identity
 
 if TYPE_CHECKING:
     from bootstrap.node import Bootstrap

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peer.errors import UserError, did_you_mean
-from peer.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
 from peer.protocol.address import parse_peer_address
 from peer.settings import (
     LATEST,
@@ -21,8 +20,9 @@ from peer.settings import (
     load_settings,
     setting_overrides,
 )
-from peer.startup import starting
 from peer.swarm.net.keys import check_identity
+from peer.system.gc_pause import starting
+from peer.system.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
 
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
 

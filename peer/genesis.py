@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
-from peer.lifetime import die_with_parent
 from peer.outer.recipe.resolve import run_recipe, wire_format
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest, parse_manifest
+from peer.system.death_signal import die_with_parent
 from peer.train.device import check_memory
 from peer.train.model import build_model, check_sequence_length, count_parameters
 

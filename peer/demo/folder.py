@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from peer.errors import UserError
-from peer.preflight import check_output_dir
 from peer.protocol.manifest import parse_manifest
+from peer.system.preflight import check_output_dir
 
 LOCK_NAME = "demo.lock"
 MANIFEST_NAME = "quickstart.yaml"

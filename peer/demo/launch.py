@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peer.lifetime import die_with_parent
+from peer.system.death_signal import die_with_parent
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class StopSignal:
 def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, agent: AgentProcess) -> int:
     """Join the swarm at `addresses` and train until the run ends or a signal comes; -> exit code.
 
-    The caller has checked the surroundings (`peer.preflight`) and holds the identity's lock.
+    The caller has checked the surroundings (`peer.system.preflight`) and holds the identity's lock.
 
     Args:
         agent: has been started; ends with this call, however that ends.

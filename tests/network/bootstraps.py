@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bootstrap import cli
-from peer.lifetime import die_with_parent
+from peer.system.death_signal import die_with_parent
 from tests.network.forked import ForkedProcess
 
 MANIFEST = """

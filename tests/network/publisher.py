@@ -13,12 +13,12 @@ import random
 import sys
 from pathlib import Path
 
-from peer.lifetime import children_die_with_us, die_with_parent
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.protocol.records import seal_manifest
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import publish_manifest_forever
 from peer.swarm.net.node import start_node
+from peer.system.death_signal import children_die_with_us, die_with_parent
 
 GIANT = {"hidden_size": 65536, "intermediate_size": 196608, "num_hidden_layers": 24}  # 1.34e12 parameters
 FUTURE_PROTOCOL = 999

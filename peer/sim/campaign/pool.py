@@ -20,9 +20,9 @@ import numpy as np
 
 from peer.data.packing import PackedTokens
 from peer.errors import UserError
-from peer.lifetime import die_with_parent
 from peer.sim.campaign.job import Row, failed_row, one_thread, run_job
 from peer.sim.campaign.plan import Job, Windows
+from peer.system.death_signal import die_with_parent
 
 REPORT_EVERY_S = 0.2
 GRACE_S = 2.0

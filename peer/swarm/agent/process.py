@@ -11,10 +11,10 @@ import signal
 import socket
 import sys
 
-from peer.lifetime import children_die_with_us, die_with_parent
-from peer.startup import starting
 from peer.swarm.net.stale_sockets import sweep_stale_sockets
 from peer.swarm.runtime.malloc import return_freed_memory
+from peer.system.death_signal import children_die_with_us, die_with_parent
+from peer.system.gc_pause import starting
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peer.lifetime import children_die_with_us, die_with_parent
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, peers_key, seal
@@ -37,6 +36,7 @@ from peer.swarm.net.directory import write_record
 from peer.swarm.net.node import Handler, Node, NodeConfig, start_node
 from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.state.store import Position
+from peer.system.death_signal import children_die_with_us, die_with_parent
 
 HANDLERS = ("join", "invite", "round", "history")
 DROPPED_WITHIN_S = 12.0  # the longest first-frame limit is 5 s; the rest is for a busy machine

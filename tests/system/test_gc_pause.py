@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from peer.startup import starting
+from peer.system.gc_pause import starting
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # An owner that starts one process as the agent is started, and one that the agent in turn forks.
 OWNER = """
@@ -17,7 +17,7 @@ signal.pause()
 """
 AGENT = """
 import os, signal, sys
-from peer.lifetime import children_die_with_us, die_with_parent
+from peer.system.death_signal import children_die_with_us, die_with_parent
 die_with_parent(int(sys.argv[1]))
 children_die_with_us()
 if os.fork() == 0:
@@ -67,5 +67,5 @@ def test_a_forked_child_dies_with_its_parent_and_has_a_group_of_its_own():
 
 
 def test_a_process_whose_owner_is_gone_already_ends_at_once():
-    code = "from peer.lifetime import die_with_parent\ndie_with_parent(1 << 22)\nraise SystemExit(9)"
+    code = "from peer.system.death_signal import die_with_parent\ndie_with_parent(1 << 22)\nraise SystemExit(9)"
     assert subprocess.run([sys.executable, "-S", "-c", code], check=False, timeout=30, cwd=ROOT).returncode == 0

@@ -8,8 +8,8 @@ import base58
 import pytest
 
 from peer.errors import UserError
-from peer.preflight import check_host_ports, check_output_dir, check_port_free, check_reachable, lock_identity
 from peer.protocol.address import parse_host_address, parse_peer_address
+from peer.system.preflight import check_host_ports, check_output_dir, check_port_free, check_reachable, lock_identity
 
 PEER_ID = base58.b58encode(b"\x12\x20" + bytes(32)).decode()
 

@@ -19,8 +19,8 @@ help: ## show this list
 env: $(STAMP) ## create .venv with everything pinned (PYTHON=python3.12 picks the interpreter)
 
 $(STAMP): $(MADE_OF)
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || \
-		{ echo "atoll: needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+		{ echo "atoll: needs Python 3.11 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version); set PYTHON=" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	rm -f $(VENV)/.atoll-*
@@ -56,5 +56,5 @@ chaos: env ## kills, stops, partitions, bad links, hostile bytes and peers, lyin
 	$(BIN)/python -m benchmarks.table
 
 clean: ## remove .venv, caches and build leftovers; runs/ is kept
-	rm -rf $(VENV) build dist *.egg-info peer/outer/_kernels*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info peer/outer/numerics/_kernels*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find peer bootstrap tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -13,7 +13,7 @@ flags = re.search(rb"^ *flags: (.+)$", text, re.MULTILINE)[1].decode().split()  
 setup(
     ext_modules=[
         Extension(
-            "peer.outer._kernels",
+            "peer.outer.numerics._kernels",
             [str(SOURCE)],
             depends=["setup.py"],
             define_macros=[("SOURCE_CRC32", f"{zlib.crc32(text)}ul")],

@@ -105,7 +105,7 @@ class GenesisBuild:
     async def _built(self, child: asyncio.subprocess.Process) -> Figures:
         try:
             output, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise UserError(
                 f"the initial model of {self._manifest_path} is not built after {TIMEOUT_S:g} s",
                 "take a faster machine, or a smaller model",

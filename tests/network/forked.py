@@ -1,9 +1,9 @@
 """Agents and bootstraps that start in a tenth of the time: forked from this process, which has imported everything.
 
-What runs in the child is the production program from its first line on (`peer.swarm.agent.process.main`), as a child of its
-trainer, in a session of its own and with nothing but its channel, its memory and its log; only the three seconds of
-imports are saved, of which the tests would need minutes and the campaigns half an hour. Whole peers (`JoinedPeer`)
-start as anybody's do.
+What runs in the child is the production program from its first line on (`peer.swarm.agent.process.main`), as a child
+of its trainer, in a session of its own and with nothing but its channel, its memory and its log; only the three
+seconds of imports are saved, of which the tests would need minutes and the campaigns half an hour. Whole peers
+(`JoinedPeer`) start as anybody's do.
 
 No test may use uvloop in its own process: libuv would take files that the child closes for its own, and abort.
 """
@@ -25,7 +25,7 @@ from typing import NoReturn, cast
 
 import peer.swarm.agent.session  # noqa: F401 - imported here, so that no child has to
 from peer.link.supervisor import AgentProcess
-from peer.swarm.agent.process import process as process_module
+from peer.swarm.agent import process as agent
 
 Main = Callable[[], None]
 
@@ -95,7 +95,7 @@ class ForkedAgent(AgentProcess):
     """
 
     def __init__(
-        self, log_path: Path, clock: Callable[[], float] = time.monotonic, main: Main = process_module.main,
+        self, log_path: Path, clock: Callable[[], float] = time.monotonic, main: Main = agent.main,
         arguments: Sequence[str] = (),
     ) -> None:  # fmt: skip
         super().__init__(log_path, clock=clock)

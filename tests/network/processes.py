@@ -114,7 +114,8 @@ class JoinedPeer:
     @property
     def agent(self) -> int | None:
         """The agent's process id, once it has one."""
-        return next((pid for pid in descendants(self.process.pid) if "peer.swarm.agent.process" in _command_line(pid)), None)
+        pids = descendants(self.process.pid)
+        return next((pid for pid in pids if "peer.swarm.agent.process" in _command_line(pid)), None)
 
     @property
     def daemon(self) -> int | None:

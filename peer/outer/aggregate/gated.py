@@ -1,8 +1,8 @@
 """The aggregator of open runs: gates against what looks malicious, then centred clipping of the rest.
 
-Everything is decided from the inner products of the contributions, see `peer.outer.aggregate.gram`, in Python's floats: the
-same on every machine, so that an auditor recomputes a slice exactly. The vectors themselves are read once more, for
-the sum. With nothing to drop and nothing to clip, the result is the weighted mean, bit for bit.
+Everything is decided from the inner products of the contributions, see `peer.outer.aggregate.gram`, in Python's
+floats: the same on every machine, so that an auditor recomputes a slice exactly. The vectors themselves are read once
+more, for the sum. With nothing to drop and nothing to clip, the result is the weighted mean, bit for bit.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Algorithm 2 there, whose Delta is -D; the momentum m is kept with D's sign, so t
 
     m <- beta1 m + (1 - beta1) D;  v by the optimizer's own rule;  anchor <- anchor - lr m / (sqrt(v) + tau)
 
-No bias correction. v starts at tau^2 unless `initial_v` says otherwise. The rules of `peer.outer.optim.optimizers` hold:
-elementwise, in place or not, each operation rounded on its own.
+No bias correction. v starts at tau^2 unless `initial_v` says otherwise. The rules of `peer.outer.optim.optimizers`
+hold: elementwise, in place or not, each operation rounded on its own.
 """
 
 from __future__ import annotations

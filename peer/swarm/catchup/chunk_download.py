@@ -161,7 +161,7 @@ class ChunkFetch:
             if not isinstance(self._losses.get(lane.donor), ProtocolError):
                 self._distrust(lane.donor, str(error))
             self._lose(lane, error)
-        except (StreamClosedError, asyncio.TimeoutError) as error:
+        except (TimeoutError, StreamClosedError) as error:
             reason = "is much slower than the other donors" if lane.given_up else str(error) or "too slow"
             self._lose(lane, StreamClosedError(lane.donor, reason.removeprefix(f"{lane.donor}: ")))
         finally:
@@ -212,7 +212,7 @@ class ChunkFetch:
         length = self._part.places[lane.asked[0]][1]
         try:
             return await asyncio.wait_for(_receive(lane.stream, memoryview(buffer)[:length]), CHUNK_TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise StreamClosedError(lane.donor, f"sent nothing for {CHUNK_TIMEOUT_S:g} s") from None
 
     def _arrived(self, lane: Lane) -> int:

@@ -85,7 +85,7 @@ class Following:
         for donor in (organiser, *self._directory.peers):
             try:
                 await self.fetcher.genesis(donor, self.standing(), self._keeper.adopt)
-            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+            except (TimeoutError, ProtocolError, StreamClosedError) as error:
                 log.warning("no genesis state from %s: %s", donor, in_words(error))
             else:
                 log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
@@ -118,7 +118,7 @@ class Following:
                     self._distrust(donor, NOT_HEAVIER_S)
                 except ProtocolError as error:
                     self._accuse(donor, str(error))
-                except (StreamClosedError, asyncio.TimeoutError) as error:
+                except (TimeoutError, StreamClosedError) as error:
                     log.info("donor %s went away: %s", donor, in_words(error))
                     # its record stays for a while: asking again would spin
                     self._distrust(donor, SILENT_S if isinstance(error, asyncio.TimeoutError) else UNREACHABLE_S)

@@ -321,5 +321,5 @@ async def _piece(stream: Stream, limit: int) -> bytes | None:
 async def _bounded(stream: Stream, limits: dict[Kind, int]) -> tuple[Kind, bytes]:
     try:
         return await asyncio.wait_for(stream.receive(limits), FRAME_TIMEOUT_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise StreamClosedError(stream.remote, f"sent nothing for {FRAME_TIMEOUT_S:g} s") from None

@@ -160,5 +160,5 @@ class HistoryServer:
 async def _send(stream: Stream, kind: Kind, body: bytes = b"", between: Between | None = None) -> None:
     try:
         await asyncio.wait_for(stream.send(kind, body, between), SEND_TIMEOUT_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

@@ -90,7 +90,7 @@ async def went_on(
         async for peer_id, answer in answers:
             try:
                 chain = answer.result()
-            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+            except (TimeoutError, ProtocolError, StreamClosedError) as error:
                 log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
                 silent += 1
                 continue

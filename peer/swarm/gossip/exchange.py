@@ -158,7 +158,7 @@ class Meeting:
             telling = [self._tell(peer_id, message, peer_id in chosen) for peer_id in tuple(self._lanes)]
             hearing = [asyncio.shield(self._here[peer_id].roster) for peer_id in others]
             told = await asyncio.wait_for(asyncio.gather(*hearing, *telling), ROSTER_WAIT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             late = [peer_id for peer_id in others if not self._here[peer_id].roster.done()]
             raise RoundAborted("match", f"{', '.join(late)} did not say who came", late[0] if late else None) from None
         except StreamClosedError as error:

@@ -101,7 +101,7 @@ class Newcomer:
                 path = await self._fetcher.state_of(donor, self._standing(), signed)
                 await asyncio.to_thread(check_finite, path)
                 await self._keeper.adopt(path, signed.round)
-            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+            except (TimeoutError, ProtocolError, StreamClosedError) as error:
                 log.warning("no state from %s: %s", donor, in_words(error))
                 continue
             name = self._directory.peers[donor].nickname if donor in self._directory.peers else donor
@@ -119,7 +119,7 @@ class Newcomer:
         for donor in (self._organiser, *self._directory.peers):
             try:
                 await self._fetcher.genesis(donor, self._standing(), self._adopt_genesis)
-            except (ProtocolError, StreamClosedError, asyncio.TimeoutError) as error:
+            except (TimeoutError, ProtocolError, StreamClosedError) as error:
                 log.warning("no genesis state from %s: %s", donor, in_words(error))
             else:
                 return True

@@ -85,7 +85,7 @@ class Joining:
                 patience_s = self._longest_wait_s
                 kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
-        except (StreamClosedError, asyncio.TimeoutError) as error:
+        except (TimeoutError, StreamClosedError) as error:
             self._leave(leader, error, began)
             return None
         except ProtocolError as error:
@@ -219,6 +219,6 @@ async def _frame(stream: Stream, limits: Mapping[Kind, int]) -> tuple[Kind, byte
             if receiving.done():
                 return receiving.result()
             if loop.time() < began + 2 * invites_module.PROBE_TIMEOUT_S:
-                raise asyncio.TimeoutError
+                raise TimeoutError
     finally:
         await cancel_and_wait([receiving])

@@ -116,7 +116,7 @@ class Invitations:
             while status.coming:
                 status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
                 self._heed(peer_id, status)
-        except (StreamClosedError, asyncio.TimeoutError) as error:
+        except (TimeoutError, StreamClosedError) as error:
             log.info("%s is gone: %s", peer_id, in_words(error))
             self._view.avoid(peer_id)
         except ProtocolError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm.group import invites
+from peer.swarm.group import invites as invites_module
 from peer.swarm.group.invites import Invitations, Self
 from peer.swarm.group.lobby import Seat, Seats
 from peer.swarm.group.membership import View
@@ -29,7 +29,7 @@ class Leading:
         rounds: group limits and waiting times.
         rosters: makes rosters.
         me, view: this peer as seen by itself, and whom it takes to be there.
-        seats, invitations: who waits here, and who is asked to come.
+        seats, invites: who waits here, and who is asked to come.
         changed: set whenever what this leader waits for has changed.
         clock: monotonic seconds.
         decline: tells the members of a group that has formed that its round does not begin, and why.
@@ -38,11 +38,11 @@ class Leading:
 
     def __init__(
         self, node: Node, rounds: RoundSpec, rosters: Rosters, me: Self, view: View, seats: Seats,
-        invitations: Invitations, changed: asyncio.Event, clock: Callable[[], float],
+        invites: Invitations, changed: asyncio.Event, clock: Callable[[], float],
         decline: Callable[[Group, RoundAborted], None], opens: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._node, self._rounds, self._rosters, self._me, self._view = node, rounds, rosters, me, view
-        self._seats, self._invitations, self._changed = seats, invites, changed
+        self._seats, self._invites, self._changed = seats, invites, changed
         self._clock, self._decline, self._opens = clock, decline, opens
         self._leading = False
         self._invited: dict[str, asyncio.Task[None]] = {}
@@ -95,7 +95,7 @@ class Leading:
         try:
             while True:
                 self._changed.clear()
-                if (ahead := self._invitations.behind) is not None:
+                if (ahead := self._invites.behind) is not None:
                     raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
                 if self._view.leader() != self._node.peer_id:
                     await self._seats.disband(self._view.leader())
@@ -122,7 +122,7 @@ class Leading:
         itself, or has waited at another that was silent, leaves some time to those who were so with it.
         """
         window_s = self._rounds.straggler_wait_s
-        return max(self._seats.window_start(started) + window_s, began + (1.0 - invites.LAST_CALL) * window_s)
+        return max(self._seats.window_start(started) + window_s, began + (1.0 - invites_module.LAST_CALL) * window_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
         """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
@@ -143,7 +143,7 @@ class Leading:
         left = self._rounds.straggler_wait_s - (self._clock() - self._seats.window_start(started))
         for peer_id in expected:
             if peer_id not in self._invited:
-                self._invited[peer_id] = asyncio.ensure_future(self._invitations.send(peer_id, max(0.0, left)))
+                self._invited[peer_id] = asyncio.ensure_future(self._invites.send(peer_id, max(0.0, left)))
         return [peer_id for peer_id in expected if not self._invited[peer_id].done()]
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
@@ -161,8 +161,8 @@ class Leading:
                 left.append(peer_id)
                 continue
             try:
-                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invites.PROBE_TIMEOUT_S)
-            except (StreamClosedError, asyncio.TimeoutError):
+                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invites_module.PROBE_TIMEOUT_S)
+            except (TimeoutError, StreamClosedError):
                 left.append(peer_id)
             seat.told = True
             seat.taken.set()
@@ -177,5 +177,5 @@ async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
     """Return when the event is set, at the latest after the timeout."""
     try:
         await asyncio.wait_for(event.wait(), timeout_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return

@@ -215,5 +215,5 @@ class Seats:
             return
         try:
             await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
-        except (StreamClosedError, asyncio.TimeoutError):
+        except (TimeoutError, StreamClosedError):
             log.debug("could not tell %s: %s", stream.remote, reason)

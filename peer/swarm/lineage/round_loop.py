@@ -205,7 +205,7 @@ class Rounds:
             self._aftermath.settle()
             try:
                 await asyncio.wait_for(self._handover.work.wait(), RECHECK_S)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 continue
             self._handover.work.clear()
 

@@ -93,7 +93,7 @@ async def stop_daemon(p2p: Any) -> None:
     """End the daemon: politely, and for certain where it does not heed that, as one with QUIC may."""
     try:
         await asyncio.wait_for(p2p.shutdown(), ENDS_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         log.warning("the libp2p daemon does not end within %g s: it is killed", ENDS_S)
         with contextlib.suppress(ProcessLookupError):
             p2p._child.kill()
@@ -111,7 +111,7 @@ async def refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
     probe = await start_daemon(probe_config, None)
     try:
         await asyncio.wait_for(probe._client.connect(PeerID.from_base58(identity.peer_id), []), OPEN_TIMEOUT_S)
-    except (P2PDaemonError, asyncio.TimeoutError):
+    except (TimeoutError, P2PDaemonError):
         return
     finally:
         await stop_daemon(probe)

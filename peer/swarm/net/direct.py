@@ -82,7 +82,7 @@ class Direct:
             return None
         try:
             pipe = await self._go(remote, name) or await self._let_come(remote, name)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             pipe = None
         except FAILURES as error:
             log.debug("no direct way to %s: %s", remote, type(error).__name__)  # what is malformed may hold a token
@@ -137,7 +137,7 @@ class Direct:
                 connection.setblocking(False)
                 await asyncio.wait_for(loop.sock_connect(connection, (host, door.port)), CONNECT_TIMEOUT_S)
                 return await asyncio.wait_for(self._greet(remote, connection, host, door, entry), GREET_TIMEOUT_S)
-            except (OSError, asyncio.TimeoutError, EOFError, StreamClosedError) as error:
+            except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
                 trouble = error
                 connection.close()
         raise trouble
@@ -188,7 +188,7 @@ class Direct:
         entry = EntryMessage(token=request.door.token, ticket=request.ticket)
         try:
             pipe = await self._through(stream.remote, request.door, entry)
-        except (OSError, asyncio.TimeoutError, EOFError, StreamClosedError) as error:
+        except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
             log.debug("cannot come to %s: %s", stream.remote, in_words(error))
             await stream.send_message(Kind.DIRECT, DirectMessage())
             return

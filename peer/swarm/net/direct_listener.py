@@ -94,7 +94,7 @@ class OwnDoor:
     async def _welcome(self, connection: socket.socket, host: str) -> None:
         try:
             pipe, remote, entry = await asyncio.wait_for(self._hear(connection), 2 * TIMEOUT_S)
-        except (ProtocolError, StreamClosedError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, ProtocolError, StreamClosedError, OSError) as error:
             log.debug("a direct connection from %s was refused: %s", host, type(error).__name__)  # no token in a log
             connection.close()
             return

@@ -132,7 +132,7 @@ async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
     """Sealed records under a DHT key by subkey, less what is no record; None if there are none, or nobody answers."""
     try:
         found = await asyncio.wait_for(node.dht.get(key, latest=True), DHT_TIMEOUT_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         log.warning("the DHT did not answer within %g s", DHT_TIMEOUT_S)
         return None
     if found is None:  # so it answers, too, where no node of it can be reached
@@ -149,7 +149,7 @@ async def write_record(node: Node, key: str, blob: bytes, expires_at: float, own
         stored = await asyncio.wait_for(
             node.dht.store(key, blob, expires_at, subkey=owner or node.peer_id), DHT_TIMEOUT_S
         )
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return False
     return bool(stored)
 

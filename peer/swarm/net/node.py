@@ -120,7 +120,7 @@ class Node:
                     await stream.finish()
         except StreamClosedError as error:
             log.debug("%s: %s", name, error)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             log.info("%s: %s was too slow", name, remote)
         except ProtocolError as error:
             log.warning("%s: dropped a stream: %s", name, error)
@@ -154,7 +154,7 @@ class Node:
         """
         try:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         return Stream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 
@@ -175,21 +175,21 @@ class Node:
         """Make sure of a connection to each of these; a client does, so that they can open streams to it."""
         try:
             missing = set(peer_ids) - await asyncio.wait_for(self._connected(), OPEN_TIMEOUT_S)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return
         await asyncio.gather(*(self._dial(peer_id) for peer_id in list(missing)[:DIALS_AT_ONCE]))
 
     async def _dial(self, peer_id: str) -> None:
         try:
             await asyncio.wait_for(self.p2p._client.connect(PeerID.from_base58(peer_id), []), OPEN_TIMEOUT_S)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             log.info("cannot dial %s: %s", peer_id, in_words(error))
 
     async def look_for_relay(self) -> None:
         """Find out whether libp2p has found a relay for this client, which takes it some minutes."""
         try:
             maddrs = await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), OPEN_TIMEOUT_S)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return
         relayed = any(CIRCUIT in str(address) for address in maddrs)
         if relayed != self.relayed:
@@ -200,7 +200,7 @@ class Node:
         """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""
         try:
             connected = await asyncio.wait_for(self.p2p.list_peers(), OPEN_TIMEOUT_S)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return ()
         found = [f"{info.addrs[0]}/p2p/{info.peer_id}" for info in connected if info.addrs]
         return tuple([address for address in found if CIRCUIT not in address][:MAX_ADDRESSES])
@@ -211,7 +211,7 @@ class Node:
         try:
             base = Multiaddr(address.rsplit("/p2p/", 1)[0])
             await asyncio.wait_for(self.p2p._client.connect(peer_id, [base]), OPEN_TIMEOUT_S)
-        except (P2PDaemonError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return False
         return await self.dht.protocol.call_ping(peer_id) is not None
 

@@ -109,7 +109,7 @@ async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
         )
         message = parse_json(ReachMessage, body)
         return message.reached if message.tried else None
-    except (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError) as error:
+    except (TimeoutError, P2PDaemonError, StreamClosedError, ProtocolError, OSError, EOFError) as error:
         log.info("%s did not say whether it can reach this machine: %s", helper, in_words(error))
         return None
     finally:
@@ -124,7 +124,7 @@ async def greets(host: str, port: int) -> bool:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
         said = await asyncio.wait_for(reader.readexactly(1 + len(GREETING)), DIAL_TIMEOUT_S)
         return said[1:] == GREETING
-    except (OSError, EOFError, asyncio.TimeoutError):
+    except (TimeoutError, OSError, EOFError):
         return False
     finally:
         if writer is not None:

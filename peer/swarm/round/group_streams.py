@@ -110,7 +110,7 @@ class Hellos:
             try:
                 async with self._changed:
                     await asyncio.wait_for(self._changed.wait_for(settled), HELLO_TIMEOUT_S)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return None
             finally:
                 self._early[remote] -= 1

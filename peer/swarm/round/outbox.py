@@ -64,7 +64,7 @@ async def bounded(
     work = _completed(wanted, session.senders.values())
     try:
         await asyncio.wait_for(work, max(0.0, session.deadline - clock()))
-    except asyncio.TimeoutError:
+    except TimeoutError:
         budget.allow_longer(session.wire_bytes)
         stage, late = session.late()
         whose = f"{stage} of {', '.join(late)}" if late else "own part"

@@ -18,10 +18,10 @@ def return_freed_memory() -> None:
     By default the limit grows to 32 MiB once such blocks are freed; then they come from the heaps of the threads
     that work on rounds, which keep them: up to 100 MB. Other C libraries have no such habit and no such switch.
     A slice as fp32 (2 MiB) between payloads would leave holes: after ten rounds of 10M parameters the heap was twice
-    what was used of it. Such temporaries, and what lives longer, have memory of their own (`peer.outer.numerics.scratch`). Of
-    smaller blocks the heap may keep 16 MiB, for several threads at once, or every piece would be mapped anew: a third
-    of an exchange's processor time.
-    Each thread with a heap of its own would keep half as much again, of what another one could use.
+    what was used of it. Such temporaries, and what lives longer, have memory of their own
+    (`peer.outer.numerics.scratch`). Of smaller blocks the heap may keep 16 MiB, for several threads at once, or every
+    piece would be mapped anew: a third of an exchange's processor time. Each thread with a heap of its own would keep
+    half as much again, of what another one could use.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

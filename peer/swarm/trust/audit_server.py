@@ -1,4 +1,4 @@
-"""Shows members what this peer signed in its last exchanges, within quotas; the other side is `peer.swarm.trust.auditor`."""
+"""Shows members what this peer signed in its last exchanges, within quotas; `peer.swarm.trust.auditor` asks for it."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ async def _send(
 ) -> None:
     try:
         await asyncio.wait_for(stream.send(kind, memoryview(body), between), SEND_TIMEOUT_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

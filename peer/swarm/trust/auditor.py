@@ -89,7 +89,7 @@ class Auditor:
             found = await asyncio.wait_for(work, AUDIT_TIMEOUT_S)
         except ElsewhereError as error:
             return Audit(round, reducer, unit, "not judged", str(error))
-        except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
+        except (TimeoutError, StreamClosedError, ProtocolError) as error:
             return Audit(round, reducer, unit, "not shown", in_words(error))
         if found is None:
             return Audit(round, reducer, unit, "right")
@@ -142,7 +142,7 @@ class Auditor:
         try:
             async with self._asking(remote, AuditRequest(what="signed", of=sitting.id.hex())) as stream:
                 body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
-        except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
+        except (TimeoutError, StreamClosedError, ProtocolError) as error:
             log.info("%s does not show what it was told: %s", remote, in_words(error))
             return None
         for place, member in enumerate(sitting.members[: len(body) // width]):
@@ -167,7 +167,7 @@ class Auditor:
         try:
             async with self._asking(remote, AuditRequest(what="joins", of=group, round=round)) as stream:
                 roster = parse_json(RosterMessage, await _answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
-        except (StreamClosedError, ProtocolError, asyncio.TimeoutError) as error:
+        except (TimeoutError, StreamClosedError, ProtocolError) as error:
             log.info("%s does not show its joins: %s", remote, in_words(error))
             return None
         for text in roster.joins:

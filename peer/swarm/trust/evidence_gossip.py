@@ -90,7 +90,7 @@ class Spreading:
                 return await asyncio.wait_for(self._hand_over(stream, culprit), OFFER_TIMEOUT_S)
             finally:
                 stream.close()
-        except (StreamClosedError, ProtocolError, asyncio.TimeoutError, OSError) as error:
+        except (TimeoutError, StreamClosedError, ProtocolError, OSError) as error:
             log.info("could not tell %s of %s: %s", peer_id, culprit, in_words(error))
             return False
 

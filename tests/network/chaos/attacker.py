@@ -96,7 +96,7 @@ class Attacker:
                     return
         except (OSError, EOFError):
             return
-        except asyncio.TimeoutError:
+        except TimeoutError:
             pass
         finally:
             stream.close()
@@ -157,7 +157,7 @@ class Attacker:
             while kind is Kind.STATUS:
                 limits = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), 1 << 16)
                 kind, body = await asyncio.wait_for(stream.receive(limits), 15.0)
-        except (StreamClosedError, asyncio.TimeoutError):
+        except (TimeoutError, StreamClosedError):
             return None
         finally:
             stream.close()
@@ -288,7 +288,7 @@ async def _answer(answers: dict[str, Handler], handler: str, stream: Stream) -> 
 async def _attack(attacker: Attacker, script: Callable[[Attacker], Any]) -> dict[str, Any]:
     try:
         await asyncio.wait_for(script(attacker), ATTACK_TIMEOUT_S)
-    except (StreamClosedError, GivenUpError, asyncio.TimeoutError) as error:
+    except (TimeoutError, StreamClosedError, GivenUpError) as error:
         return {"made": False, "problem": f"{type(error).__name__}: {error}"[:300]}
     except AssertionError as error:
         return {"problem": str(error)[:300]}

@@ -41,8 +41,10 @@ WHOLE_LIES = ("digests", "state", "meta", "chain", "updates")
 @contextmanager
 def small_chunks() -> Iterator[None]:
     """Chunks of 1024 elements, so that a small state has many; slow donors are given up soon."""
-    settings = [(state_module, "CHUNK", CHUNK), (snapshot_file, "CHUNK", CHUNK), (chunk_download, "WATCH_PERIOD_S", 0.01),
-                (chunk_download, "SLOW_FLOOR_S", 0.2)]  # fmt: skip
+    settings = [
+        (state_module, "CHUNK", CHUNK), (snapshot_file, "CHUNK", CHUNK),
+        (chunk_download, "WATCH_PERIOD_S", 0.01), (chunk_download, "SLOW_FLOOR_S", 0.2),
+    ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in settings]
     try:
         for module, name, value in settings:
@@ -124,7 +126,7 @@ class Trial:
                 break
             except ProtocolError:
                 accused.add(donor.peer_id)
-            except (StreamClosedError, asyncio.TimeoutError):
+            except (TimeoutError, StreamClosedError):
                 continue
         accused |= set(joiner.liars)
         same = joiner.state.digest() == self._run.state.digest()

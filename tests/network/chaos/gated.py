@@ -1,7 +1,7 @@
-"""The production process_module, which stops itself (SIGSTOP) in a phase that somebody waits for: the place to be killed in.
+"""The production agent, which stops itself (SIGSTOP) in a phase that somebody waits for: the place to be killed in.
 
-Its arguments are FOLDER and the flags of `peer.swarm.agent.process`. The file `gate` in FOLDER holds the phase and for how many
-seconds the agent goes on in it; without that file the agent is the production process_module.
+Its arguments are FOLDER and the flags of `peer.swarm.agent.process`. The file `gate` in FOLDER holds the phase and for
+how many seconds the agent goes on in it; without that file the agent is the production agent.
 """
 
 from __future__ import annotations
@@ -126,16 +126,16 @@ def watch_phases(gate: Gate) -> None:
 
 
 def main() -> None:
-    """Be the process_module, and watch the phases as soon as it has armed its death signals."""
+    """Be the agent, and watch the phases as soon as it has armed its death signals."""
     gate = Gate(Path(sys.argv.pop(1)) / "gate")
-    from peer.swarm.agent.process import process as process_module
+    from peer.swarm.agent import process as agent
 
-    prepare = process_module.return_freed_memory
+    prepare = agent.return_freed_memory
 
     def prepare_and_watch() -> None:
         prepare()
         watch_phases(gate)
 
-    process_module.return_freed_memory = prepare_and_watch
-    process_module.main()
+    agent.return_freed_memory = prepare_and_watch
+    agent.main()
 

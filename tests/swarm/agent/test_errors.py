@@ -14,7 +14,6 @@ from peer.swarm.net.stream import StreamClosedError
         (ValueError("7 is too much"), "7 is too much"),
         (ValueError(), "ValueError"),
         (TimeoutError(), "no answer in time"),
-        (asyncio.TimeoutError(), "no answer in time"),
         (TimeoutError("after 3 s"), "after 3 s"),
     ],
 )

@@ -174,7 +174,7 @@ async def test_an_unreachable_peer_is_a_closed_stream(network):
 
 async def test_a_failing_handler_drops_its_own_stream_only(network, caplog):
     one, two = network.node(), network.node()
-    failures = [RuntimeError("bug"), ProtocolError("bad bytes"), StreamClosedError("x", "gone"), asyncio.TimeoutError()]
+    failures = [RuntimeError("bug"), ProtocolError("bad bytes"), StreamClosedError("x", "gone"), TimeoutError()]
 
     async def handler(stream):
         await stream.receive({Kind.END: 0})

@@ -109,7 +109,8 @@ async def test_columns_of_two_lineages_are_not_mixed(run, tmp_path):
     [
         (live_snapshot.PATIENT_ROUNDS, 4, live_snapshot.PATIENT_ROUNDS),
         (live_snapshot.PATIENT_ROUNDS + 1, 2, live_snapshot.PATIENT_ROUNDS + 1),
-        (live_snapshot.PATIENT_CARRYING + 3, 2, live_snapshot.PATIENT_CARRYING),  # without a turn until it is near enough
+        # without a turn until it is near enough
+        (live_snapshot.PATIENT_CARRYING + 3, 2, live_snapshot.PATIENT_CARRYING),
     ],
 )
 async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, carried):

@@ -24,13 +24,12 @@ from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
 from peer.outer.state.outer_state import AnyUpdate, OuterState, pieces
-from peer.protocol.lineage import Certificate
+from peer.protocol.lineage import Certificate, Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import Rosters
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.state.store import Position
 
 FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")

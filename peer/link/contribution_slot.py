@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.link.messages import Anchor, Progress, Snapshot, ToTrainer, WantSnapshot
 from peer.outer.round import Due
-from peer.swarm.state.store import Position
+from peer.protocol.lineage import Position
 
 
 class Handover:

@@ -99,6 +99,15 @@ class Certificate(Spec):
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where a peer stands: rounds applied, the lineage id they lead to, the tokens committed on the way."""
+
+    round: int
+    lineage_id: str
+    weight: int
+
+
+@dataclass(frozen=True)
 class RosterLimits:
     """What a run allows in one roster: so that the weight of a forged chain is bounded by its length.
 

@@ -8,7 +8,7 @@ import torch
 from peer.link.contribution_slot import Handover
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.outer.round import Due
-from peer.swarm.state.store import Position
+from peer.protocol.lineage import Position
 
 
 class Peer:

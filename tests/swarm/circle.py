@@ -11,12 +11,12 @@ from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
 from peer.outer.state.outer_state import OuterState
+from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import Rosters
 from peer.swarm.round.exchange import Exchange
 from peer.swarm.round.partition import cut_of
-from peer.swarm.state.store import Position
 from peer.swarm.trust.guard import Guard
 from peer.swarm.trust.judge import Judge
 from peer.swarm.trust.recompute import Reckoner

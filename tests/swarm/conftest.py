@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from peer.outer.numerics import offload
-from peer.outer.state.outer_state import outer_state
+from peer.outer.state import outer_state
 from peer.swarm.group import invites, leader, lobby
 from peer.swarm.state import snapshot_file
 from peer.swarm.state.snapshot_cache import Shelf

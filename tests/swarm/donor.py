@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from peer.errors import ProtocolError
+from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import chunks, state_digest
-from peer.outer.state.outer_state import outer_state as state_module
 from peer.protocol import hashing
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json

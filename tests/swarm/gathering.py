@@ -10,6 +10,7 @@ import torch
 
 from peer.outer.round import Due
 from peer.protocol.identity import Identity
+from peer.protocol.lineage import Position
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
 from peer.protocol.weights import WeightRule
@@ -17,7 +18,6 @@ from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.invites import Self
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import JOIN_DOMAIN, Rosters
-from peer.swarm.state.store import Position
 from tests.swarm.runs import RUN
 
 NOMINAL = 1000

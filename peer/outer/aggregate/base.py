@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.numerics.kernels import kernels_for
+from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.ordered_sums import chunks, norm
 
 BOUND: Final = {"bound": True}  # metadata of a field that the round fills in, not the manifest
@@ -196,11 +196,3 @@ def scaled_sum(contributions: Sequence[Tensor], factors: Sequence[float]) -> Ten
     for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
         add_scaled(result, contribution, factor)
     return result
-
-
-def add_scaled(total: Tensor, x: Tensor, factor: float) -> None:
-    """total <- total + factor x, in place; fp32 [n] each."""
-    if kernels := kernels_for(total, x):
-        kernels.add_scaled(total, x, factor)
-    else:
-        total.add_(x * factor)

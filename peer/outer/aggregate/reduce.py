@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.base import Aggregator, Mean, add_scaled
+from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
+from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.scratch import scratch_vector
 
 Decoded = Callable[[int, Tensor], Tensor]  # (place of a contribution, where to write it) -> that

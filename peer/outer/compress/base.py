@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -17,9 +17,6 @@ from peer.outer.numerics.kernels import Coded, kernels_for
 Payload = bytes | bytearray | memoryview
 Read = Callable[[int, int], Tensor]
 Shapes = Sequence[tuple[int, ...]]
-
-GROUP_ELEMENTS = 1 << 19  # temporaries of 2 MB: a smaller group pays more for calls, a larger one leaves the cache
-ACCELERATOR_GROUP_ELEMENTS = 1 << 24  # few launches, and temporaries of 64 MB
 
 
 class PayloadError(ProtocolError):
@@ -212,18 +209,6 @@ def check_length(payload: Payload, expected: int, codec: str, n: int) -> memoryv
     if view.nbytes != expected:
         raise PayloadError(f"{codec} payload of {n} values is {view.nbytes} bytes; it must be {expected}")
     return view
-
-
-def group_elements(device: torch.device) -> int:
-    """Elements to work on at a time."""
-    return GROUP_ELEMENTS if device.type == "cpu" else ACCELERATOR_GROUP_ELEMENTS
-
-
-def groups(start: int, stop: int, block: int, elements: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) cut into consecutive ranges of whole blocks, about `elements` long; the last may be shorter."""
-    step = max(1, elements // block) * block
-    for first in range(start, stop, step):
-        yield first, min(first + step, stop)
 
 
 def receiver(out: Tensor | None, n: int) -> Tensor:

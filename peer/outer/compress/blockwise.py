@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.outer.compress.base import (
-    GROUP_ELEMENTS,
     Payload,
     Plain,
     Read,
@@ -20,8 +19,6 @@ from peer.outer.compress.base import (
     check_range,
     check_vector,
     empty_payload,
-    group_elements,
-    groups,
     look_at,
     receiver,
 )
@@ -30,6 +27,7 @@ from peer.outer.compress.coarse import INT2_SCALES
 from peer.outer.compress.levels import INT4_SCALES
 from peer.outer.compress.values import Values
 from peer.outer.numerics.kernels import LONGEST_ROW, Coded
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_elements, tile_ranges
 
 _LOOPS = {"int4": (4, INT4_SCALES), "int2": (2, INT2_SCALES)}  # bits and scales of what compiled loops read
 
@@ -46,15 +44,15 @@ class InBlocks(Plain):
     def encode(self, x: Tensor) -> bytes:
         """See `Codec.encode`."""
         check_vector(x)
-        return self._encode(x.numel(), lambda start, stop: x[start:stop], group_elements(x.device))
+        return self._encode(x.numel(), lambda start, stop: x[start:stop], tile_elements(x.device))
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
-        return self._encode(n, read, GROUP_ELEMENTS)
+        return self._encode(n, read, TILE_ELEMENTS)
 
     def _encode(self, n: int, read: Read, elements: int) -> bytes:
         payload = empty_payload(self.wire_bytes(n))
-        for start, stop in groups(0, n, self.block, elements):
+        for start, stop in tile_ranges(0, n, self.block, elements):
             x = read(start, stop)
             check_vector(x)
             full = x.numel() // self.block * self.block
@@ -101,7 +99,7 @@ class InBlocks(Plain):
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(first element, blocks, elements in each) of the groups that make up [start, stop)."""
         full_stop = stop - stop % self.block
-        for first, last in groups(start, full_stop, self.block, GROUP_ELEMENTS):
+        for first, last in tile_ranges(start, full_stop, self.block, TILE_ELEMENTS):
             yield first, (last - first) // self.block, self.block
         if start < stop and full_stop < stop:
             yield full_stop, 1, stop - full_stop

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.compress.base import GROUP_ELEMENTS, Codec, NonFiniteError, check_vector
+from peer.outer.compress.base import Codec, NonFiniteError, check_vector
 from peer.outer.compress.threshold import Threshold
+from peer.outer.numerics.tiles import TILE_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ class Encoder:
         """The residual of before the last `encode` for that of after it, or the other way; in place."""
         if self.residual is None or self._saved is None:
             return
-        for start in range(0, self.numel, GROUP_ELEMENTS):
-            here, there = (vector[start : start + GROUP_ELEMENTS] for vector in (self.residual, self._saved))
+        for start in range(0, self.numel, TILE_ELEMENTS):
+            here, there = (vector[start : start + TILE_ELEMENTS] for vector in (self.residual, self._saved))
             kept = here.clone()
             here.copy_(there)
             there.copy_(kept)

@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 
 from peer.outer.compress.base import (
-    GROUP_ELEMENTS,
     NonFiniteError,
     Payload,
     PayloadError,
@@ -17,14 +16,13 @@ from peer.outer.compress.base import (
     check_length,
     check_range,
     check_vector,
-    group_elements,
-    groups,
     is_finite,
     look_at,
     receiver,
 )
 from peer.outer.compress.values import FP32_INFINITY, check_floats
 from peer.outer.numerics.scratch import scratch_vector
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_elements, tile_ranges
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,14 @@ class Fp32(Plain):
     def encode(self, x: Tensor) -> bytes:
         """See `Compressor.encode`."""
         check_vector(x)
-        for start, stop in groups(0, x.numel(), 1, group_elements(x.device)):
+        for start, stop in tile_ranges(0, x.numel(), 1, tile_elements(x.device)):
             _check_finite(x[start:stop], start)
         return x.detach().cpu().numpy().astype("<f4", copy=False).tobytes()
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
         """See `Compressor.encode_ranges`."""
         values = scratch_vector(n).numpy().view("<f4")
-        for start, stop in groups(0, n, 1, GROUP_ELEMENTS):
+        for start, stop in tile_ranges(0, n, 1, TILE_ELEMENTS):
             x = read(start, stop)
             check_vector(x)
             _check_finite(x, start)
@@ -69,7 +67,7 @@ class Fp32(Plain):
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = receiver(out, stop - start)
-        for first, last in groups(start, stop, 1, GROUP_ELEMENTS):
+        for first, last in tile_ranges(start, stop, 1, TILE_ELEMENTS):
             piece = decoded[first - start : last - start]
             piece.numpy()[:] = np.frombuffer(view, "<f4", last - first, 4 * first)
             if not (checked or is_finite(piece)):
@@ -79,7 +77,7 @@ class Fp32(Plain):
     def check(self, payload: Payload, n: int) -> None:
         """See `Compressor.check`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
-        for start, stop in groups(0, n, 1, GROUP_ELEMENTS):
+        for start, stop in tile_ranges(0, n, 1, TILE_ELEMENTS):
             check_floats(look_at(view, 4 * start, stop - start, 4), np.uint32, FP32_INFINITY, self.name)
 
     def wire_bytes(self, n: int) -> int:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from peer.outer.compress.base import groups
+from peer.outer.numerics.tiles import tile_ranges
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Section:
 
     def bands(self, elements: int) -> Iterator[tuple[int, int]]:
         """Ranges [first, last) of bands, rows of tiles, with about `elements` elements each."""
-        return groups(0, self.height // self.tile_rows, 1, max(1, elements // (self.tile_rows * self.width)))
+        return tile_ranges(0, self.height // self.tile_rows, 1, max(1, elements // (self.tile_rows * self.width)))
 
     def rectangle(self, x: Tensor, first: int, last: int) -> Tensor:
         """The bands [first, last) of the flat vector `x`, as a view [bands, tile_rows, width]."""

@@ -12,18 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.compress.base import (
-    GROUP_ELEMENTS,
-    Compressor,
-    NonFiniteError,
-    Payload,
-    Shapes,
-    check_length,
-    check_vector,
-    groups,
-    is_finite,
-)
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, Shapes, check_length, check_vector, is_finite
 from peer.outer.compress.threshold import number, share
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -78,7 +69,7 @@ class RandomK:
         k = share(self.ratio, n)
         check_length(payload, self.values.wire_bytes(k), self.name, n)
         decoded = np.zeros(n, np.float32)
-        for start, stop in groups(0, k, self.values.block, GROUP_ELEMENTS):
+        for start, stop in tile_ranges(0, k, self.values.block, TILE_ELEMENTS):
             decoded[self.positions(n, start, stop)] = self.values.decode_range(payload, k, start, stop).numpy()
         return torch.from_numpy(decoded)
 

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.base import add_scaled
-from peer.outer.compress.base import GROUP_ELEMENTS, Compressor, NonFiniteError, Read, groups
+from peer.outer.compress.base import Compressor, NonFiniteError, Read
 from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.scratch import copy_of, scratch_vector
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 
 
 class _Opened(NamedTuple):
@@ -106,7 +107,7 @@ class DeferredResidual:
     def _leave(self, one: _Opened, out: Tensor) -> None:
         """Write what the range leaves: fp32 [stop - start], which may be where the residual lies."""
         n = one.stop - one.start
-        for first, last in groups(0, n, one.compressor.block, GROUP_ELEMENTS):
+        for first, last in tile_ranges(0, n, one.compressor.block, TILE_ELEMENTS):
             decoded = scratch_vector(last - first)
             one.compressor.decode_range(one.payload, n, first, last, decoded, checked=True)
             torch.sub(self._fed(one.start, first, last, one.read), decoded, out=out[first:last])
@@ -176,7 +177,7 @@ class Residual:
             self.revert()
             self._taken_back.clear()
             raise
-        step = max(1, GROUP_ELEMENTS // compressor.block) * compressor.block
+        step = max(1, TILE_ELEMENTS // compressor.block) * compressor.block
         for first in range(0, n, step):
             last = min(first + step, n)
             out = scratch_vector(last - first)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, groups, receiver
+from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, receiver
 from peer.outer.numerics.kernels import Coded
+from peer.outer.numerics.tiles import tile_ranges
 
 SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payload's scales stand
 
@@ -38,7 +39,7 @@ class Sliced(Plain):
 
     def slices(self, start: int, stop: int) -> list[tuple[int, int]]:
         """[start, stop) cut into the slices that a part of these elements is written in."""
-        return list(groups(start, stop, self.base.block, self.elements))
+        return list(tile_ranges(start, stop, self.base.block, self.elements))
 
     def wire_bytes(self, n: int) -> int:
         """See `Codec.wire_bytes`."""

@@ -10,17 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.outer.compress.base import (
-    Compressor,
-    NonFiniteError,
-    Payload,
-    PayloadError,
-    Shapes,
-    check_vector,
-    group_elements,
-    groups,
-    is_finite,
-)
+from peer.outer.compress.base import Compressor, NonFiniteError, Payload, PayloadError, Shapes, check_vector, is_finite
+from peer.outer.numerics.tiles import tile_elements, tile_ranges
 
 _BLOCK_BITS = 16  # positions are within blocks of 65536
 _BLOCK = 1 << _BLOCK_BITS
@@ -185,4 +176,4 @@ def _passing(group: Tensor, threshold: float) -> Tensor:
 
 
 def _groups(x: Tensor) -> Iterator[tuple[int, int]]:
-    return groups(0, x.numel(), _BLOCK, group_elements(x.device))
+    return tile_ranges(0, x.numel(), _BLOCK, tile_elements(x.device))

@@ -9,21 +9,20 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.base import (
-    GROUP_ELEMENTS,
     Payload,
     Shapes,
     check_length,
     check_vector,
     empty_payload,
     empty_vector,
-    group_elements,
     read_bytes,
 )
 from peer.outer.compress.dct import Cosine
 from peer.outer.compress.layout import Section, numel_of, tiled_sections
 from peer.outer.compress.records import Records, scatter
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_elements
 
-_COSINE_GROUP_ELEMENTS = 1 << 17  # the inverse transform is in fp64, and several times slower outside the cache
+_COSINE_TILE_ELEMENTS = 1 << 17  # the inverse transform is in fp64, and several times slower outside the cache
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class TopK:
         """See `Codec.encode`."""
         check_vector(x)
         payload = empty_payload(self.wire_bytes(x.numel()))
-        for section, first, last, offset in self._groups(x.numel(), group_elements(x.device)):
+        for section, first, last, offset in self._groups(x.numel(), tile_elements(x.device)):
             bands = section.rectangle(x, first, last)
             if self.transform is None:
                 tiles = section.tiles(bands)
@@ -85,7 +84,7 @@ class TopK:
         """See `Codec.decode`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = empty_vector(n)
-        elements = GROUP_ELEMENTS if self.transform is None else _COSINE_GROUP_ELEMENTS
+        elements = TILE_ELEMENTS if self.transform is None else _COSINE_TILE_ELEMENTS
         for section, first, last, offset in self._groups(n, elements):
             blocks = (last - first) * section.per_band
             records = read_bytes(view, offset, blocks, self.records.size(section.block))

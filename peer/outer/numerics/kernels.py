@@ -210,6 +210,14 @@ def kernels_for(*vectors: Tensor) -> Kernels | None:
     return compiled()
 
 
+def add_scaled(total: Tensor, x: Tensor, factor: float) -> None:
+    """total <- total + factor x, in place; fp32 [n] each."""
+    if kernels := kernels_for(total, x):
+        kernels.add_scaled(total, x, factor)
+    else:
+        total.add_(x * factor)
+
+
 @lru_cache(maxsize=1)
 def compiled() -> Kernels | None:
     """The compiled loops, if they were built when Atoll was installed, of the source that lies beside them."""

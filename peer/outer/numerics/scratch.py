@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.outer.compress.base import GROUP_ELEMENTS
+from peer.outer.numerics.tiles import TILE_ELEMENTS
 
-FEWEST: Final = GROUP_ELEMENTS // 4  # fewer elements are the heap's to look after
+FEWEST: Final = TILE_ELEMENTS // 4  # fewer elements are the heap's to look after
 MOST_KEPT: Final = 8  # 16 MiB: what the threads of an agent work with at the same time
 MAPPED_BYTES: Final = range(64 * 1024, 4 << 20)  # below, much of a page would be lost; above, numpy asks for large ones
 
@@ -69,7 +69,7 @@ class Scratch:
         return torch.from_numpy(lent)
 
 
-_SCRATCH: Final = Scratch(GROUP_ELEMENTS, MOST_KEPT)
+_SCRATCH: Final = Scratch(TILE_ELEMENTS, MOST_KEPT)
 
 
 def scratch_vector(n: int) -> Tensor:

@@ -11,7 +11,7 @@ from peer.errors import ProtocolError, in_words
 from peer.link.messages import Round, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import AnyUpdate
-from peer.protocol.lineage import Certificate, GivenUp, RosterLimits, given_up, heavier, quorum
+from peer.protocol.lineage import Certificate, GivenUp, Position, RosterLimits, given_up, heavier, quorum
 from peer.swarm.catchup.donors import Standing, ahead, helpers
 from peer.swarm.catchup.history_client import CaughtUp, Fetcher, NotHeavierError
 from peer.swarm.catchup.late_commits import Missed
@@ -20,7 +20,7 @@ from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import staggered
-from peer.swarm.state.store import Keeper, Position
+from peer.swarm.state.store import Keeper
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0

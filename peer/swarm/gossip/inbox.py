@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
+from peer.protocol.lineage import Position
 from peer.protocol.wire import GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.state.store import Position
 
 log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 5.0

@@ -20,6 +20,7 @@ from peer.outer.recipe.resolve import run_recipe
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
+from peer.protocol.lineage import Position
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
@@ -35,7 +36,6 @@ from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.deadline import Budget
-from peer.swarm.state.store import Position
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5

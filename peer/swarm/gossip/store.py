@@ -11,10 +11,10 @@ from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.state.outer_state import OuterState
+from peer.protocol.lineage import Position
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.state.chain import History
 from peer.swarm.state.snapshot_file import SnapshotFile, load_snapshot
-from peer.swarm.state.store import Position
 
 log = logging.getLogger(__name__)
 RENEWED_AFTER_S = 30.0  # newcomers of the next seconds take the same file

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.errors import ProtocolError, in_words
-from peer.protocol.lineage import heavier
+from peer.protocol.lineage import Position, heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.membership import INVITED_S, View
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Stream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.swarm.state.store import Position
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0

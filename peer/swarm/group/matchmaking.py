@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from peer.outer.round import Due, Group, RoundAborted
+from peer.protocol.lineage import Position
 from peer.protocol.manifest import RoundSpec
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group.follower import Joining
@@ -26,7 +27,6 @@ from peer.swarm.group.regrouping import LONGEST_WAIT_S, Newcomers
 from peer.swarm.group.roster import Rosters
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.state.store import Position
 
 RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
 NO_HURRY_S = 1e9

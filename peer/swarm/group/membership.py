@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from peer.protocol.lineage import Position
 from peer.swarm.net.directory import Directory
-from peer.swarm.state.store import Position
 
 GONE_FOR_S = 6.0
 KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it

@@ -12,12 +12,11 @@ from pydantic import Field
 from peer.errors import ProtocolError
 from peer.outer.round import Group
 from peer.protocol.identity import Identity
-from peer.protocol.lineage import Member
+from peer.protocol.lineage import Member, Position
 from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, group_id
-from peer.swarm.state.store import Position
 
 JOIN_DOMAIN = "join"
 NONCE_BYTES = 8

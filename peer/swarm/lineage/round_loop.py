@@ -17,7 +17,7 @@ from peer.outer.recipe.resolve import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import AnyUpdate, OuterState
-from peer.protocol.lineage import Certificate, Link, RosterLimits
+from peer.protocol.lineage import Certificate, Link, Position, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.fork_choice import Following
@@ -29,7 +29,7 @@ from peer.swarm.lineage.retry import Aftermath
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.state.store import Keeper, Position
+from peer.swarm.state.store import Keeper
 from peer.swarm.trust.guard import guard_of
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link
+from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import Rosters, roster_key
 from peer.swarm.net.node import Node
@@ -28,7 +28,7 @@ from peer.swarm.round.butterfly import SliceWork
 from peer.swarm.round.deadline import Budget
 from peer.swarm.round.group_streams import Hellos
 from peer.swarm.round.inbox import Session
-from peer.swarm.round.observer import Watch
+from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
 from peer.swarm.round.partition import cut_of
 from peer.swarm.round.persistent_group import Standing, part
@@ -39,8 +39,6 @@ from peer.swarm.round.votes import collect_votes
 from peer.swarm.runtime.buffer_pool import Buffers
 from peer.swarm.runtime.clock import uptime
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
-from peer.swarm.state.store import Position
-from peer.swarm.trust.guard import Guard
 
 log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0
@@ -62,7 +60,7 @@ class Exchange:
         numel: elements of the outer state.
         rosters: checks the joins of a standing group; None where no group stays.
         on_join: called when another member of a standing group is ready for the next round.
-        guard: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
+        observer: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
         chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
             carries on from what it says.
         clock: monotonic seconds, those among them in which the machine was suspended.
@@ -80,7 +78,7 @@ class Exchange:
         numel: int,
         rosters: Rosters | None = None,
         on_join: Callable[[], None] = lambda: None,
-        guard: Guard | None = None,
+        observer: RoundObserver | None = None,
         clock: Callable[[], float] = uptime,
         *,
         chain: Chain,
@@ -91,7 +89,7 @@ class Exchange:
         )  # fmt: skip
         self._node, self._clock = node, clock
         self._budget, self._buffers = Budget(timeout_s), Buffers()
-        self._rosters, self._on_join, self._watch = rosters, on_join, Watch(guard)
+        self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self.hellos = Hellos(node, run_id, lambda: self._standing)
         self._standing: Standing | None = None
         self._session: Session | None = None
@@ -143,7 +141,7 @@ class Exchange:
         _, group = self._rosters.write(joins, position.lineage_id)
         session.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
         session.seat(group)
-        self._watch.joined(standing, position.round, session)
+        self._observer.joined(standing, position.round, session)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
@@ -158,16 +156,16 @@ class Exchange:
         try:
             exchanged = await self._exchange(session, group, due, state)
         except MalformedError as error:
-            self._watch.malformed(session, error)
+            self._observer.malformed(session, error)
             raise
         except GroupsDifferError as differ:
-            raise await self._watch.explain(self._standing, session, differ) from None
+            raise await self._observer.explain(self._standing, session, differ) from None
         self._budget.learn(session.wire_bytes, self._clock() - began)
         return exchanged
 
     async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
-        contribute, keep = self._work.contribution(due, state), self._watch.begins(session)
-        producing = asyncio.ensure_future(self._work.produce(session, group, contribute, keep, self._watch.reduced))
+        contribute, keep = self._work.contribution(due, state), self._observer.begins(session)
+        producing = asyncio.ensure_future(self._work.produce(session, group, contribute, keep, self._observer.reduced))
         signed = [inbox.signed for inbox in session.inboxes.values()]
         try:
             await bounded([producing, *signed], session, self._clock, self._budget)
@@ -175,7 +173,7 @@ class Exchange:
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
             parts = [own.payload if peer == group.me else others[peer] for peer in session.order]
             session.heard = await self._work.hear(session)
-            self._watch.heard(session.heard)
+            self._observer.heard(session.heard)
             exchanged = await self._work.finish(session, group, parts, own, state)
         finally:
             await cancel_and_wait([producing])
@@ -189,7 +187,7 @@ class Exchange:
         link_id = link.id
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
         session.own_vote.set_result(VoteMessage(link_id=link_id, signature=signature))
-        odd = partial(self._watch.odd_vote, session)
+        odd = partial(self._observer.odd_vote, session)
         try:
             signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)
         except RoundAborted:
@@ -198,7 +196,7 @@ class Exchange:
             raise
         await self._all_sent(session)
         await self._work.commit()  # while what was encoded is still as it was
-        self._watch.committed(session)
+        self._observer.committed(session)
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, session: Session) -> None:
@@ -276,7 +274,7 @@ class Exchange:
         session = Session(order, group.index, cut_of(state), group, self._buffers.lend)
         self._buffers.wake(session.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
-        standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._watch.saw)
+        standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._observer.saw)
         self._standing, self._session = standing, session
         await self.hellos.changed()
         self._send(session, standing, due, state, None)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
+from peer.protocol.lineage import Position
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
 from peer.swarm.net.stream import FINISH_TIMEOUT_S, Stream, StreamClosedError
 from peer.swarm.round.inbox import Inbox, Session
-from peer.swarm.state.store import Position
 
 log = logging.getLogger(__name__)
 ABORT_TIMEOUT_S = 1.0

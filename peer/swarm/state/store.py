@@ -6,27 +6,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.numerics.offload import beside
 from peer.outer.state.outer_state import AnyUpdate, OuterState
-from peer.protocol.lineage import Certificate
+from peer.protocol.lineage import Certificate, Position
 from peer.swarm.state.chain import History
 from peer.swarm.state.snapshot_cache import Shelf
 from peer.swarm.state.snapshot_file import load_snapshot
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a peer stands: rounds applied, the lineage id they lead to, the tokens committed on the way."""
-
-    round: int
-    lineage_id: str
-    weight: int
 
 
 class Keeper:

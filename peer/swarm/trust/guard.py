@@ -6,14 +6,17 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.round import RoundAborted
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
+from peer.swarm.round.inbox import Session
 from peer.swarm.round.partition import cut_of
-from peer.swarm.round.signatures import Heard, Kept
+from peer.swarm.round.persistent_group import Standing
+from peer.swarm.round.signatures import GroupsDifferError, Heard, Kept
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.state.store import Keeper
 from peer.swarm.trust.audit_server import Showing
@@ -101,21 +104,22 @@ class Guard:
 
     # -- during a round ----------------------------------------------------------------------------------------------
 
-    def keeps(self, members: int, place: int) -> bool:
-        """Whether payloads are kept: only where somebody may ask for them."""
-        return self._judge.reckoner.can_audit(members, place)
-
-    def joined(self, group: str, round: int, joins: Mapping[str, bytes]) -> None:
+    def joined(self, standing: Standing, round: int, session: Session) -> None:
         """All have joined a round of a standing group."""
-        self._showing.joined(group, round, joins)
+        self._showing.joined(standing.identifier, round, session.joins)
 
-    def begins(self, members: Iterable[str]) -> None:
-        """An exchange begins: what the last ones left is freed, but for little."""
+    def begins(self, session: Session) -> bool:
+        """An exchange begins: what the last ones left is freed, but for little.
+
+        Returns:
+            whether what this peer receives shall be kept: only where somebody may ask for it.
+        """
         if self._freeing is not None:
             self._freeing.cancel()
         self._showing.begins()
-        self._members = tuple(peer_id for peer_id in members if peer_id != self._node.peer_id)
+        self._members = tuple(peer_id for peer_id in session.order if peer_id != self._node.peer_id)
         self.meet(self._members)
+        return self._judge.reckoner.can_audit(len(session.order), session.me)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
         """Tell these of whom this peer has banned, unless it has done so."""
@@ -134,19 +138,54 @@ class Guard:
         """The others' parts have come, signed."""
         self._showing.heard(heard)
 
+    def saw(self, error: RoundAborted) -> None:
+        """A member broke the protocol before this peer's eyes."""
+        if error.culprit is not None:
+            self.conduct.saw(error.culprit, error.reason)
+
+    def malformed(self, session: Session, error: RoundAborted) -> None:
+        """A member's payload is malformed; if it sent another one to others, that can be shown."""
+        self.saw(error)
+        if session.heard is not None:
+            for peer_id in session.inboxes:
+                if peer_id != error.culprit:
+                    self._disagreed(session.heard, peer_id)
+
+    def odd_vote(self, session: Session, peer_id: str, forged: bool) -> None:
+        """A member signed another link than this peer, or none that it could have signed."""
+        if session.heard is None:
+            return
+        if forged:
+            self.conduct.saw(peer_id, "signed its vote wrongly")
+        else:
+            self._disagreed(session.heard, peer_id)
+
+    async def explain(self, standing: Standing | None, session: Session, differ: GroupsDifferError) -> RoundAborted:
+        """Why this round cannot be; with the name of the member that equivocated, if that can be shown."""
+        culprit = None
+        if standing is not None and standing.position is not None:
+            culprit = await self.equivocator(
+                differ.remote, standing.identifier, standing.position.round, session.joins
+            )
+        if culprit is None:
+            return RoundAborted("exchange", differ.reason)
+        return RoundAborted("exchange", f"{differ.reason}: {culprit} joined with two faces", culprit)
+
     # -- after it ----------------------------------------------------------------------------------------------------
 
-    def committed(self, heard: Heard) -> None:
+    def committed(self, session: Session) -> None:
         """The round is committed: audit it, perhaps."""
+        if (heard := session.heard) is None:
+            return
         drawn = self._auditor.draw(heard)
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
 
-    def disagreed(self, heard: Heard, remote: str) -> None:
+    def _disagreed(self, heard: Heard, remote: str) -> None:
         """A member signed another link than this peer: find out whether a reducer told two results."""
         self._node.spawn(self._compare(heard, remote))
 
-    async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> str | None:
+    async def equivocator(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> str | None:
         """Whose joins for the same round differ, if that can be shown; it is banned."""
         try:
             found = await self._auditor.two_faces(remote, group, round, joins)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.protocol.identity import Identity
+from peer.protocol.lineage import Position
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import MAX_RECORD_BYTES, PeerRecord, dump_json, peers_key, seal
 from peer.protocol.weights import WeightRule
@@ -35,7 +36,6 @@ from peer.swarm.group.roster import Rosters
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.node import Handler, Node, NodeConfig, start_node
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.state.store import Position
 from peer.system.death_signal import children_die_with_us, die_with_parent
 
 HANDLERS = ("join", "invite", "round", "history")

@@ -16,7 +16,7 @@ from peer.explain.journal import ROUNDS_FILE, JournalReader
 from peer.outer.record import RoundRecord
 from peer.protocol.address import parse_host_address, parse_peer_address
 from peer.protocol.identity import Identity
-from peer.protocol.lineage import Certificate, RosterLimits, check_chain
+from peer.protocol.lineage import Certificate, Position, RosterLimits, check_chain
 from peer.protocol.manifest import RoundSpec, RunManifest, Spec, parse_manifest
 from peer.protocol.records import (
     PeerRecord,
@@ -58,7 +58,6 @@ from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage, Rosters
 from peer.swarm.net.dht_validator import SealedRecordValidator
 from peer.swarm.state.chain import read_chain
 from peer.swarm.state.snapshot_file import chunk_lengths
-from peer.swarm.state.store import Position
 from tests.network.chaos.parser import Parser
 from tests.network.chaos.payloads import evidence, payloads
 from tests.swarm.runs import RUN, Run

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import ProtocolError
-from peer.outer.state.outer_state import outer_state as state_module
-from peer.swarm.catchup.history_client import chunk_download
+from peer.outer.state import outer_state as state_module
+from peer.swarm.catchup import chunk_download
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.state import snapshot_file
 from tests.network.chaos.report import added

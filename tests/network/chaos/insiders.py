@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from peer.protocol.identity import SIGNATURE_BYTES, Identity
+from peer.protocol.lineage import Position
 from peer.protocol.records import MANIFEST_KEY, dump_json, seal
 from peer.protocol.wire import (
     AbortMessage,
@@ -23,7 +24,6 @@ from peer.protocol.wire import (
 from peer.swarm.group.roster import JOIN_DOMAIN, roster_key
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.state.store import Position
 from tests.network.chaos.attacker import Attacker, header
 from tests.network.chaos.scripts import ATTACKS, FLOOD, HEAVIER, Script, attack
 

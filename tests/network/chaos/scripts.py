@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from peer.protocol.identity import Identity
+from peer.protocol.lineage import Position
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import (
     HistoryRequest,
@@ -19,7 +20,6 @@ from peer.protocol.wire import (
 )
 from peer.swarm.group.roster import JOIN_DOMAIN
 from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.state.store import Position
 from tests.network.chaos.attacker import HANDLERS, Attacker, header
 
 Script = Callable[[Attacker], Awaitable[None]]

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peer.outer.aggregate.base import add_scaled
 from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from peer.outer.compress.base import Compressor, NonFiniteError, PayloadError, encode_difference, is_finite
 from peer.outer.compress.blockwise import Blockwise
@@ -26,7 +25,7 @@ from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import VALUES, compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics import kernels as module
-from peer.outer.numerics.kernels import Coded, compiled, kernels_for
+from peer.outer.numerics.kernels import Coded, add_scaled, compiled, kernels_for
 from peer.outer.optim.optimizers import Nesterov, Vectors
 
 # Zero of both signs, the smallest and largest subnormals, what rounds to halves, what almost overflows.

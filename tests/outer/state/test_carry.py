@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from peer.outer.state import carry
 from peer.outer.state.carry import merge_
-from peer.outer.state.outer_state import carry
 
 
 def test_without_progress_the_result_is_the_anchor_bit_for_bit() -> None:

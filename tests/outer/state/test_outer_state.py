@@ -19,9 +19,9 @@ from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import Coded
 from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
+from peer.outer.state import outer_state as state_module
 from peer.outer.state.flat_layout import parts_of
 from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
-from peer.outer.state.outer_state import outer_state as state_module
 from peer.outer.state.reduced_update import Update
 from tests.outer.optim.test_optimizers import ALL, AVERAGED
 

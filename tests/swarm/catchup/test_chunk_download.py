@@ -10,8 +10,8 @@ import pytest
 
 from peer.protocol.records import dump_json
 from peer.protocol.wire import Kind
+from peer.swarm.catchup import chunk_download
 from peer.swarm.catchup.chunk_download import Lane, much_slower
-from peer.swarm.catchup.history_client import chunk_download
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors

@@ -13,7 +13,8 @@ from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind
 from peer.swarm.catchup.donors import Standing, ahead
-from peer.swarm.catchup.history_client import CatchUpError, NotHeavierError, history_client
+from peer.swarm.catchup import history_client
+from peer.swarm.catchup.history_client import CatchUpError, NotHeavierError
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same

@@ -9,7 +9,7 @@ from peer.outer.state.outer_state import CHUNK
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup.history_client import chunk_download, history_server
+from peer.swarm.catchup import chunk_download, history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
 from peer.swarm.runtime.round_priority import Courtesy

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from peer.protocol.wire import Kind
-from peer.swarm.catchup.history_client import chunk_download
+from peer.swarm.catchup import chunk_download
 from peer.swarm.net.stream import Stream
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 

@@ -11,7 +11,8 @@ from peer.outer.record import RoundRecord
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup.history_client import CatchUpError, history_client, tip_agreement
+from peer.swarm.catchup import history_client, tip_agreement
+from peer.swarm.catchup.history_client import CatchUpError
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, believers, members_of, most_named
 from peer.swarm.lineage import round_loop as rounds_module

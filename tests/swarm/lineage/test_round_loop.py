@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.outer.record import RoundRecord
+from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.lineage import retry as retry_module
@@ -17,7 +18,6 @@ from peer.swarm.lineage.round_loop import Rounds
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.round_priority import Courtesy
 from peer.swarm.state.chain import History
-from peer.swarm.state.store import Position
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN, make_state
 

@@ -9,8 +9,8 @@ import math
 
 import pytest
 
+from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import CHUNK, PIECE
-from peer.outer.state.outer_state import outer_state as state_module
 from peer.swarm.runtime.round_priority import Turn
 from peer.swarm.state import live_snapshot, snapshot_file
 from peer.swarm.state import snapshot_cache as shelf_module

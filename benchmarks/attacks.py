@@ -34,8 +34,8 @@ from peer.outer.recipe.resolve import resolve
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.campaign.job import one_thread
-from peer.sim.campaign.plan import Windows, check_writable, load_task
-from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.campaign.plan import WindowPair, check_writable, load_task
+from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.language_task import language_task, load_windows
 from peer.sim.world.scenario import Attack, PeerProfile
 
@@ -118,7 +118,7 @@ class Campaign:
     """What all runs have in common."""
 
     manifest: RunManifest
-    windows: Windows
+    windows: WindowPair
     rounds: int
     steps: int
 
@@ -131,7 +131,7 @@ class Campaign:
         honest = PeerProfile()
         liar = replace(honest, attack=kind, attack_scale=scale)
         each = self.manifest.inner.batch_sequences * self.manifest.data.sequence_length
-        setup = Setup(
+        setup = SimulationSetup(
             recipe=replace(resolve(spec), aggregator=parts), inner=self.manifest.inner,
             profiles=tuple(liar if peer in bad else honest for peer in range(PEERS)),
             tokens=self.rounds * self.steps * each * PEERS, seed=seed, evaluations=1,

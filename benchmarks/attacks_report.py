@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figure, Report, describe_machine
+from benchmarks.figures import BenchReport, Figure, describe_machine
 
 Row = dict[str, Any]
 ABOUT = "What a quarter of liars does to the aggregator of open runs: 16 simulated peers, 4 of them bad, 60 rounds"
@@ -43,7 +43,7 @@ class Rows:
     def keep(self, row: Row) -> None:
         """Add a row and write the file."""
         self.rows.append(row)
-        report = Report(
+        report = BenchReport(
             name="attacks", about=ABOUT, seed=min(row["seed"] for row in self.rows), figures=figures(self.rows),
             samples={}, machine=self._machine, table=table(self.rows), notes=NOTES, options=self._options,
             more={**self._setting, "rows": self.rows},

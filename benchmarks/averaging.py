@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeVar
 import torch
 
 from benchmarks.contributions import fill, relative_error
-from benchmarks.member import Setup, Timed, serve
+from benchmarks.member import MemberSetup, TimedAveraging, serve
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
@@ -27,7 +27,7 @@ from peer.outer.state.outer_state import AnyUpdate, OuterState, pieces
 from peer.protocol.lineage import Certificate, Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
 
@@ -48,7 +48,7 @@ class AtollMember:
     """
 
     def __init__(
-        self, setup: Setup, node: Node, exchange: Exchange, rosters: Rosters, chain: list[Certificate],
+        self, setup: MemberSetup, node: Node, exchange: Exchange, rosters: RosterAuthority, chain: list[Certificate],
         loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._setup, self._node, self._exchange, self._rosters, self._loop = setup, node, exchange, rosters, loop
@@ -73,7 +73,7 @@ class AtollMember:
 
     def meet(self, gathered: Sequence[dict[str, str]]) -> None:
         """Check the joins and form the group, unless it stands from before."""
-        if self._exchange.stands(self._position()):
+        if self._exchange.can_continue(self._position()):
             return
         joins = {}
         for one in gathered:
@@ -81,21 +81,21 @@ class AtollMember:
             joins[one["peer_id"]] = sealed, self._rosters.open_join(sealed, one["peer_id"], self._position())
         _, self._group = self._rosters.write(joins, self._state.lineage_id)
 
-    def average(self) -> Timed:
+    def average(self) -> TimedAveraging:
         """Join, exchange, sign and collect the votes, take the outer step; then hash the state, as nobody waits."""
         began = time.monotonic()
         phases = self._wait(self._round())
         ended = time.monotonic()
         self._state.digest()
-        return Timed(began=began, ended=ended, phases=phases)
+        return TimedAveraging(began=began, ended=ended, phases=phases)
 
     async def _round(self) -> dict[str, float]:
         state, position = self._state, self._position()
         self._sequence += 1
         due = Due(self._sequence, TOKENS, self._vector)
         marks = [time.monotonic()]
-        if self._exchange.stands(position):
-            self._group = await self._exchange.again(due, state, position, self._setup.timeout_s)
+        if self._exchange.can_continue(position):
+            self._group = await self._exchange.next_round(due, state, position, self._setup.timeout_s)
         group = self._group
         assert group is not None
         marks.append(time.monotonic())
@@ -132,9 +132,9 @@ class AtollMember:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
+async def start(setup: MemberSetup, node: Node, answers: TextIO) -> Callable[[], None]:
     """See `run_peer`."""
-    rosters = Rosters(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
+    rosters = RosterAuthority(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
     recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
     exchange = Exchange(node, RUN, setup.timeout_s, recipe, setup.numel, rosters, chain=lambda: chain)
     await exchange.start()

@@ -12,14 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, run_benchmark
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.campaign.plan import check_writable, load_task, meta_layout
-from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.world.scenario import PeerProfile
 
 NAME = "bandwidth"
@@ -118,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """All curves, and the table from them."""
     if arguments.plot is not None:
         check_writable(arguments.plot, "--plot")
@@ -136,7 +136,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         "utilisation": {f"{size}, {method}": curve for (size, method), curve in curves.items()},
         "needed_gbit_s": {f"{cell.size}, {cell.method}, {cell.target:.0%}": cell.needed for cell in cells},
     }
-    return Report(
+    return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(cells), samples=samples, notes=NOTES,
         table=rows(cells),
     )
@@ -154,7 +154,9 @@ def times(size: Size, layout: FlatLayout, method: str, gbit_s: float, steps: int
     """Seconds that a datacentre computes and seconds that it is there, in so many steps."""
     link = PeerProfile(up_bytes_s=gbit_s * 1e9 / 8, down_bytes_s=gbit_s * 1e9 / 8)
     recipe = parse_label(METHODS[method].format(fragments=size.layers // 3)).recipe()
-    setup = Setup(recipe=recipe, inner=InnerSpec(), profiles=(link, link), tokens=2 * steps, step_s=size.step_s)
+    setup = SimulationSetup(
+        recipe=recipe, inner=InnerSpec(), profiles=(link, link), tokens=2 * steps, step_s=size.step_s
+    )
     simulation = Simulation(setup, None, layout, tokens_per_step=1)
     simulation.run()
     return simulation.replicas[0].busy_s, simulation.replicas[0].present_s

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, median, run_benchmark
 from peer.outer.compress.registry import COMPRESSORS, codec
 
 NAME = "codecs"
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """One row per codec."""
     check_count("--megabytes", arguments.megabytes, 1)
     check_count("--repeats", arguments.repeats, 1)
@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
             f"{expression}: {rows[-1]['encode_gb_s']:.2f} and {rows[-1]['decode_gb_s']:.2f} GB/s, "
             f"{rows[-1]['bits_per_value']:.3g} bits a value, relative error {rows[-1]['relative_error']:.3g}"
         )
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={"rows": rows})
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={"rows": rows})
 
 
 def layered(rows: int, seed: int) -> Tensor:

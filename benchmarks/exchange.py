@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.environment import default_folder, prepared
 from benchmarks.exchange_report import ABOUT, NAME, Row, draw, figures, notes, size, table
-from benchmarks.figures import Report, Say, benchmark_parser, check_count, median, run_benchmark
-from benchmarks.kept import RESUME, Kept
-from benchmarks.peers import Averaged, PeerFailedError, Peers
+from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.kept import RESUME, KeptRows
+from benchmarks.peers import AveragingOutcome, PeerFailedError, Peers
 from benchmarks.processes import available_bytes
 from peer.errors import UserError, did_you_mean
 from peer.sim.campaign.plan import check_writable
@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Every run of the grid."""
     runs = list(plan(arguments))
     for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
@@ -111,7 +111,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     rows: list[Row] = []
     missing: list[dict[str, Any]] = []
     whole: list[str] = []
-    kept = Kept(arguments.resume, {"seed": arguments.seed, "repeats": arguments.repeats})
+    kept = KeptRows(arguments.resume, {"seed": arguments.seed, "repeats": arguments.repeats})
     taken_over = 0
     for run in runs:
         try:
@@ -126,7 +126,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         raise UserError("nothing could be measured", "\n".join(whole))
     if arguments.plot is not None:
         draw(arguments.plot, rows)
-    return Report(
+    return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, table=table(rows),
         notes=notes(missing, left_out(arguments), taken_over), options=options(arguments),
         more={"rows": rows, "not_measured": missing},
@@ -194,9 +194,9 @@ def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -
     return {**vars(run), **timing(run, timed), **results, **memory(idle, list(map(max, first.peaks, last.peaks)))}
 
 
-def right_averagings(run: Run, peers: Peers, repeats: int) -> list[Averaged]:
+def right_averagings(run: Run, peers: Peers, repeats: int) -> list[AveragingOutcome]:
     """Averagings until `repeats` of them are right, at most twice as many in all; those that are wrong stay in."""
-    done: list[Averaged] = []
+    done: list[AveragingOutcome] = []
     while sum(is_average(run, one) for one in done) < repeats:
         if len(done) == 2 * repeats:
             wrong = [one.error for one in done if not is_average(run, one)]
@@ -208,12 +208,12 @@ def right_averagings(run: Run, peers: Peers, repeats: int) -> list[Averaged]:
     return done
 
 
-def is_average(run: Run, averaged: Averaged) -> bool:
+def is_average(run: Run, averaged: AveragingOutcome) -> bool:
     """Whether the result is as near to the mean as its codec allows; NaN is not."""
     return averaged.error <= SYSTEMS[run.system].codecs[run.codec]
 
 
-def timing(run: Run, averaged: list[Averaged]) -> dict[str, Any]:
+def timing(run: Run, averaged: list[AveragingOutcome]) -> dict[str, Any]:
     """The entries of a row about time and error."""
     from_last = SYSTEMS[run.system].from_last
     seconds = [one.seconds_from_last if from_last else one.seconds for one in averaged]

@@ -62,7 +62,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class BenchReport:
     """The outcome of one benchmark.
 
     Attributes:
@@ -165,7 +165,7 @@ def benchmark_parser(name: str, description: str, epilog: str = "") -> argparse.
     return parser
 
 
-def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace, Say], Report]) -> None:
+def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace, Say], BenchReport]) -> None:
     """Parse, measure with progress lines on stderr, show, write; exit code 2 on a user's error."""
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that children are ended in order
@@ -191,7 +191,7 @@ def run_benchmark(parser: argparse.ArgumentParser, measure: Callable[[argparse.N
             Console().print(table)
 
 
-def shown(report: Report) -> Iterator[Table]:
+def shown(report: BenchReport) -> Iterator[Table]:
     """A report for a terminal."""
     if report.table:
         side_by_side = Table(*report.table[0])
@@ -201,7 +201,7 @@ def shown(report: Report) -> Iterator[Table]:
     yield figure_table(report)
 
 
-def figure_table(report: Report) -> Table:
+def figure_table(report: BenchReport) -> Table:
     """The figures of a report for a terminal."""
     table = Table("figure", "value", "target", "met", title=report.about)
     for figure in report.figures:

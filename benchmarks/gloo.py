@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.contributions import fill, relative_error
-from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
+from benchmarks.member import MemberSetup, TimedAveraging, parse_setup, processor_seconds, serve
 from benchmarks.peers import Peers
 from peer.system.death_signal import die_with_parent
 
@@ -34,7 +34,7 @@ class GlooMember:
 
     address = ""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: MemberSetup) -> None:
         self._setup = setup
         self._vector = torch.empty(setup.numel)
 
@@ -50,13 +50,13 @@ class GlooMember:
     def meet(self, gathered: Sequence[None]) -> None:
         """Nothing to agree on."""
 
-    def average(self) -> Timed:
+    def average(self) -> TimedAveraging:
         """All-reduce in place: a sum, as gloo has no mean."""
         cpu = processor_seconds()
         dist.barrier()
         began = time.monotonic()
         dist.all_reduce(self._vector)
-        return Timed(began=began, ended=time.monotonic(), cpu=cpu)
+        return TimedAveraging(began=began, ended=time.monotonic(), cpu=cpu)
 
     def check(self) -> float:
         """Make it the mean."""

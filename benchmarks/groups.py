@@ -16,8 +16,8 @@ from matplotlib.figure import Figure as Picture
 
 from benchmarks.figures import (
     COLOURS,
+    BenchReport,
     Figure,
-    Report,
     Say,
     benchmark_parser,
     check_count,
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Measure rounds, then newcomers and kills in turn."""
     check_count("--rounds", arguments.rounds, 2)
     check_count("--repeats", arguments.repeats, 1)
@@ -89,7 +89,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         found.append(Figure(name=f"{size}, {recipe}: round, median", value=seconds, unit="s"))
     if arguments.plot is not None:
         draw(arguments.plot, len(names), samples)
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
 
 
 def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:

@@ -20,7 +20,7 @@ from hivemind import compression
 from hivemind.averaging import DecentralizedAverager
 
 from benchmarks.contributions import fill, relative_error
-from benchmarks.member import Setup, Timed, parse_setup, processor_seconds, serve
+from benchmarks.member import MemberSetup, TimedAveraging, parse_setup, processor_seconds, serve
 
 CODECS = {
     "none": compression.NoCompression,
@@ -54,7 +54,7 @@ class TimedAverager(DecentralizedAverager):  # type: ignore[misc]
 class HivemindMember:
     """Implements `Member`."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: MemberSetup) -> None:
         self._setup = setup
         self._vector = torch.empty(setup.numel)
         self._dht = hivemind.DHT(
@@ -77,14 +77,14 @@ class HivemindMember:
     def meet(self, gathered: Sequence[None]) -> None:
         """It has a matchmaking of its own."""
 
-    def average(self) -> Timed:
+    def average(self) -> TimedAveraging:
         """One step, and again if its matchmaking finds no full group."""
         self._averager.marks[:] = [float("nan")] * 4
         gathered = self._averager.step(gather=self._setup.index, timeout=self._setup.timeout_s, allow_retries=True)
         if gathered is None or len(gathered) != self._setup.peers:
             raise RuntimeError(f"a group of {len(gathered or ())}, not {self._setup.peers}")
         began, ended, *cpu = self._averager.marks
-        return Timed(began=began, ended=ended, cpu=(cpu[0], cpu[1]))
+        return TimedAveraging(began=began, ended=ended, cpu=(cpu[0], cpu[1]))
 
     def check(self) -> float:
         """Its step reports success even when its codecs have raised and nothing was averaged."""

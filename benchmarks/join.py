@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, median, run_benchmark
 from peer.demo.children import Children
 from peer.demo.folder import manifest_text
 from peer.demo.play import LOOPBACK, published_address
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Run the swarm, let the newcomers join and leave."""
     check_count("--joins", arguments.joins, 1)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
@@ -59,7 +59,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
                 say(f"newcomer {number + 1}: {describe(joins[-1])}")
         finally:
             children.stop()
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(joins), samples={"joins": joins})
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(joins), samples={"joins": joins})
 
 
 class RunningSwarm:

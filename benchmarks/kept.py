@@ -13,7 +13,7 @@ RESUME = "keep each row in FILE as soon as it is measured, and take over those t
 Row = dict[str, Any]
 
 
-class Kept:
+class KeptRows:
     """Rows on disk, a line of JSON each, so that a long grid can be measured in several sittings.
 
     Args:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TextIO, TypeVar
 
-from benchmarks.member import Setup, respond
+from benchmarks.member import MemberSetup, respond
 from benchmarks.swarm_peer import run_peer
 from peer.protocol.wire import Kind
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream
+from peer.swarm.net.stream import FrameStream
 
 NAME = "atoll/benchmark/links"
 PLAIN_PORT = 5001
@@ -30,7 +30,7 @@ class LinkPeer:
         loop: its loop.
     """
 
-    def __init__(self, setup: Setup, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, setup: MemberSetup, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         self._setup, self._node, self._loop = setup, node, loop
         self._body = os.urandom(FRAME_BYTES)
         self._other = ""
@@ -81,7 +81,7 @@ class LinkPeer:
         await reader.read()
         writer.close()
 
-    async def _receive(self, stream: Stream) -> None:
+    async def _receive(self, stream: FrameStream) -> None:
         buffer = memoryview(bytearray(FRAME_BYTES))
         while True:
             kind, length = await stream.receive_header({Kind.DATA: FRAME_BYTES, Kind.END: 0})
@@ -100,7 +100,7 @@ async def _count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
+async def start(setup: MemberSetup, node: Node, answers: TextIO) -> Callable[[], None]:
     """See `run_peer`."""
     peer = LinkPeer(setup, node, asyncio.get_running_loop())
     await peer.start()

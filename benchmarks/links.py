@@ -15,8 +15,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
-from benchmarks.kept import RESUME, Kept, of_earlier
+from benchmarks.figures import COLOURS, BenchReport, Figure, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.kept import RESUME, KeptRows, of_earlier
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import cpu_seconds
 from benchmarks.state_transfer import work
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Everything at every line rate."""
     for flag, count in (("--repeats", arguments.repeats), ("--buffer-mib", arguments.buffer_mib)):
         check_count(flag, count, 1)
@@ -92,10 +92,10 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     rows: list[Row] = []
     missing: list[Row] = []
     under = {name: vars(arguments)[name] for name in ("seed", "repeats", "delay_ms", "buffer_mib")}
-    kept, taken_over = Kept(arguments.resume, under), 0
+    kept, taken_over = KeptRows(arguments.resume, under), 0
     for mbit in dict.fromkeys(arguments.mbit):
         plain: float | None = None
-        for what, measured in kinds(Line(mbit, arguments), arguments):
+        for what, measured in kinds(ShapedLine(mbit, arguments), arguments):
             try:
                 which = {"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what}
                 taken_over += (known := kept.of(which)) is not None
@@ -120,7 +120,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     )
     if taken_over:
         notes = f"{notes}\n{of_earlier(taken_over)}"
-    return Report(
+    return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=notes,
         table=(HEADER, *map(line, rows)), options=tuple(options), more={"rows": rows, "not_measured": missing},
     )  # fmt: skip
@@ -133,7 +133,7 @@ def shares(row: Row, plain: float | None) -> Row:
     return {**row, **rates}
 
 
-class Line:
+class ShapedLine:
     """One shaped link, and how often what is sent over it.
 
     Args:
@@ -194,7 +194,7 @@ class Meter:
         return sum(map(cpu_seconds, self.peers.leaders)), self.internet.relays["peer0"].cpu_seconds()
 
 
-def kinds(line: Line, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Row]]]:
+def kinds(line: ShapedLine, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Row]]]:
     """What is sent, with how to send it; plain TCP first."""
     size, own = line.bytes_of(SECONDS_OF_LINE), f"{own_buffer_mib()} MiB"
     yield "TCP", lambda: send(line, TCP_HOST, 1, size, plain=True)
@@ -210,7 +210,7 @@ def kinds(line: Line, arguments: argparse.Namespace) -> Iterator[tuple[str, Call
 
 
 def send(
-    line: Line, host: str, streams: int, size: int, plain: bool = False, direct: bool = False, own: bool = False
+    line: ShapedLine, host: str, streams: int, size: int, plain: bool = False, direct: bool = False, own: bool = False
 ) -> Row:
     """Transfers of `size` bytes from peer 0 to peer 1: by plain TCP, directly, or else through libp2p."""
     with line.peers("benchmarks.link_peer", "none", size, 2, host, own) as meter:
@@ -221,7 +221,7 @@ def send(
         )
 
 
-def state(line: Line, size: int, own: bool = False) -> Row:
+def state(line: ShapedLine, size: int, own: bool = False) -> Row:
     """Snapshots of `size` bytes from the donor behind the link to a newcomer."""
     with line.peers("benchmarks.state_peer", "int8", size // 8, 3, TCP_HOST, own) as meter:
         work(meter.peers, 1, rounds=2)
@@ -235,7 +235,7 @@ def state(line: Line, size: int, own: bool = False) -> Row:
         return meter.of(size // 8 * 8, transfer)
 
 
-def exchange(line: Line) -> Row:
+def exchange(line: ShapedLine) -> Row:
     """Rounds of the peer behind the link and another one."""
     with line.peers("benchmarks.state_peer", "int8", EXCHANGED, 3, TCP_HOST) as meter:
 

@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from benchmarks.bare import bare_loop, plain_adamw
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.processes import cpu_seconds
 from peer.data.batches import Batches
 from peer.demo.folder import manifest_text
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Start a bootstrap, a peer without `atoll join` around it, and alternate."""
     check_count("--blocks", arguments.blocks, 1)
     check_count("--steps", arguments.steps, 1)
@@ -68,11 +68,11 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         timed = _alternate(ours, bare, arguments.blocks, arguments.steps, say)
         timed.agent_cores = (cpu_seconds(peer.agent.pid) - used) / (time.monotonic() - began)
     samples = {"production_steps_per_s": timed.production, "bare_steps_per_s": timed.bare}
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(timed), samples=samples)
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(timed), samples=samples)
 
 
 @dataclass
-class Timed:
+class LoopRates:
     """Steps per second of each block, and the processor cores that the agent's processes used meanwhile."""
 
     production: list[float]
@@ -80,7 +80,7 @@ class Timed:
     agent_cores: float = 0.0
 
 
-def figures(timed: Timed) -> tuple[Figure, ...]:
+def figures(timed: LoopRates) -> tuple[Figure, ...]:
     """Medians and their ratio."""
     production, bare = median(timed.production), median(timed.bare)
     return (
@@ -93,8 +93,8 @@ def figures(timed: Timed) -> tuple[Figure, ...]:
 
 def _alternate(
     ours: Callable[[int], None], bare: Callable[[int], None], blocks: int, steps: int, say: Say
-) -> Timed:
-    timed = Timed([], [])
+) -> LoopRates:
+    timed = LoopRates([], [])
     for block in range(blocks):
         for run, rates in ((ours, timed.production), (bare, timed.bare)):
             began = time.perf_counter()

@@ -19,12 +19,12 @@ DAEMON = "p2pd"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class MemberSetup:
     """What a peer is told at its start.
 
     Attributes:
         folder: shared by the peers of one run, empty at first.
-        first: what `Member.address` of the first peer was; empty for itself.
+        first: what `BenchMember.address` of the first peer was; empty for itself.
         timeout_s: cap of one round.
         host: multiaddress to listen on.
     """
@@ -41,7 +41,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class TimedAveraging:
     """One averaging as one member saw it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Timed:
     phases: dict[str, float] = field(default_factory=dict)
 
 
-class Member(Protocol):
+class BenchMember(Protocol):
     """One peer of one system."""
 
     address: str
@@ -68,7 +68,7 @@ class Member(Protocol):
     def meet(self, gathered: Sequence[Any]) -> None:
         """Take what all peers returned from `prepare`, in their order."""
 
-    def average(self) -> Timed:
+    def average(self) -> TimedAveraging:
         """Once all have met."""
 
     def check(self) -> float:
@@ -84,17 +84,17 @@ def processor_seconds() -> tuple[float, float]:
     return cpu_seconds(leader), cpu_seconds(leader, DAEMON)
 
 
-def parse_setup() -> tuple[Setup, TextIO]:
+def parse_setup() -> tuple[MemberSetup, TextIO]:
     """The command line, and where to answer; from now on whatever prints to standard output goes to the log."""
     parser = argparse.ArgumentParser(description="started by `python -m benchmarks.exchange`")
     parser.add_argument("setup", help="JSON")
-    setup = Setup(**json.loads(parser.parse_args().setup))
+    setup = MemberSetup(**json.loads(parser.parse_args().setup))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return setup, answers
 
 
-def serve(member: Member, answers: TextIO) -> None:
+def serve(member: BenchMember, answers: TextIO) -> None:
     """Answer until the parent closes its end."""
     work: dict[str, Callable[[Any], Any]] = {
         "prepare": lambda _: member.prepare(),

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, fit_line, median, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, fit_line, median, run_benchmark
 from benchmarks.processes import pss_bytes, read_for, sampled
 from benchmarks.vectors import SHAPES, Shape, drive_rounds, leader_of, vector_swarm
 
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Measure every size and fit a line through the peaks."""
     check_count("--rounds", arguments.rounds, 1)
     check_count("number of --sizes", len(set(arguments.sizes)), 2)
@@ -40,7 +40,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         say(f"{name} parameters: starting a bootstrap and two agents")
         sizes.append({"size": name, **measure_size(SHAPES[name], arguments.seed, arguments.rounds)})
         say(f"{name}: before {sizes[-1]['before_mb']:.0f} MB, peak {sizes[-1]['peak_mb']:.0f} MB")
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(sizes), samples={"sizes": sizes})
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(sizes), samples={"sizes": sizes})
 
 
 def measure_size(shape: Shape, seed: int, rounds: int) -> dict[str, Any]:

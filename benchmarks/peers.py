@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.member import DAEMON, Setup, Timed
+from benchmarks.member import DAEMON, MemberSetup, TimedAveraging
 from benchmarks.processes import cpu_seconds, pss_bytes, sampled, session_pids
 from peer.errors import AtollError
 
@@ -41,7 +41,7 @@ class PeerFailedError(AtollError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaged:
+class AveragingOutcome:
     """One averaging of all peers.
 
     Attributes:
@@ -52,7 +52,7 @@ class Averaged:
         peaks: the largest PSS of each peer while it averaged, in bytes; empty if nobody watched.
     """
 
-    timed: tuple[Timed, ...]
+    timed: tuple[TimedAveraging, ...]
     cpu_s: float
     daemon_cpu_s: float
     error: float
@@ -79,7 +79,7 @@ class Peers:
 
     Args:
         module: what a peer runs: its `Member`.
-        codec, numel, peers, seed: see `Setup`.
+        codec, numel, peers, seed: see `MemberSetup`.
         python: interpreter of the peers; this one's by default.
         timeout_s: for what a round waits for; an answer may take twice that, and ANSWER_S.
         host: what each listens on.
@@ -114,7 +114,7 @@ class Peers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._close()
 
-    def average(self) -> Averaged:
+    def average(self) -> AveragingOutcome:
         """One averaging, from contributions that are made anew to the check of the result."""
         self.meet()
         return self.go()
@@ -123,17 +123,17 @@ class Peers:
         """All that comes before an averaging."""
         self.ask("meet", self.ask("prepare"))
 
-    def go(self, watch: bool = False) -> Averaged:
+    def go(self, watch: bool = False) -> AveragingOutcome:
         """Average and check. To watch the memory slows the averaging down; the check's own memory does not count."""
         asked, peaks = self._spent(), list[int]()
         with self._memory_sampled(peaks) if watch else contextlib.nullcontext():
-            timed = tuple(Timed(**answer) for answer in self.ask("average"))
+            timed = tuple(TimedAveraging(**answer) for answer in self.ask("average"))
         spent = [
             [now - before for now, before in zip(after, one.cpu or first, strict=True)]
             for one, first, after in zip(timed, asked, self._spent(), strict=True)
         ]
         errors: list[float] = self.ask("check")
-        return Averaged(
+        return AveragingOutcome(
             timed=timed, cpu_s=sum(whole for whole, _ in spent), daemon_cpu_s=sum(daemon for _, daemon in spent),
             error=max(errors, key=lambda error: (error != error, error)), peaks=tuple(peaks),
         )
@@ -191,7 +191,7 @@ class Peers:
 
     def _spawn(self, first: str) -> None:
         index = len(self._processes)
-        setup = Setup(index=index, folder=self._folder.name, first=first, **self._given)
+        setup = MemberSetup(index=index, folder=self._folder.name, first=first, **self._given)
         with self._log(index).open("w") as log, self._start_in(index):
             process = subprocess.Popen(
                 [self._python, "-m", self._module, json.dumps(asdict(setup))], stdin=subprocess.PIPE,

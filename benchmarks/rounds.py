@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, median, quantile, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, median, quantile, run_benchmark
 from benchmarks.gloo import all_reduce_seconds
 from benchmarks.vectors import PACE_S, SHAPES, Shape, vector_swarm
 from peer.outer.record import RoundRecord
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Measure each size."""
     check_count("--rounds", arguments.rounds, 2)
     samples: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
         gloo = all_reduce_seconds(SHAPES[size].numel, len(PEERS), arguments.rounds)
         samples[size] = {"parameters": SHAPES[size].numel, "rounds": rounds, "gloo": gloo}
         found += figures(size, rounds, gloo)
-    return Report(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
+    return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
 
 
 def measure_rounds(shape: Shape, seed: int, rounds: int) -> list[dict[str, float]]:

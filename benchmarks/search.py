@@ -26,7 +26,7 @@ from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.sim.campaign.job import one_thread, run_job
 from peer.sim.campaign.label import parse_label
-from peer.sim.campaign.plan import Swarm, Windows, build_swarm, load_task, meta_layout, plan_jobs, windows_for
+from peer.sim.campaign.plan import SwarmPlan, WindowPair, build_swarm, load_task, meta_layout, plan_jobs, windows_for
 from peer.sim.world.network import gather_traffic, reduce_traffic, ring_allreduce_bytes
 
 PEERS, SEED, REDUCTION = 4, 0, 1000.0
@@ -85,7 +85,7 @@ class Search:
         swarm: the task at full length.
     """
 
-    def __init__(self, report: Path, windows: Windows, swarm: Swarm, console: Console) -> None:
+    def __init__(self, report: Path, windows: WindowPair, swarm: SwarmPlan, console: Console) -> None:
         self._report, self._windows, self._swarm, self._console = report, windows, swarm, console
         self._layout = meta_layout(swarm.manifest)
         self.rows: list[dict[str, Any]] = []

@@ -17,14 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.bare import bare_loop, plain_adamw
-from benchmarks.figures import Figure, Report, Say, benchmark_parser, check_count, run_benchmark
+from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, run_benchmark
 from benchmarks.processes import highest_resident_bytes
 from peer.data.batches import Batches
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
 from peer.sim.campaign.label import parse_label, with_room
-from peer.sim.campaign.plan import Windows, load_task, meta_layout
-from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.campaign.plan import WindowPair, load_task, meta_layout
+from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.language_task import language_task, load_windows
 from peer.sim.learner.task import LanguageTask
 from peer.sim.world.scenario import PeerProfile, load_scenario
@@ -64,15 +64,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Time, memory, and many peers."""
     for flag in ("replicas", "steps", "swarm", "peers", "timing_steps"):
         check_count(f"--{flag.replace('_', '-')}", getattr(arguments, flag), 2)
     replicas, seed = arguments.replicas, arguments.seed
-    found = Found(replicas=replicas, swarm_peers=arguments.swarm, timed_peers=arguments.peers)
+    found = Findings(replicas=replicas, swarm_peers=arguments.swarm, timed_peers=arguments.peers)
     for size, task in TASKS.items():
         say(f"{size}: {replicas} replicas and as many bare loops")
-        found.overheads[size] = overhead(Swarm.load(task, RECIPE, replicas, seed), arguments.steps)
+        found.overheads[size] = overhead(SwarmSize.load(task, RECIPE, replicas, seed), arguments.steps)
     for recipe in MEASURED:
         for count in (replicas, 2 * replicas):
             say(f"{recipe}: memory of {count} replicas of 0.8M parameters")
@@ -82,7 +82,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     for recipe in TIMED:
         say(f"{recipe}: {arguments.peers} peers, {arguments.timing_steps} steps of each, without training")
         found.timed_s[recipe] = timing_seconds(recipe, arguments.peers, arguments.timing_steps, seed)
-    return Report(name=NAME, about=ABOUT, seed=seed, figures=found.figures(), samples=found.samples())
+    return BenchReport(name=NAME, about=ABOUT, seed=seed, figures=found.figures(), samples=found.samples())
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Memory:
 
 
 @dataclass
-class Found:
+class Findings:
     """Everything that was measured."""
 
     replicas: int
@@ -165,16 +165,16 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Swarm:
+class SwarmSize:
     """Equal replicas on an ideal network."""
 
     manifest: RunManifest
-    windows: Windows
+    windows: WindowPair
     recipe: str
     replicas: int
 
     @classmethod
-    def load(cls, task: str, recipe: str, replicas: int, seed: int) -> Swarm:
+    def load(cls, task: str, recipe: str, replicas: int, seed: int) -> SwarmSize:
         """With the text of a shipped task or a manifest."""
         manifest = load_task(task).model_copy(update={"seed": seed})
         return cls(manifest, load_windows(manifest, ()), recipe, replicas)
@@ -182,7 +182,7 @@ class Swarm:
     def simulation(self, steps: int, watch: Watch) -> Simulation:
         """Ready to run so many steps of each replica; nothing is evaluated."""
         task = _Unevaluated(language_task(self.manifest, self.windows, self.manifest.seed))
-        setup = Setup(
+        setup = SimulationSetup(
             recipe=parse_label(self.recipe).recipe(), inner=self.manifest.inner,
             profiles=(PeerProfile(),) * self.replicas, tokens=steps * self.replicas * task.tokens_per_step,
             seed=self.manifest.seed, evaluations=1,
@@ -203,7 +203,7 @@ class _Unevaluated:
         return 0.0
 
 
-def overhead(swarm: Swarm, steps: int) -> Overhead:
+def overhead(swarm: SwarmSize, steps: int) -> Overhead:
     """A simulation and as many bare loops, in turns of BLOCK_STEPS steps of each replica."""
     bare, found = list(_bare_replicas(swarm)), Overhead([], [])
     began_s = 0.0
@@ -229,7 +229,7 @@ def overhead(swarm: Swarm, steps: int) -> Overhead:
     return found
 
 
-def _bare_replicas(swarm: Swarm) -> Iterator[tuple[PreTrainedModel, torch.optim.Optimizer, Batches]]:
+def _bare_replicas(swarm: SwarmSize) -> Iterator[tuple[PreTrainedModel, torch.optim.Optimizer, Batches]]:
     first = build_initial_model(swarm.manifest).train()
     for index in range(swarm.replicas):
         model = copy.deepcopy(first)
@@ -260,7 +260,7 @@ def _measure_memory(sender: Connection, task: str, recipe: str, replicas: int, s
         if made % replicas == 0:
             seen.append(tensor_bytes())
 
-    simulation = Swarm.load(task, recipe, replicas, seed).simulation(MEMORY_STEPS, watch)
+    simulation = SwarmSize.load(task, recipe, replicas, seed).simulation(MEMORY_STEPS, watch)
     simulation.run()
     parameters = simulation.layout.numel
     sender.send(Memory(parameters, seen[-1], max(seen), highest_resident_bytes()))
@@ -281,7 +281,7 @@ def timing_seconds(recipe: str, peers: int, steps: int, seed: int) -> float:
     manifest = load_task(TASKS["0.1M"])
     layout, choice = meta_layout(manifest), parse_label(recipe)
     tokens_per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
-    setup = Setup(
+    setup = SimulationSetup(
         recipe=with_room(choice, choice.recipe(), layout), inner=manifest.inner,
         profiles=load_scenario("home").draw(peers, seed), tokens=steps * peers * tokens_per_step, seed=seed,
     )

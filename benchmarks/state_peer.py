@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from benchmarks.contributions import fill
-from benchmarks.member import Setup, respond
+from benchmarks.member import MemberSetup, respond
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.link.memory import SharedState
 from peer.link.supervisor import create_descriptor
@@ -26,14 +26,14 @@ from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
-from peer.swarm.catchup.donors import Standing
-from peer.swarm.catchup.history_client import Fetcher
+from peer.swarm.catchup.donors import LocalState
+from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import HistoryServer
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.state.chain import History
-from peer.swarm.state.store import Keeper
+from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.store import StateStore
 
 SCALE = 1e-3
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class StatePeer:
         loop: its loop.
     """
 
-    def __init__(self, setup: Setup, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, setup: MemberSetup, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         self._setup, self._node, self._loop = setup, node, loop
         self._members = setup.peers - 1
         self._memory = SharedState(create_descriptor(), setup.numel, 1)
@@ -58,11 +58,11 @@ class StatePeer:
             self._memory.anchor, self._memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec))
         )
         self.state.lineage_id = self._genesis = self.state.digest()
-        self.keeper = self._new_keeper("0", setup.folder)
+        self.store = self._new_keeper("0", setup.folder)
         rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
-        self.rosters = Rosters(node.identity, RUN, rounds, rule)
+        self.rosters = RosterAuthority(node.identity, RUN, rounds, rule)
         self.exchange = Exchange(
-            node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters, chain=lambda: self.keeper.history.chain
+            node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters, chain=lambda: self.store.history.chain
         )
         self.group: Group | None = None
         self.phases: list[dict[str, float]] = []  # seconds of each round
@@ -71,16 +71,16 @@ class StatePeer:
 
     async def start(self) -> None:
         """Serve."""
-        self.keeper.restore([])
+        self.store.restore([])
         await self.exchange.start()
-        shelf = self.keeper.shelf
-        await HistoryServer(self._node, RUN, self.keeper.history, shelf, shelf.courtesy).start()
+        snapshot_cache = self.store.snapshot_cache
+        await HistoryServer(self._node, RUN, self.store.history, snapshot_cache, snapshot_cache.priority).start()
 
     def prepare(self) -> dict[str, str]:
         """Local parameters to average, and a signed join of the first round."""
         fill(self._memory.snapshot, self._setup.index, self._setup.seed)
         self._memory.snapshot.mul_(-SCALE)
-        _, sealed = self.rosters.join(self.keeper.position, TOKENS)
+        _, sealed = self.rosters.join(self.store.position, TOKENS)
         return {"peer_id": self._node.peer_id, "sealed": sealed.hex()}
 
     def meet(self, gathered: Sequence[dict[str, str]]) -> None:
@@ -90,7 +90,7 @@ class StatePeer:
         if self._setup.index == self._members:
             return
         sealed = {one["peer_id"]: bytes.fromhex(one["sealed"]) for one in members}
-        joins = {id: (blob, self.rosters.open_join(blob, id, self.keeper.position)) for id, blob in sealed.items()}
+        joins = {id: (blob, self.rosters.open_join(blob, id, self.store.position)) for id, blob in sealed.items()}
         _, self.group = self.rosters.write(joins, self.state.lineage_id)
 
     def work(self, given: dict[str, Any]) -> Any:
@@ -103,7 +103,7 @@ class StatePeer:
         """
         if self._setup.index < self._members:
             rounds = self._wait(self._rounds(given["rounds"], given["pause_s"]))
-            return {"rounds": rounds, "written": [file.written_at for file in self.keeper.shelf.files]}
+            return {"rounds": rounds, "written": [file.written_at for file in self.store.snapshot_cache.files]}
         until, folder = time.monotonic() + given["fetch_s"], given["folder"] or self._setup.folder
         fetched: list[dict[str, Any]] = []
         while len(fetched) < given["fetches"] or time.monotonic() < until:
@@ -117,7 +117,7 @@ class StatePeer:
             self._sequence += 1
             began = time.monotonic()
             record = await run_round(Due(self._sequence, TOKENS, self._memory.snapshot), self.state, _Port(self))
-            self.keeper.shelf.courtesy.round_ends(self.keeper.hashing)
+            self.store.snapshot_cache.priority.round_ends(self.store.hashing)
             if record.status != "committed":
                 raise RuntimeError(f"a round ended in {record.phase}: {record.reason}")
             times.append((began, time.monotonic()))
@@ -126,32 +126,32 @@ class StatePeer:
 
     async def _fetch(self, donors: list[str], folder: str) -> dict[str, Any]:
         self._fetches += 1
-        keeper = self._new_keeper(str(self._fetches), folder)
+        store = self._new_keeper(str(self._fetches), folder)
         limits = RosterLimits(1, max(2, self._members), WeightRule(nominal_tokens=TOKENS))
-        fetcher = Fetcher(self._node, RUN, keeper.history.folder, limits)
+        fetcher = HistoryClient(self._node, RUN, store.history.folder, limits)
         verified_at = 0.0
 
         async def adopt(path: Path, chain: list[Certificate]) -> None:
             nonlocal verified_at
             verified_at = time.monotonic()
-            await keeper.adopt(path, chain)
+            await store.adopt(path, chain)
 
         async def apply(*_: object) -> None:
             raise AssertionError("nothing to replay")
 
         began = time.monotonic()
-        standing = Standing(state=self.state, history=keeper.history, valid=False, digest=keeper.digest)
+        standing = LocalState(state=self.state, history=store.history, valid=False, digest=store.digest)
         how = await fetcher.catch_up(donors[0], standing, apply, adopt, donors[1:])
-        said = await fetcher.said(keeper.history.chain[-1].link, donors, self._setup.timeout_s)
+        said = await fetcher.said(store.history.chain[-1].link, donors, self._setup.timeout_s)
         return {
             "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,
             "chunks": [how.chunks.get(donor, 0) for donor in donors],
-            "right": set(said.values()) == {await keeper.digest()},
+            "right": set(said.values()) == {await store.digest()},
         }  # fmt: skip
 
-    def _new_keeper(self, name: str, folder: str) -> Keeper:
+    def _new_keeper(self, name: str, folder: str) -> StateStore:
         own = Path(folder) / f"{self._setup.index}-{name}"
-        return Keeper(self._memory, self.state, History(own, self._genesis))
+        return StateStore(self._memory, self.state, ChainStore(own, self._genesis))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -166,26 +166,26 @@ class _Port:
     async def match(self, due: Due) -> Group:
         peer = self._peer
         first, peer.group = peer.group, None
-        return first or await peer.exchange.again(due, peer.state, peer.keeper.position, 60.0)
+        return first or await peer.exchange.next_round(due, peer.state, peer.store.position, 60.0)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
-        self._peer.keeper.shelf.courtesy.round_begins()
+        self._peer.store.snapshot_cache.priority.round_begins()
         return await self._peer.exchange.exchange(group, due, state)
 
     async def digest(self) -> str:
-        return await self._peer.keeper.digest()
+        return await self._peer.store.digest()
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         return await self._peer.exchange.commit(group, link)
 
     async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None:  # noqa: ARG002
-        await self._peer.keeper.apply(update, certificate, due.sequence)
+        await self._peer.store.apply(update, certificate, due.sequence)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
-        await self._peer.exchange.release(group, abort, self._peer.keeper.position)
+        await self._peer.exchange.release(group, abort, self._peer.store.position)
 
 
-async def start(setup: Setup, node: Node, answers: TextIO) -> Callable[[], None]:
+async def start(setup: MemberSetup, node: Node, answers: TextIO) -> Callable[[], None]:
     """See `run_peer`."""
     peer = StatePeer(setup, node, asyncio.get_running_loop())
     await peer.start()

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.exchange_report import size
-from benchmarks.figures import COLOURS, Figure, Report, Say, benchmark_parser, check_count, median, run_benchmark
+from benchmarks.figures import COLOURS, BenchReport, Figure, Say, benchmark_parser, check_count, median, run_benchmark
 from benchmarks.member import DAEMON
 from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import available_bytes, cpu_seconds
@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(arguments: argparse.Namespace, say: Say) -> Report:
+def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """Every number of donors at every size."""
     check_count("--repeats", arguments.repeats, 1)
     for flag, counts, least in (("--params", arguments.params, 1000), ("--donors", arguments.donors, 1)):
@@ -101,7 +101,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> Report:
     if arguments.plot is not None:
         draw(arguments.plot, rows)
     options = [str(word) for flag in ("params", "donors") for word in (f"--{flag}", *getattr(arguments, flag))]
-    return Report(
+    return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=NOTES,
         table=(HEADER, *map(line, rows)), options=(*options, "--repeats", str(arguments.repeats)),
         more={"rows": rows, "not_measured": missing},

@@ -11,12 +11,12 @@ from typing import TextIO
 import torch
 import uvloop
 
-from benchmarks.member import Setup, parse_setup
+from benchmarks.member import MemberSetup, parse_setup
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.runtime.malloc import return_freed_memory
+from peer.swarm.runtime.malloc import trim_malloc_arenas
 from peer.swarm.runtime.tasks import use_few_threads
 from peer.system.death_signal import children_die_with_us, die_with_parent
 
@@ -24,7 +24,7 @@ RUN = "b" * 64
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
 TOKENS = 1000
 CLOSE_TIMEOUT_S = 2.0
-Start = Callable[[Setup, Node, TextIO], Awaitable[Callable[[], None]]]
+Start = Callable[[MemberSetup, Node, TextIO], Awaitable[Callable[[], None]]]
 
 
 def run_peer(start: Start) -> None:
@@ -36,7 +36,7 @@ def run_peer(start: Start) -> None:
     """
     die_with_parent(os.getppid())
     children_die_with_us()
-    return_freed_memory()
+    trim_malloc_arenas()
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)
     uvloop.install()

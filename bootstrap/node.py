@@ -15,7 +15,7 @@ from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, publish_manifest_forever
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.state.chain import History
+from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import OneSnapshot
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
         raise UserError(str(error), "shorten the manifest's model config") from None
     node.spawn(publish_manifest_forever(node, sealed, node.peer_id, rng))
     assert manifest.genesis is not None
-    history = History(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
+    history = ChainStore(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
     await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()
     directory = Directory(node, manifest.run_id)
     directory.follow()

@@ -27,7 +27,7 @@ from peer.protocol.manifest import RecipeSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.cli.commands import add_sim_commands
 from peer.sim.world.network import gather_traffic, reduce_traffic
-from peer.sim.world.scenario import Partition, PeerClass, Scenario, parse_scenario, shipped_scenarios
+from peer.sim.world.scenario import NetworkSplit, PeerClass, Scenario, parse_scenario, shipped_scenarios
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -229,7 +229,7 @@ def test_every_flag_of_the_simulator_stands_there() -> None:
 
 def test_every_key_of_a_scenario_stands_there_and_the_example_is_valid() -> None:
     text = section("Scenarios", SIMULATOR)
-    for spec in (Scenario, PeerClass, Partition):
+    for spec in (Scenario, PeerClass, NetworkSplit):
         assert [key for key in spec.model_fields if f"`{key}`" not in text] == []
     assert [name for name in shipped_scenarios() if f"`{name}`" not in text] == []
     example = re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -238,12 +238,12 @@ def test_every_key_of_a_scenario_stands_there_and_the_example_is_valid() -> None
 
 
 def test_every_key_of_a_report_stands_there() -> None:
-    from peer.sim.campaign.report import Report  # loads the training stack, which the rows above do without
+    from peer.sim.campaign.report import CampaignReport  # loads the training stack, which the rows above do without
     from peer.sim.campaign.simulation import Result
 
     text = section("Reading a report", SIMULATOR)
     settings = {"peers": 1, "tokens": 1}
-    report = Report(command="", task={}, settings=settings, labels=[], seeds=[]).document()
+    report = CampaignReport(command="", task={}, settings=settings, labels=[], seeds=[]).document()
     keys = [*report, *(field.name for field in dataclasses.fields(Result)), "label", "settings", "gap_to_ddp"]
     assert [key for key in keys if f"`{key}`" not in text] == []
 

@@ -12,7 +12,7 @@ from peer.telemetry.metrics import read_metrics
 from peer.telemetry.status import PeerRow, read_status
 
 MIN_ROUNDS = 8
-Event = dict[str, Any]
+DemoEvent = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +20,15 @@ class Observed:
     """What one peer has written so far. `events` is its metrics, `row` its own line of its status file."""
 
     nickname: str
-    events: list[Event] = field(default_factory=list)
+    events: list[DemoEvent] = field(default_factory=list)
     row: PeerRow | None = None
     report: dict[str, Any] | None = None
 
-    def of(self, kind: str) -> list[Event]:
+    def of(self, kind: str) -> list[DemoEvent]:
         return [event for event in self.events if event["event"] == kind]
 
     @property
-    def committed(self) -> list[Event]:
+    def committed(self) -> list[DemoEvent]:
         return [event for event in self.of("round") if event["status"] == "committed"]
 
     @property
@@ -121,7 +121,7 @@ def _wire_bytes(peers: Sequence[Observed], numel: int) -> float:
     return max(rates, default=0.0)
 
 
-def _events(peers: Sequence[Observed], killed: Mapping[str, float]) -> Iterator[Event]:
+def _events(peers: Sequence[Observed], killed: Mapping[str, float]) -> Iterator[DemoEvent]:
     for peer in peers:
         for event in peer.of("start")[:1]:
             yield _event(event["time"], "join", peer, event["round"], None)
@@ -132,7 +132,7 @@ def _events(peers: Sequence[Observed], killed: Mapping[str, float]) -> Iterator[
             yield _event(killed[peer.nickname], "kill", peer, peer.round, "SIGKILL")
 
 
-def _event(time: float, kind: str, peer: Observed, round_number: int, reason: str | None) -> Event:
+def _event(time: float, kind: str, peer: Observed, round_number: int, reason: str | None) -> DemoEvent:
     return {"time": time, "kind": kind, "peer": peer.nickname, "round": round_number, "reason": reason}
 
 

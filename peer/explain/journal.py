@@ -41,7 +41,7 @@ class RoundJournal:
 
 
 @dataclass
-class Found:
+class JournalRead:
     """What a reading brought: records, oldest first, and for each line that is none, where it is and why."""
 
     records: list[RoundRecord] = field(default_factory=list)
@@ -67,9 +67,9 @@ class JournalReader:
         self._path = folder / ROUNDS_FILE
         self._places: dict[int, _Place] = {}  # by inode: a file keeps its place when it is rotated
 
-    def poll(self) -> Found:
+    def poll(self) -> JournalRead:
         """What is new. Raises OSError when a file is there and cannot be read."""
-        found = Found()
+        found = JournalRead()
         places = {}
         with ExitStack() as stack:
             for file in _open_files(self._path, stack):
@@ -108,7 +108,7 @@ def _open_files(path: Path, stack: ExitStack) -> Iterator[BinaryIO]:
     yield from newest
 
 
-def _read(file: BinaryIO, place: _Place, found: Found) -> None:
+def _read(file: BinaryIO, place: _Place, found: JournalRead) -> None:
     file.seek(place.offset)
     for line in file:
         if not line.endswith(b"\n"):

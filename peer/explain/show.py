@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from peer.errors import UserError
-from peer.explain.journal import Found, JournalReader
+from peer.explain.journal import JournalRead, JournalReader
 from peer.explain.names import Names
 from peer.explain.page import Local, Page, page_console
 from peer.explain.words import Entry, entries, last_group, summary
@@ -115,7 +115,7 @@ def _wanted(told: list[Entry], options: RoundsOptions) -> list[Entry]:
     return [entry for entry in told if options.wants(entry.last)]
 
 
-def _poll(reader: JournalReader, folder: Path) -> Found:
+def _poll(reader: JournalReader, folder: Path) -> JournalRead:
     """What is new; says on stderr which lines are left out."""
     try:
         found = reader.poll()
@@ -126,7 +126,7 @@ def _poll(reader: JournalReader, folder: Path) -> Found:
     return found
 
 
-def _nothing_readable(folder: Path, found: Found) -> UserError:
+def _nothing_readable(folder: Path, found: JournalRead) -> UserError:
     if not found.problems:
         return UserError(f"{folder}: no round has been recorded yet", "--follow waits for the first one.")
     return UserError(

@@ -12,7 +12,7 @@ from peer.outer.round import Due
 from peer.protocol.lineage import Position
 
 
-class Handover:
+class ContributionSlot:
     """This peer's contribution, from the trainer's progress towards it to the anchor that it went into.
 
     Args:
@@ -95,7 +95,7 @@ class Handover:
 
     # -- to the trainer ----------------------------------------------------------------------------------------------
 
-    def hurry(self) -> None:
+    def request_now(self) -> None:
         """Ask the trainer for what it has, unless a contribution is ready or asked for already.
 
         Where peers call for rounds, a call for a round whose predecessor is not over here yet is kept until it is.
@@ -109,7 +109,7 @@ class Handover:
     def _answer(self) -> None:
         if self._kept and self.due is None and not self.in_round and self.merged.is_set():
             self._kept = False
-            self.hurry()
+            self.request_now()
 
     def want_snapshot(self) -> None:
         """Ask the trainer for a contribution in place of its last one."""
@@ -126,10 +126,10 @@ class Handover:
         self._tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
 
     def begin_round(self) -> None:
-        """A round is under way, until `spent`."""
+        """A round is under way, until `release`."""
         self.in_round, self._began = True, self._position()
 
-    def spent(self, due: Due) -> None:
+    def release(self, due: Due) -> None:
         """The round of this contribution is over, unless the trainer has handed over the next one meanwhile."""
         self.in_round = False
         if self.due is due:

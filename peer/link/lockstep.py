@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peer.link.messages import Anchor, Merged, Snapshot, WantSnapshot
 from peer.link.supervisor import AgentGoneError
-from peer.link.sync import StepResult, SwarmSync
+from peer.link.sync import StepReport, SwarmSync
 
 log = logging.getLogger(__name__)
 WAIT_S = 0.2  # between looks whether this peer is asked to stop
@@ -51,7 +51,7 @@ class LockstepSync(SwarmSync):
         self._settle(self.steps_since_snapshot, self.tokens)  # a gradient of before a resume is gone
         self._taken_at = self.round
 
-    def after_step(self, result: StepResult) -> None:
+    def after_step(self, result: StepReport) -> None:
         """Count the step, hand over its gradient, wait for the anchor."""
         self._count(result)
         began = self._clock()

@@ -107,14 +107,14 @@ class Merged(Spec):
     round: int
 
 
-class Round(Spec):
+class RoundEnded(Spec):
     """A round ended, committed or not."""
 
     kind: Literal["round"] = "round"
     record: RoundRecord
 
 
-class Swarm(Spec):
+class LivePeers(Spec):
     """The peers that the directory shows now, this one included, for the live table; and addresses of those that this
     peer is connected to, through which a restarted agent finds the swarm while the bootstrap is away.
     """
@@ -168,7 +168,7 @@ class Fatal(Spec):
 
 
 ToAgent = Start | Mapped | Progress | Snapshot | Merged | Save | Stop
-ToTrainer = Published | WantSnapshot | Anchor | Round | Swarm | Saved | Stopped | Fatal
+ToTrainer = Published | WantSnapshot | Anchor | RoundEnded | LivePeers | Saved | Stopped | Fatal
 Message = ToAgent | ToTrainer
 
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])

@@ -16,6 +16,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import (
     Anchor,
     Fatal,
+    LivePeers,
     Mapped,
     Merged,
     Message,
@@ -23,26 +24,25 @@ from peer.link.messages import (
     Published,
     Snapshot,
     Start,
-    Swarm,
     WantSnapshot,
 )
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.schedules import Every
-from peer.outer.state.carry import merge_
+from peer.outer.state.carry import carry_progress_
 
 log = logging.getLogger(__name__)
 PROGRESS_PERIOD_S = 0.5
 
 
-class Replica(Protocol):
+class LocalParameters(Protocol):
     """The local parameters, as one flat fp32 vector on the CPU."""
 
     def read(self, out: Tensor) -> None: ...
     def write(self, flat: Tensor) -> None: ...
 
 
-class StepResult(Protocol):
+class StepReport(Protocol):
     """What the inner loop reports after a step."""
 
     @property
@@ -82,7 +82,7 @@ class SwarmSync:
         start: Start,
         mapped: Mapped,
         memory: SharedState,
-        replica: Replica,
+        replica: LocalParameters,
         schedule: Every,
         optimizer: OuterOptimizer,
         limits: Limits,
@@ -186,7 +186,7 @@ class SwarmSync:
     def tokens_per_s(self) -> float:
         return (self.tokens - self._tokens_before) / max(1e-9, self._clock() - self._started)
 
-    def after_step(self, result: StepResult) -> None:
+    def after_step(self, result: StepReport) -> None:
         """Count the step, merge what has come, hand over what is due."""
         self._count(result)
         began = self._clock()
@@ -199,7 +199,7 @@ class SwarmSync:
             self._revive(gone)
         self.seconds_waiting += self._clock() - began
 
-    def _count(self, result: StepResult) -> None:
+    def _count(self, result: StepReport) -> None:
         self.step += 1
         self.steps_since_snapshot += 1
         self.steps_since_join += 1
@@ -225,7 +225,7 @@ class SwarmSync:
             elif isinstance(message, Published):
                 self.agent.send(self._mapped)
             else:
-                if isinstance(message, Swarm) and message.addresses:
+                if isinstance(message, LivePeers) and message.addresses:
                     self._known_addresses = message.addresses
                 self._on_message(message)
 
@@ -248,7 +248,7 @@ class SwarmSync:
         contributed = message.contributed is not None and message.contributed == self._outstanding
         base = self.memory.snapshot if contributed else self._base
         self.replica.read(self._scratch)
-        merge_(self._scratch, base, self.memory.anchor)
+        carry_progress_(self._scratch, base, self.memory.anchor)
         self.replica.write(self._scratch)
         self._keep_anchor(message.round)
         if contributed:

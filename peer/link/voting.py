@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from peer.link.messages import Anchor, WantSnapshot
-from peer.link.sync import StepResult, SwarmSync
+from peer.link.sync import StepReport, SwarmSync
 from peer.outer.policy.schedules import ChangeState, Every, GradientChange
 
 
@@ -57,7 +57,7 @@ class VotingSync(SwarmSync):
     def _due_in_s(self) -> float | None:
         return None
 
-    def _count(self, result: StepResult) -> None:
+    def _count(self, result: StepReport) -> None:
         super()._count(result)
         self._state, wanted = self._votes.vote(self._state, result.grad_norm)
         self._voted = self._voted or wanted

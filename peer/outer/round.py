@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peer.errors import AtollError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.numerics.offload import beside
+from peer.outer.numerics.offload import run_offloaded
 from peer.outer.record import Drop, Instead, RoundRecord
 from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, Member
@@ -149,7 +149,7 @@ async def link_of(group: Group, exchanged: Exchanged, state: OuterState, digest:
         return exchanged.update.digest()
 
     try:
-        update_digest = await beside(state.numel, look)
+        update_digest = await run_offloaded(state.numel, look)
     except NonFiniteError as error:
         raise RoundAborted("exchange", str(error)) from None
     return Link(

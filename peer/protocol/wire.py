@@ -136,7 +136,7 @@ class ReachMessage(Spec):
     tried: bool
 
 
-class Door(Spec):
+class DirectEndpoint(Spec):
     """Where a peer accepts direct connections: `fingerprint` is the SHA-256 of its certificate there, `token` is what
     the peer that this is told shows on the way in, and nobody else has.
     """
@@ -151,7 +151,7 @@ class DirectRequest(Spec):
     asker opens under `name`.
     """
 
-    door: Door | None = None
+    door: DirectEndpoint | None = None
     name: StreamName = ""
     ticket: Digest | None = None
 
@@ -160,7 +160,7 @@ class DirectMessage(Spec):
     """The answer: the door if there is one, which there need not be, or whether this peer has come through the other's.
     """
 
-    door: Door | None = None
+    door: DirectEndpoint | None = None
     came: bool = False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
-from peer.link.messages import Anchor, Message, Round, Saved, Swarm
+from peer.link.messages import Anchor, LivePeers, Message, RoundEnded, Saved
 from peer.outer.record import RoundRecord
 from peer.run.assemble import CHECKPOINTS, Peer
 from peer.run.checkpointing import Inner, Saving
@@ -72,9 +72,9 @@ class PeerHooks:
 
     def on_message(self, message: Message) -> None:
         """Messages of the agent that are not for the merge."""
-        if isinstance(message, Round):
+        if isinstance(message, RoundEnded):
             self._note_round(message.record)
-        elif isinstance(message, Swarm):
+        elif isinstance(message, LivePeers):
             self._show(message)
         elif isinstance(message, Saved):
             self._saving.answered(message, self._peer.sync.step, self._peer.sync.round)
@@ -163,7 +163,7 @@ class PeerHooks:
         else:
             self._live.note(f"round {record.round} aborted in {record.phase}: {record.reason}; nothing is lost")
 
-    def _show(self, message: Swarm) -> None:
+    def _show(self, message: LivePeers) -> None:
         rows = [PeerRow.from_record(peer_id, record) for peer_id, record in message.peers.items()]
         self._live.update(rows)
         write_status(self._settings.output_dir / "status.json", rows, self._peer.manifest.name)

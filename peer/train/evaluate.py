@@ -18,7 +18,7 @@ TEMPERATURE = 0.8
 _DEFAULT_CONTEXT = 1024  # for architectures without a limit on positions
 
 
-class Windows(Protocol):
+class ValidationWindows(Protocol):
     """Validation data: equally long token windows, int64 [T + 1] each."""
 
     def __len__(self) -> int: ...
@@ -27,7 +27,7 @@ class Windows(Protocol):
         """One window."""
 
 
-class Codec(Protocol):
+class TextCodec(Protocol):
     """What a sample needs of a tokenizer; ids are int32 [n]."""
 
     @property
@@ -41,7 +41,7 @@ class Codec(Protocol):
     def decode(self, ids: npt.NDArray[np.int32]) -> str: ...
 
 
-def evaluate(model: PreTrainedModel, validation: Windows, max_sequences: int, batch_sequences: int) -> float:
+def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequences: int, batch_sequences: int) -> float:
     """Mean nats per token over windows spread evenly over the validation data, the same ones each time.
 
     Args:
@@ -68,7 +68,7 @@ def evaluate(model: PreTrainedModel, validation: Windows, max_sequences: int, ba
     return total / count
 
 
-def sample_text(model: PreTrainedModel, tokenizer: Codec, prompt: str, max_new_tokens: int, seed: int) -> str:
+def sample_text(model: PreTrainedModel, tokenizer: TextCodec, prompt: str, max_new_tokens: int, seed: int) -> str:
     """The prompt and its continuation, sampled at temperature 0.8 until eos or `max_new_tokens`.
 
     The same seed and weights give the same text on one device; no other random state is touched.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import bandwidth
 from benchmarks.bandwidth import GRID, PAPER, SIZES, TARGETS, Cell, Size
-from benchmarks.figures import Report, describe_machine
+from benchmarks.figures import BenchReport, describe_machine
 from benchmarks.table import section
 from peer.errors import UserError
 from peer.outer.state.flat_layout import FlatLayout
@@ -89,7 +89,7 @@ def test_the_table_stands_beside_the_papers() -> None:
     figures = {figure.name: figure for figure in bandwidth.figures(cells)}
     assert figures["cells within one grid step of the paper"].met is False
     assert figures["fp4 on the wire"].value == 4.125
-    report = Report(
+    report = BenchReport(
         name="bandwidth", about="One against another", seed=3, figures=(), samples={}, machine=describe_machine(),
         table=(header, row), notes="How to read it.",
     )

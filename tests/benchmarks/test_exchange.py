@@ -18,8 +18,8 @@ from benchmarks.contributions import TILE, fill, relative_error
 from benchmarks.environment import CONSTRAINTS, MARKER, PACKAGES, prepared
 from benchmarks.exchange import Run, build_parser, plan, right_averagings
 from benchmarks.figures import run_benchmark
-from benchmarks.member import Timed
-from benchmarks.peers import ROOT, Averaged, Peers
+from benchmarks.member import TimedAveraging
+from benchmarks.peers import ROOT, AveragingOutcome, Peers
 from peer.errors import UserError
 
 NUMEL = 3 * TILE + 17
@@ -28,8 +28,8 @@ NUMEL = 3 * TILE + 17
 def row(system: str, codec: str, seconds: float, peers: int = 4, params: int = 50_000_000, rise: int = 0):
     run = Run(system=system, codec=codec, peers=peers, params=params)
     phases = {"exchange": 0.6 * seconds, "link": 0.1 * seconds, "commit": 0.1 * seconds, "decode": 0.2 * seconds}
-    averaged = Averaged(
-        timed=(Timed(began=0.0, ended=seconds, cpu=(0.0, 0.0), phases=phases if system == "atoll" else {}),),
+    averaged = AveragingOutcome(
+        timed=(TimedAveraging(began=0.0, ended=seconds, cpu=(0.0, 0.0), phases=phases if system == "atoll" else {}),),
         cpu_s=2.0, daemon_cpu_s=0.5, error=0.001,
     )  # fmt: skip
     memory = exchange.memory([10, 20], [10 + rise, 20])
@@ -117,10 +117,10 @@ class TestMemory:
 class TestSamples:
     """From what members saw to a row."""
 
-    averaged = Averaged(
+    averaged = AveragingOutcome(
         timed=(
-            Timed(began=1.0, ended=3.5, cpu=(0.0, 0.0), phases={"exchange": 2.0, "commit": 0.5}),
-            Timed(began=1.2, ended=3.0, cpu=(0.0, 0.0), phases={"exchange": 1.1, "commit": 0.7}),
+            TimedAveraging(began=1.0, ended=3.5, cpu=(0.0, 0.0), phases={"exchange": 2.0, "commit": 0.5}),
+            TimedAveraging(began=1.2, ended=3.0, cpu=(0.0, 0.0), phases={"exchange": 1.1, "commit": 0.7}),
         ),
         cpu_s=4.0, daemon_cpu_s=1.0, error=0.001,
     )  # fmt: skip
@@ -148,7 +148,7 @@ class TestSamples:
         run = Run(system="hivemind", codec="uniform-8bit", peers=2, params=10**6)
         right, wrong = self.averaged, replace(self.averaged, error=error)
 
-        def averagings(*results: Averaged, repeats: int) -> list[Averaged]:
+        def averagings(*results: AveragingOutcome, repeats: int) -> list[AveragingOutcome]:
             return right_averagings(run, SimpleNamespace(average=iter(results).__next__), repeats)
 
         assert averagings(right, right, repeats=2) == [right, right]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import Figure, Report, describe_machine, fit_line, median, quantile
+from benchmarks.figures import BenchReport, Figure, describe_machine, fit_line, median, quantile
 from benchmarks.processes import parse_pss
 from benchmarks.table import page
 
@@ -37,7 +37,7 @@ def test_a_limit_can_be_a_ceiling_or_a_floor() -> None:
 
 def test_a_report_is_json_and_names_no_machine() -> None:
     figure = Figure(name="ratio", value=0.97, unit="x", limit=0.95, at_most=False)
-    report = Report(name="loop", about="One against another", seed=3, figures=(figure,), samples={"a": [1.0]})
+    report = BenchReport(name="loop", about="One against another", seed=3, figures=(figure,), samples={"a": [1.0]})
     document = json.loads(json.dumps(report.to_dict()))
     assert document["command"] == "python -m benchmarks.loop"
     assert document["seed"] == 3
@@ -52,7 +52,9 @@ def test_a_report_is_json_and_names_no_machine() -> None:
 def test_the_page_shows_every_figure_with_its_command() -> None:
     figure = Figure(name="ratio", value=0.9, unit="x", limit=0.95, at_most=False)
     machine = describe_machine()
-    report = Report(name="loop", about="One against another", seed=3, figures=(figure,), samples={}, machine=machine)
+    report = BenchReport(
+        name="loop", about="One against another", seed=3, figures=(figure,), samples={}, machine=machine
+    )
     text = page({report.name: report.to_dict()})
     assert "    python -m benchmarks.loop" in text.splitlines()
     assert "| ratio | 0.9 x | >= 0.95 x | **no** |" in text.splitlines()

@@ -6,12 +6,12 @@ import contextlib
 
 import pytest
 
-from benchmarks.kept import Kept
+from benchmarks.kept import KeptRows
 from benchmarks.links import (
     SECONDS_OF_LINE,
     SHARE,
-    Line,
     Meter,
+    ShapedLine,
     build_parser,
     draw,
     exchange,
@@ -51,8 +51,8 @@ def test_a_picture_is_drawn(tmp_path) -> None:
 def test_rows_of_an_earlier_sitting_are_taken_over(tmp_path) -> None:
     path, said = tmp_path / "rows.jsonl", []
     arguments = build_parser().parse_args(f"--mbit 100 --streams 1 --resume {path}".split())
-    kept = Kept(path, {"seed": 17, "repeats": 3, "delay_ms": 25.0, "buffer_mib": 16})
-    names = [what for what, _ in kinds(Line(100, arguments), arguments)]
+    kept = KeptRows(path, {"seed": 17, "repeats": 3, "delay_ms": 25.0, "buffer_mib": 16})
+    names = [what for what, _ in kinds(ShapedLine(100, arguments), arguments)]
     for number, what in enumerate(names):
         seconds = [1.0, 1.0 + number, 9.0]
         costs = {"peers_cpu_seconds": 1.0, "relay_cpu_seconds": 0.5, "load_average_1_min": 0.1}
@@ -73,7 +73,7 @@ def test_an_exchange_sends_as_much_as_the_other_rows(monkeypatch) -> None:
 
     monkeypatch.setattr(Meter, "of", lambda meter, size, _: asked.append(meter.repeats * size))
     for mbit in (100, 500):
-        line = Line(mbit, build_parser().parse_args([]))
+        line = ShapedLine(mbit, build_parser().parse_args([]))
         monkeypatch.setattr(line, "peers", peers)
         exchange(line)
         assert asked[-1] == pytest.approx(3 * line.bytes_of(SECONDS_OF_LINE), rel=0.02)

@@ -98,7 +98,7 @@ def test_a_newcomer_is_timed_by_the_rounds_of_a_witness() -> None:
 
 
 def test_the_loop_is_judged_by_the_ratio_of_medians() -> None:
-    timed = loop.Timed(production=[9.5, 9.6, 1.0], bare=[10.0, 10.0, 10.0], agent_cores=0.02)
+    timed = loop.LoopRates(production=[9.5, 9.6, 1.0], bare=[10.0, 10.0, 10.0], agent_cores=0.02)
     figures = by_name(loop.figures(timed))
     assert figures["production / bare"].value == pytest.approx(0.95)
     assert figures["production / bare"].met is True

@@ -9,12 +9,12 @@ import torch
 
 from benchmarks import simulator
 from benchmarks.processes import highest_resident_bytes
-from benchmarks.simulator import Found, Memory, Overhead
+from benchmarks.simulator import Findings, Memory, Overhead
 
 
-def found() -> Found:
+def found() -> Findings:
     few = Memory(parameters=1000, tensors=9000, in_round=9000, resident=10**6)
-    return Found(
+    return Findings(
         replicas=2, swarm_peers=64, timed_peers=1000,
         overheads={"0.1M": Overhead(simulation_s=[1.0, 1.0, 3.0], bare_s=[1.0, 1.0, 2.0])},
         memories={

@@ -5,19 +5,19 @@ import math
 import pytest
 import torch
 
-from peer.link.contribution_slot import Handover
+from peer.link.contribution_slot import ContributionSlot
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.outer.round import Due
 from peer.protocol.lineage import Position
 
 
 class Peer:
-    """A `Handover` whose trainer is played by the test."""
+    """A `ContributionSlot` whose trainer is played by the test."""
 
     def __init__(self, *, called: bool = True) -> None:
         self.told: list[object] = []
         self.at = Position(3, "a" * 64, 0)
-        self.handover = Handover(lambda: torch.zeros(2), lambda: self.at, self.told.append, called)
+        self.slot = ContributionSlot(lambda: torch.zeros(2), lambda: self.at, self.told.append, called)
 
     def moves(self) -> None:
         """The state is that of the next round."""
@@ -25,10 +25,10 @@ class Peer:
 
     def contributes(self) -> Due:
         """A contribution is ready, and its round begins."""
-        self.handover.on_snapshot(Snapshot(sequence=1, tokens=10))
-        due = self.handover.due
+        self.slot.on_snapshot(Snapshot(sequence=1, tokens=10))
+        due = self.slot.due
         assert due is not None
-        self.handover.begin_round()
+        self.slot.begin_round()
         return due
 
     @property
@@ -41,88 +41,88 @@ class Peer:
 
 async def test_where_peers_call_for_rounds_nobody_is_due_and_everybody_may_be_asked() -> None:
     peer = Peer()
-    assert (peer.handover.due_in_s(), peer.handover.halfway()) == (math.inf, True)  # before the first report, too
-    peer.handover.on_progress(Progress(
+    assert (peer.slot.due_in_s(), peer.slot.halfway()) == (math.inf, True)  # before the first report, too
+    peer.slot.on_progress(Progress(
         step=1, tokens=10, tokens_per_s=0.0, loss=None, due_in_s=None, unsent_tokens=0, seconds_waiting=0.0
     ))  # fmt: skip
-    assert (peer.handover.due_in_s(), peer.handover.halfway()) == (math.inf, True)
-    assert not Peer(called=False).handover.halfway()
+    assert (peer.slot.due_in_s(), peer.slot.halfway()) == (math.inf, True)
+    assert not Peer(called=False).slot.halfway()
 
 
 @pytest.mark.parametrize("last", ["round", "merge"])
 async def test_a_call_for_the_next_round_is_answered_when_this_one_is_over(last: str) -> None:
     peer = Peer()
-    handover, due = peer.handover, peer.contributes()
+    slot, due = peer.slot, peer.contributes()
     peer.moves()
-    assert handover.due_in_s() == math.inf  # of the next one
-    handover.announce_anchor(1)
+    assert slot.due_in_s() == math.inf  # of the next one
+    slot.announce_anchor(1)
     assert [message for message in peer.told if isinstance(message, Anchor)]
-    handover.hurry()
-    ends = [handover.on_merged, lambda: handover.spent(due)]
+    slot.request_now()
+    ends = [slot.on_merged, lambda: slot.release(due)]
     for end in ends if last == "round" else ends[::-1]:
         assert peer.asked == 0
         end()
     assert peer.asked == 1
-    handover.hurry()
+    slot.request_now()
     assert peer.asked == 0  # it is asked already
-    handover.on_merged()
+    slot.on_merged()
     assert peer.asked == 0
 
 
 async def test_a_call_for_the_round_that_runs_is_not_kept() -> None:
     peer = Peer()
     due = peer.contributes()
-    assert peer.handover.due_in_s() == 0.0
-    peer.handover.hurry()  # as the timer of whoever waited a whole window does, however long the round takes
+    assert peer.slot.due_in_s() == 0.0
+    peer.slot.request_now()  # as the timer of whoever waited a whole window does, however long the round takes
     peer.moves()
-    peer.handover.announce_anchor(1)
-    peer.handover.on_merged()
-    peer.handover.spent(due)
+    peer.slot.announce_anchor(1)
+    peer.slot.on_merged()
+    peer.slot.release(due)
     assert peer.asked == 0
 
 
 async def test_after_a_round_that_failed_nobody_is_asked_until_it_is_known_what_became_of_it() -> None:
     peer = Peer()
-    peer.handover.spent(peer.contributes())
-    peer.handover.hurry()
+    peer.slot.release(peer.contributes())
+    peer.slot.request_now()
     assert peer.asked == 0  # the trainer would write over the snapshot that others may have committed
-    peer.handover.want_snapshot()  # the aftermath
+    peer.slot.want_snapshot()  # the aftermath
     assert peer.asked == 1
-    peer.handover.on_snapshot(Snapshot(sequence=2, tokens=20))
-    assert peer.handover.due == Due(2, 20, peer.handover.due.snapshot if peer.handover.due else torch.empty(0))
+    peer.slot.on_snapshot(Snapshot(sequence=2, tokens=20))
+    assert peer.slot.due == Due(2, 20, peer.slot.due.snapshot if peer.slot.due else torch.empty(0))
 
 
 @pytest.mark.parametrize("ready", [False, True])
 async def test_a_call_between_catching_up_and_its_anchor_is_answered_after_that(ready: bool) -> None:
     peer = Peer()
     if ready:
-        peer.handover.on_snapshot(Snapshot(sequence=1, tokens=10))  # for the round that others made meanwhile
+        peer.slot.on_snapshot(Snapshot(sequence=1, tokens=10))  # for the round that others made meanwhile
     peer.moves()
-    assert peer.handover.due_in_s() == math.inf
-    peer.handover.hurry()
-    peer.handover.announce_anchor(None)
-    peer.handover.on_snapshot(Snapshot(sequence=2, tokens=10))  # from before the trainer saw the anchor
-    assert peer.handover.due is None
+    assert peer.slot.due_in_s() == math.inf
+    peer.slot.request_now()
+    peer.slot.announce_anchor(None)
+    peer.slot.on_snapshot(Snapshot(sequence=2, tokens=10))  # from before the trainer saw the anchor
+    assert peer.slot.due is None
     asked = peer.asked
     assert asked == (not ready)
-    peer.handover.on_merged()
+    peer.slot.on_merged()
     assert peer.asked == 1
 
 
 async def test_what_was_asked_for_at_the_anchor_before_is_not_asked_for_again() -> None:
     peer = Peer()
-    peer.handover.hurry()
+    peer.slot.request_now()
     peer.moves()
-    peer.handover.announce_anchor(None)
-    peer.handover.on_merged()
+    peer.slot.announce_anchor(None)
+    peer.slot.on_merged()
     assert peer.asked == 1  # then
 
 
 async def test_where_rounds_are_due_by_themselves_a_call_before_the_end_of_one_is_dropped() -> None:
     peer = Peer(called=False)
-    peer.handover.announce_anchor(None)
-    peer.handover.hurry()
-    peer.handover.on_merged()
+    peer.slot.announce_anchor(None)
+    peer.slot.request_now()
+    peer.slot.on_merged()
     assert peer.asked == 0
-    peer.handover.hurry()
+    peer.slot.request_now()
     assert peer.asked == 1

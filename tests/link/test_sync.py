@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from peer.link.messages import Anchor, Fatal, Mapped, Merged, Progress, Published, Snapshot, Swarm, WantSnapshot
+from peer.link.messages import Anchor, Fatal, LivePeers, Mapped, Merged, Progress, Published, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.link.sync import PROGRESS_PERIOD_S
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, STEPS, Peer, Step
@@ -225,7 +225,7 @@ def test_a_resumed_peer_keeps_its_progress_under_the_new_anchor(make):
 
 
 def test_other_messages_reach_the_trainer_and_fatal_ones_do_not_end_training(peer, caplog):
-    swarm = Swarm(peers={})
+    swarm = LivePeers(peers={})
     peer.agent.inbox += [swarm, Fatal(what="no bootstrap", hint="start it")]
     peer.commit(shift=0.0, contributed=None)
     peer.steps(1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from peer.link.memory import Head
-from peer.link.messages import Message, Round, Start, Stop, Stopped, Swarm
+from peer.link.messages import LivePeers, Message, RoundEnded, Start, Stop, Stopped
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
 from peer.outer.record import RoundRecord
@@ -53,7 +53,7 @@ class Member:
     maddrs: tuple[str, ...] = ()
     client: bool = False
     records: list[RoundRecord] = field(default_factory=list)
-    swarm: Swarm | None = None
+    swarm: LivePeers | None = None
     stopped: Stopped | None = None
     frozen: bool = False
     pace: int = 1
@@ -93,9 +93,9 @@ class Member:
         return self.sync._outstanding is not None
 
     def on_message(self, message: Message) -> None:
-        if isinstance(message, Round):
+        if isinstance(message, RoundEnded):
             self.records.append(message.record)
-        elif isinstance(message, Swarm):
+        elif isinstance(message, LivePeers):
             self.swarm = message
         elif isinstance(message, Stopped):
             self.stopped = message

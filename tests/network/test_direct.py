@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from peer.protocol.wire import DirectMessage, DirectRequest, Door, EntryMessage, Kind
+from peer.protocol.wire import DirectEndpoint, DirectMessage, DirectRequest, EntryMessage, Kind
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.direct import DIRECT_NAME, Direct
+from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
 from peer.swarm.net.direct_listener import MAX_ARRIVING_OF_HOST
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.net.pipe import Pipe
-from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.pipe import ZeroCopyProtocol
+from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, server_side
 
 NAME = "atoll/test/direct"
@@ -44,7 +44,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
         await asyncio.gather(one.close(), two.close())
 
 
-async def _echo(stream: Stream) -> None:
+async def _echo(stream: FrameStream) -> None:
     _, name = await stream.receive({Kind.REQUEST: 100})
     assert name.decode() == stream.remote  # whoever asks says who it is: the door must know it
     _, body = await stream.receive({Kind.DATA: len(BODY)})
@@ -64,7 +64,7 @@ async def _ask(node: Node, other: Node) -> bool:
         stream.close()
 
 
-def _doors(node: Node) -> Direct:
+def _doors(node: Node) -> DirectTransport:
     assert node.direct is not None
     return node.direct
 
@@ -182,9 +182,9 @@ async def test_behind_doors_that_say_nothing_it_goes_through_libp2p(nodes: tuple
 
 async def test_who_comes_and_says_it_did_not_leaves_no_connection_behind(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
-    left: asyncio.Queue[Pipe] = asyncio.Queue()
+    left: asyncio.Queue[ZeroCopyProtocol] = asyncio.Queue()
 
-    async def answer(stream: Stream) -> None:
+    async def answer(stream: FrameStream) -> None:
         request = await stream.receive_message(Kind.DIRECT, DirectRequest)
         if request.door is not None:
             entry = EntryMessage(token=request.door.token, ticket=request.ticket)
@@ -216,11 +216,11 @@ async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node
     assert await _ask(two, one)
 
 
-async def _entered(door: Door, entry: EntryMessage) -> bool:
+async def _entered(door: DirectEndpoint, entry: EntryMessage) -> bool:
     """Whether the door opens; then it must shut again at once, for there is nothing behind."""
-    pipe = Pipe()
+    pipe = ZeroCopyProtocol()
     await asyncio.get_running_loop().create_connection(lambda: pipe, "127.0.0.1", door.port, ssl=client_side())
-    stream = Stream("somebody", pipe, Traffic())
+    stream = FrameStream("somebody", pipe, Traffic())
     await stream.send_message(Kind.DIRECT, entry)
     try:
         await stream.receive({Kind.DIRECT: 0})

@@ -14,7 +14,7 @@ from peer.swarm.net import daemon
 from peer.swarm.net import node as node_module
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.persistent_group import part
 
 NAME = "atoll/test/endings"
@@ -40,13 +40,13 @@ async def test_an_answer_arrives_after_the_handler_has_returned(nodes: tuple[Nod
     one, two = nodes
     returning = asyncio.Queue[None]()
 
-    async def answer(stream: Stream) -> None:
+    async def answer(stream: FrameStream) -> None:
         await stream.receive({Kind.REQUEST: 0})
         await stream.send(Kind.DATA, BODY)
         await stream.send(Kind.END)
         returning.put_nowait(None)
 
-    async def greet(stream: Stream) -> None:
+    async def greet(stream: FrameStream) -> None:
         await stream.send(Kind.END)
 
     await one.serve(NAME, "test", answer)
@@ -67,7 +67,7 @@ async def test_what_a_member_said_before_it_left_its_group_arrives(nodes: tuple[
     one, two = nodes
     may_read, heard = asyncio.Event(), asyncio.Queue[bytes]()
 
-    async def listen(stream: Stream) -> None:
+    async def listen(stream: FrameStream) -> None:
         await may_read.wait()
         _, body = await stream.receive({Kind.DATA: len(BODY)})
         assert (await stream.receive({Kind.ABORT: MAX_MESSAGE_BYTES}))[0] is Kind.ABORT
@@ -91,7 +91,7 @@ async def test_a_name_that_nobody_has_cannot_be_reached_and_the_daemon_goes_on(
     """Any leader can name one, and it is asked for."""
     one, two = nodes
 
-    async def answer(stream: Stream) -> None:
+    async def answer(stream: FrameStream) -> None:
         await stream.send(Kind.END)
 
     await one.serve(NAME, "test", answer)

@@ -12,7 +12,7 @@ import torch
 from peer.outer.compress.feedback import Encoder
 from peer.outer.recipe.resolve import resolve, wire_format
 from peer.outer.record import RoundRecord
-from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RecipeSpec
 from tests.network.harness import TestSwarm
@@ -28,7 +28,7 @@ def check_first_round(
     """It equals the reference, bit for bit; the round that follows names the state that it led to."""
     recipe = resolve(RecipeSpec(name="sparseloco"))
     written = wire_format(recipe, ((genesis.numel(),),), 3)
-    assert isinstance(written, Gathering)
+    assert isinstance(written, GatherFormat)
     state = OuterState(genesis.clone(), [], recipe.optimizer, written)
     encoders = {peer_id: Encoder(written.codec, recipe.feedback, state.numel) for peer_id in record.members}
     parts = [state.encode_whole(snapshots[peer_id], encoders[peer_id]).payload for peer_id in record.members]

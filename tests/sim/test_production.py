@@ -16,9 +16,9 @@ from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.policy.schedules import ChangeState, GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import wire_format
-from peer.outer.state.carry import merge_
+from peer.outer.state.carry import carry_progress_
 from peer.outer.state.flat_layout import parts_of
-from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.outer.state.reduced_update import Update
 from peer.sim.learner.inner_optimizers import inner_optimizer
@@ -41,7 +41,7 @@ class RealPeer:
         written = compressor(recipe.compressor) if recipe.exchange == "reduce" else gathering_of(recipe, self.task)
         self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, written)
         feedback, numel = recipe.feedback, self.local.numel()
-        self.encoder = Encoder(written.codec, feedback, numel) if isinstance(written, Gathering) else None
+        self.encoder = Encoder(written.codec, feedback, numel) if isinstance(written, GatherFormat) else None
         self.lost = None if feedback is None else DeferredResidual(feedback, numel)
         self.lost_in_reducing = None if feedback is None else Residual(feedback.on_return, numel)
 
@@ -67,13 +67,13 @@ class RealPeer:
             if residual is not None:
                 residual.commit()
         self.state.apply(update, self.state.round + 1, update.digest())
-        merge_(self.local, self.local.clone(), self.state.anchor)
+        carry_progress_(self.local, self.local.clone(), self.state.anchor)
         return self.state.digest()
 
 
-def gathering_of(recipe: Recipe, task: TinyTask) -> Gathering:
+def gathering_of(recipe: Recipe, task: TinyTask) -> GatherFormat:
     written = wire_format(recipe, task.layout.shapes, 0)
-    assert isinstance(written, Gathering)
+    assert isinstance(written, GatherFormat)
     return written
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import resolve
 from peer.protocol.manifest import InnerSpec, RecipeSpec
-from peer.sim.campaign.simulation import Result, Setup, Simulation
+from peer.sim.campaign.simulation import Result, Simulation, SimulationSetup
 from peer.sim.learner.inner_optimizers import inner_optimizer
-from peer.sim.learner.replica import Replica, clip_
-from peer.sim.round.contribution import Outcome
-from peer.sim.world.scenario import Partition, PeerProfile
+from peer.sim.learner.replica import SimReplica, clip_
+from peer.sim.round.contribution import CommittedRound
+from peer.sim.world.scenario import NetworkSplit, PeerProfile
 from tests.sim.tiny_task import TinyTask
 
 ADAMW = InnerSpec(optimizer="adamw", learning_rate=0.02, warmup_steps=0, min_learning_rate_ratio=1.0)
@@ -60,7 +60,7 @@ def simulate(
     steps: int = 40,
     inner: InnerSpec = ADAMW,
     profiles: Sequence[PeerProfile] | None = None,
-    partitions: Sequence[Partition] = (),
+    partitions: Sequence[NetworkSplit] = (),
     seed: int = 0,
     evaluations: int = 1,
     prepare: Watch | None = None,
@@ -87,7 +87,7 @@ def simulate(
     built = recipe_of(recipe, **overrides) if isinstance(recipe, str) else recipe
     everyone = tuple(profiles) if profiles is not None else (PeerProfile(),) * peers
     learned = TinyTask() if task is None else task
-    setup = Setup(
+    setup = SimulationSetup(
         recipe=built, inner=inner, profiles=everyone, tokens=steps * learned.tokens_per_step * len(everyone),
         seed=seed, evaluations=evaluations, partitions=tuple(partitions),
     )
@@ -121,7 +121,7 @@ def commits_of(
             prepare(simulation)
         commit = simulation.sync.commit
 
-        def spy(members: Sequence[Replica], *rest: Any) -> Outcome:
+        def spy(members: Sequence[SimReplica], *rest: Any) -> CommittedRound:
             learners = [replica.learner for replica in simulation.replicas if replica.learner is not None]
             before = [learner.parameters.clone() for learner in learners]
             anchors = [learner.outer.anchor.clone() for learner in learners]

@@ -14,7 +14,7 @@ def lies(circle, index, tampering):
 
 def heard(circle, index):
     """What a member was told in the round that has just ended."""
-    return circle.seats[index].guard._showing._heard
+    return circle.seats[index].guard._audit_server._heard
 
 
 def units_of(circle, index, reducer):

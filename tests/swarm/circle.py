@@ -14,12 +14,12 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.partition import cut_of
+from peer.swarm.round.partition import partition_of
 from peer.swarm.trust.guard import Guard
 from peer.swarm.trust.judge import Judge
-from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.trust.recompute import Recomputer
 from tests.swarm.runs import RUN, contributions, make_state
 
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
@@ -43,11 +43,11 @@ class Seat:
         plain = make_state(numel)
         self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), written)
         self.state.lineage_id = plain.lineage_id
-        self.rosters = Rosters(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
+        self.rosters = RosterAuthority(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
         self.chain = []
-        self.reckoner = Reckoner(cut_of(self.state), recipe, lambda: self.chain)
-        judge = Judge(RUN, self.reckoner)
+        self.recomputer = Recomputer(partition_of(self.state), recipe, lambda: self.chain)
+        judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
         self.exchange = Exchange(
@@ -105,11 +105,11 @@ class Circle:
             self._joins = {peer_id: (sealed, join) for peer_id, (join, sealed) in joins.items()}
         return seat.rosters.write(self._joins, seat.state.lineage_id)[1]
 
-    async def again(self, index, patience_s=PATIENCE_S, *newcomer):
+    async def next_round(self, index, patience_s=PATIENCE_S, *newcomer):
         """One member's wish for the next round of the standing group."""
         seat = self.seats[index]
         due = Due(1, seat.tokens, self.locals()[index])
-        return await seat.exchange.again(due, seat.state, seat.position, patience_s, *newcomer)
+        return await seat.exchange.next_round(due, seat.state, seat.position, patience_s, *newcomer)
 
     async def one_round(self, index, local, first):
         """One member's round up to what it has applied."""
@@ -118,7 +118,7 @@ class Circle:
         if first is not None:
             group = first
         else:
-            group = await seat.exchange.again(due, seat.state, seat.position, PATIENCE_S)
+            group = await seat.exchange.next_round(due, seat.state, seat.position, PATIENCE_S)
         exchanged = await seat.exchange.exchange(group, due, seat.state)
         update = exchanged.update
         link = await link_of(group, exchanged, seat.state, seat.state.digest())

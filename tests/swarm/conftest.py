@@ -8,7 +8,7 @@ from peer.outer.numerics import offload
 from peer.outer.state import outer_state
 from peer.swarm.group import invites, leader, lobby
 from peer.swarm.state import snapshot_file
-from peer.swarm.state.snapshot_cache import Shelf
+from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.network import MemoryNetwork
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL
@@ -29,9 +29,9 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def shelf(run):
+def snapshot_cache(run):
     """The snapshots of that run."""
-    return Shelf(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
+    return SnapshotCache(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
 
 
 @pytest.fixture(params=["in place", "in threads"])

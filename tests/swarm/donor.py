@@ -13,10 +13,10 @@ from peer.protocol import hashing
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup.donors import Standing
-from peer.swarm.catchup.history_client import Fetcher
+from peer.swarm.catchup.donors import LocalState
+from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import history_name
-from peer.swarm.state.chain import History
+from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_file import load_snapshot
 from tests.swarm.runs import NUMEL, RUN, Run, make_state
 
@@ -131,9 +131,9 @@ class Joiner:
 
     def __init__(self, network, folder, numel=NUMEL):
         self.state = make_state(numel)
-        self.history = History(folder, self.state.lineage_id)
+        self.history = ChainStore(folder, self.state.lineage_id)
         self.folder, self.liars = folder, {}
-        self.fetcher = Fetcher(network.node(), RUN, folder, RosterLimits(), self.liars.__setitem__)
+        self.fetcher = HistoryClient(network.node(), RUN, folder, RosterLimits(), self.liars.__setitem__)
         self.valid, self.applied, self.adopted = True, 0, 0
 
     async def apply(self, update, certificate):
@@ -150,7 +150,7 @@ class Joiner:
         self.adopted += 1
 
     def standing(self):
-        return Standing(state=self.state, history=self.history, valid=self.valid, digest=self.digest)
+        return LocalState(state=self.state, history=self.history, valid=self.valid, digest=self.digest)
 
     async def digest(self):
         return self.state.digest()

@@ -15,9 +15,9 @@ from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm.group.invites import Self
+from peer.swarm.group.invites import LocalPeer
 from peer.swarm.group.matchmaking import Matchmaker
-from peer.swarm.group.roster import JOIN_DOMAIN, Rosters
+from peer.swarm.group.roster import JOIN_DOMAIN, RosterAuthority
 from tests.swarm.runs import RUN
 
 NOMINAL = 1000
@@ -59,16 +59,16 @@ class Member:
         self.position = Position(5, PARENT, 100)
         self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
-        me = Self(
+        me = LocalPeer(
             position=lambda: self.position,
             due_in_s=lambda: self.due_in_s,
             halfway=lambda: self.halfway,
-            hurry=self.hurried.set,
+            request_now=self.hurried.set,
             training=lambda: self.training,
             nudge=lambda *claim: self.nudges.append(claim),
             client=client,
         )
-        rosters = Rosters(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
+        rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
         self.matchmaker = Matchmaker(node, self.directory, RUN, rounds, rosters, me)
 
     @property

@@ -8,7 +8,7 @@ import random
 import torch
 
 from peer.link.memory import SharedState
-from peer.link.messages import Anchor, Round, Snapshot, WantSnapshot
+from peer.link.messages import Anchor, RoundEnded, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
@@ -20,8 +20,8 @@ from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.group_draw import number_of
 from peer.swarm.gossip.round_loop import GossipRounds
-from peer.swarm.gossip.store import OwnKeeper
-from peer.swarm.state.chain import History
+from peer.swarm.gossip.store import LocalStateStore
+from peer.swarm.state.chain import ChainStore
 
 NOMINAL = 10_000
 NOLOCO = {"name": "noloco"}
@@ -81,11 +81,11 @@ class GossipPeer:
         self.state = OuterState(memory.anchor, memory.buffers, probe.optimizer, codec)
         self.manifest = manifest_of(recipe, self.state.digest(), **rounds)
         self.memory, self.directory = memory, PlayedDirectory(self)
-        self.keeper = OwnKeeper(memory, self.state, History(folder, self.manifest.genesis))
-        self.keeper.restore()
+        self.store = LocalStateStore(memory, self.state, ChainStore(folder, self.manifest.genesis))
+        self.store.restore()
         self.records, self.wanted = [], 0
         self.rounds = GossipRounds(
-            node, self.directory, self.manifest, self.keeper, "organiser", NOMINAL, self.tell, random.Random(0)
+            node, self.directory, self.manifest, self.store, "organiser", NOMINAL, self.tell, random.Random(0)
         )
         self.local, self._sequence = anchor.clone(), 0
         self.recorded = asyncio.Event()
@@ -106,7 +106,7 @@ class GossipPeer:
         )  # fmt: skip
 
     def tell(self, message):
-        if isinstance(message, Round):
+        if isinstance(message, RoundEnded):
             self.records.append(message.record)
             self.recorded.set()
         elif isinstance(message, Anchor):
@@ -118,8 +118,10 @@ class GossipPeer:
 
     async def start(self):
         await self.rounds.start()
-        shelf = self.keeper.shelf
-        await HistoryServer(self.node, self.manifest.run_id, self.keeper.history, shelf, shelf.courtesy).start()
+        snapshot_cache = self.store.snapshot_cache
+        await HistoryServer(
+            self.node, self.manifest.run_id, self.store.history, snapshot_cache, snapshot_cache.priority
+        ).start()
         await self.rounds.join(None)
         self.node.spawn(self.rounds.run())
 

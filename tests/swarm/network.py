@@ -12,8 +12,8 @@ from hivemind.p2p import P2PDaemonError
 from peer.protocol.identity import Identity
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node
-from peer.swarm.net.pipe import Pipe
-from peer.swarm.net.stream import Stream, Traffic
+from peer.swarm.net.pipe import ZeroCopyProtocol
+from peer.swarm.net.stream import FrameStream, Traffic
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 CONFIG = NodeConfig(identity_path=Path("identity.key"), host_maddrs=())
@@ -23,7 +23,9 @@ async def stream_pair(left="left", right="right"):
     """Two ends of one stream; `left` is who the first end talks to."""
     ours, theirs = socket.socketpair()
     one, two = await asyncio.open_connection(sock=ours), await asyncio.open_connection(sock=theirs)
-    return Stream(left, Pipe.adopt(*one), Traffic()), Stream(right, Pipe.adopt(*two), Traffic())
+    return FrameStream(left, ZeroCopyProtocol.adopt(*one), Traffic()), FrameStream(
+        right, ZeroCopyProtocol.adopt(*two), Traffic()
+    )
 
 
 class MemoryP2P:

@@ -12,9 +12,9 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
-from peer.swarm.lineage.round_loop import Rounds
-from peer.swarm.state.chain import History
-from peer.swarm.state.store import Keeper
+from peer.swarm.lineage.round_loop import LineageRounds
+from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.store import StateStore
 from tests.swarm.runs import RUN, make_state
 
 
@@ -41,14 +41,14 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
         name="a", model=ModelSpec(architecture="llama"), data=DataSpec(), inner=InnerSpec(),
         recipe=RecipeSpec(name="opendiloco", compressor="int8"), genesis=plain.lineage_id,
     )  # fmt: skip
-    keeper = Keeper(memory, state, History(folder / "mine", plain.lineage_id))
-    assert keeper.restore([]) is None
+    store = StateStore(memory, state, ChainStore(folder / "mine", plain.lineage_id))
+    assert store.restore([]) is None
 
     async def refresh():
         """Nobody else is known."""
 
     directory = SimpleNamespace(peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None)
-    rounds = Rounds(node, directory, manifest, keeper, node.peer_id, 10_000, told.append, random.Random(1))
-    rounds._following.fetcher._run_id = RUN
+    rounds = LineageRounds(node, directory, manifest, store, node.peer_id, 10_000, told.append, random.Random(1))
+    rounds._fork_choice.fetcher._run_id = RUN
     rounds.joined = True
     return rounds

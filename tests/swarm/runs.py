@@ -13,7 +13,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
-from peer.swarm.state.chain import History
+from peer.swarm.state.chain import ChainStore
 
 RUN = "1" * 64
 NUMEL = 1000
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, folder, numel=NUMEL, members=3):
         self.state = make_state(numel)
-        self.history = History(folder, self.state.lineage_id)
+        self.history = ChainStore(folder, self.state.lineage_id)
         self.identities = [Identity.generate() for _ in range(members)]
         self.states = [self.state.digest()]
 

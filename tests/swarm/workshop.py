@@ -17,11 +17,11 @@ from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, Sitting, root_of, seal_sent
-from peer.swarm.round.partition import ReducedCut
+from peer.swarm.round.partition import ReducePartition
 from peer.swarm.round.reducer_residual import ReducerResidual
 from peer.swarm.round.signatures import close_reduction
 from peer.swarm.trust.judge import Judge, reduction_of
-from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.trust.recompute import Recomputer
 from tests.swarm.runs import RUN
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
@@ -40,9 +40,9 @@ class Workshop:
         self.recipe, self.chain = recipe, []
         self.people = [Identity.generate() for _ in range(8)]
         self.me = self.people[0]
-        self.cut = ReducedCut(numel, Sliced(compressor(recipe.compressor), elements))
+        self.cut = ReducePartition(numel, Sliced(compressor(recipe.compressor), elements))
         self.restart()
-        self.judge = Judge(RUN, Reckoner(self.cut, recipe, lambda: self.chain))
+        self.judge = Judge(RUN, Recomputer(self.cut, recipe, lambda: self.chain))
 
     def restart(self):
         """The reducer loses its memory."""

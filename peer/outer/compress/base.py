@@ -124,7 +124,7 @@ class Compressor(Codec, Protocol):
         """See `Codec.seeded`."""
 
 
-class Plain:
+class StatelessCodec:
     """The part of `Codec` that is the same for all codecs of exact size without shapes and without randomness."""
 
     @property

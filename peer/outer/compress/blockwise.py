@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peer.outer.compress.base import (
     Payload,
-    Plain,
     Read,
+    StatelessCodec,
     check_length,
     check_range,
     check_vector,
@@ -32,7 +32,7 @@ from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_elements, tile_ranges
 _LOOPS = {"int4": (4, INT4_SCALES), "int2": (2, INT2_SCALES)}  # bits and scales of what compiled loops read
 
 
-class InBlocks(Plain):
+class InBlocks(StatelessCodec):
     """The part of `Compressor` that is the same for all codecs of blocks: the payload is written and read by groups.
 
     Attributes:

@@ -11,8 +11,8 @@ from peer.outer.compress.base import (
     NonFiniteError,
     Payload,
     PayloadError,
-    Plain,
     Read,
+    StatelessCodec,
     check_length,
     check_range,
     check_vector,
@@ -26,7 +26,7 @@ from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_elements, tile_ranges
 
 
 @dataclass(frozen=True)
-class Fp32(Plain):
+class Fp32(StatelessCodec):
     """The vector itself, 4 bytes a value, error 0."""
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, Payload, Plain, Read, check_length, check_range, receiver
+from peer.outer.compress.base import Compressor, Payload, Read, StatelessCodec, check_length, check_range, receiver
 from peer.outer.numerics.kernels import Coded
 from peer.outer.numerics.tiles import tile_ranges
 
@@ -15,7 +15,7 @@ SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payl
 
 
 @dataclass(frozen=True)
-class Sliced(Plain):
+class Sliced(StatelessCodec):
     """The payloads of `base` for consecutive slices of `elements` values, one after the other.
 
     Vectors of at most one slice have the very payload of `base`.

@@ -10,11 +10,11 @@ SMALL = 1 << 21  # elements: an outer step takes 2 ms, and where others work the
 T = TypeVar("T")
 
 
-def little(elements: int) -> bool:
+def is_small(elements: int) -> bool:
     """Whether what there is to do with so many elements is less work than to have it done elsewhere."""
     return elements <= SMALL
 
 
-async def beside(elements: int, work: Callable[..., T], *arguments: Any) -> T:
+async def run_offloaded(elements: int, work: Callable[..., T], *arguments: Any) -> T:
     """What `work` returns, which has to do with so many elements."""
-    return work(*arguments) if little(elements) else await asyncio.to_thread(work, *arguments)
+    return work(*arguments) if is_small(elements) else await asyncio.to_thread(work, *arguments)

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.state.carry import merge_
+from peer.outer.state.carry import carry_progress_
 from peer.outer.state.outer_state import CHUNK, chunks
 
 
@@ -59,7 +59,7 @@ class Carry:
         if base is None:
             local.copy_(anchor_new)
         else:
-            merge_(local, base, anchor_new)
+            carry_progress_(local, base, anchor_new)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from peer.outer.topology.topologies import Links
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class WorkShares:
     """What each peer does in a round.
 
     Attributes:
@@ -32,7 +32,7 @@ class WorkAllocator(Protocol):
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
-    ) -> Work:
+    ) -> WorkShares:
         """Divide `total_steps` inner steps, and the reduction of `payload_bytes`, among the peers.
 
         Raises:
@@ -46,11 +46,11 @@ class EvenSplit:
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
-    ) -> Work:
+    ) -> WorkShares:
         """See `WorkAllocator.allocate`."""
         _check(speeds_steps_per_s, links, total_steps, payload_bytes)
         count = len(speeds_steps_per_s)
-        return Work(steps=largest_remainder([1.0] * count, total_steps), shares=(1.0 / count,) * count)
+        return WorkShares(steps=largest_remainder([1.0] * count, total_steps), shares=(1.0 / count,) * count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class TimeBalanced:
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
-    ) -> Work:
+    ) -> WorkShares:
         """See `WorkAllocator.allocate`."""
         _check(speeds_steps_per_s, links, total_steps, payload_bytes)
         count = len(speeds_steps_per_s)
@@ -78,7 +78,7 @@ class TimeBalanced:
             shares = _fill(slopes, [payload_bytes / rate for rate in rates], 1.0)
         exchange = [exchange_s(share, count, rate, payload_bytes) for share, rate in zip(shares, rates, strict=True)]
         quotas = _fill(speeds_steps_per_s, exchange, float(total_steps))
-        return Work(steps=largest_remainder(quotas, total_steps), shares=tuple(shares))
+        return WorkShares(steps=largest_remainder(quotas, total_steps), shares=tuple(shares))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class AdaptiveTopK:
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
-    ) -> Work:
+    ) -> WorkShares:
         """See `WorkAllocator.allocate`."""
         return EvenSplit().allocate(speeds_steps_per_s, links, total_steps, payload_bytes)
 

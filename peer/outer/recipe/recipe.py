@@ -20,7 +20,7 @@ from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
-from peer.outer.recipe.validation import contradictions
+from peer.outer.recipe.validation import validate
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
 
@@ -90,7 +90,7 @@ class Recipe:
     def __post_init__(self) -> None:
         codec(self.compressor)
         _ = self.optimizer
-        for problem, hint in contradictions(self):
+        for problem, hint in validate(self):
             raise UserError(f"recipe {self.name!r}: {problem}", hint)
 
     @property

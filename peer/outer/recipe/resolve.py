@@ -23,7 +23,7 @@ from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
-from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.topology.topologies import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 
@@ -73,7 +73,7 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
     return recipe
 
 
-def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | Gathering:
+def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | GatherFormat:
     """What a run's contributions and updates look like.
 
     Args:
@@ -86,7 +86,7 @@ def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | Gathering
     aggregator = recipe.aggregator
     if isinstance(aggregator, DirectionAverage):
         aggregator = aggregator.bind(shapes)
-    return Gathering(recipe.codec().bind(shapes), aggregator, seed)
+    return GatherFormat(recipe.codec().bind(shapes), aggregator, seed)
 
 
 def rate_of(manifest: RunManifest, recipe: Recipe) -> Callable[[int], float] | None:

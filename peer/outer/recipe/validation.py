@@ -24,7 +24,7 @@ ROBUST = (CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean)
 _LARGEST_MOMENTUM = 0.8  # measured with lr .7: the spread of anchors grows from .82 (64 peers) to .88 (8 peers) on
 
 
-def contradictions(recipe: Recipe) -> list[Refusal]:
+def validate(recipe: Recipe) -> list[Refusal]:
     """(what contradicts what, what to do) for everything in `recipe` that cannot work together."""
     kinds = (_payloads, _codecs, _groups, _merges, _allocators, _averages)
     return [refusal for kind in kinds for refusal in kind(recipe)]

@@ -7,7 +7,7 @@ from torch import Tensor
 from peer.outer.state.outer_state import CHUNK, chunks
 
 
-def merge_(local: Tensor, base: Tensor, anchor: Tensor) -> None:
+def carry_progress_(local: Tensor, base: Tensor, anchor: Tensor) -> None:
     """local <- anchor + (local - base), in place: the new anchor plus the progress that no round has carried yet.
 
     Args:

@@ -18,7 +18,7 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.reduce import COSINE_SAMPLE, bound, mean_cosine
 from peer.outer.compress.base import Codec, Payload, PayloadError, check_length
-from peer.outer.state.reduced_update import InParts
+from peer.outer.state.reduced_update import ConcatenatedParts
 
 
 class PartError(PayloadError):
@@ -34,7 +34,7 @@ class PartError(PayloadError):
 
 
 @dataclass(frozen=True)
-class Gathered(InParts):
+class Gathered(ConcatenatedParts):
     """The update of a gather round; an instance is valid: every payload was decoded when it was made.
 
     Attributes:
@@ -64,7 +64,7 @@ class Gathered(InParts):
 
 
 @dataclass(frozen=True)
-class Gathering:
+class GatherFormat:
     """How a run's gather rounds are written and aggregated.
 
     Attributes:

@@ -16,7 +16,7 @@ from peer.outer.compress.residual import DeferredResidual
 from peer.outer.numerics.scratch import scratch_vector
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
 from peer.outer.state.flat_layout import parts_of
-from peer.outer.state.gathered_update import Gathered, Gathering
+from peer.outer.state.gathered_update import Gathered, GatherFormat
 from peer.outer.state.reduced_update import Update
 from peer.protocol import hashing
 
@@ -46,13 +46,13 @@ class OuterState:
         anchor: Tensor,
         buffers: list[Tensor],
         optimizer: OuterOptimizer,
-        compressor: Compressor | Gathering,
+        compressor: Compressor | GatherFormat,
         round: int = 0,
         lineage_id: str = "",
         rate: Callable[[int], float] | None = None,
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
-        block = 1 if isinstance(compressor, Gathering) else compressor.block
+        block = 1 if isinstance(compressor, GatherFormat) else compressor.block
         assert PIECE % block == 0, f"pieces of {PIECE} do not hold whole blocks of {block}"
         for tensor in (anchor, *buffers):
             assert tensor.shape == (anchor.numel(),), f"shape {tuple(tensor.shape)}; need ({anchor.numel()},)"
@@ -122,7 +122,7 @@ class OuterState:
         Raises:
             NonFiniteError: as `encode_contribution`.
         """
-        assert isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are reduced, not gathered"
+        assert isinstance(self.compressor, GatherFormat), f"{self.compressor.name}: payloads are reduced, not gathered"
         try:
             vector = self.pseudo_gradient(local, 0, self.numel)
             return encoder.encode_decoded(vector, self.compressor.seed_at(self.round))
@@ -137,31 +137,33 @@ class OuterState:
 
         Args:
             weights: tokens per member.
-            known: of a gather round, see `Gathering.update`.
+            known: of a gather round, see `GatherFormat.update`.
             round: rounds of the state that it carried on, if that is not this one as it is.
 
         Raises:
             PayloadError: a part of the wrong length, or malformed.
             ValueError: of a gather round, no aggregate.
         """
-        if isinstance(self.compressor, Gathering):
+        if isinstance(self.compressor, GatherFormat):
             return self.compressor.update(parts, weights, self.numel, self.round if round is None else round, known)
         return Update(tuple(parts), self.numel, self.compressor)
 
     def split_update(self, payload: Payload, weights: Sequence[int], round: int | None = None) -> AnyUpdate:
         """`update_of` the parts of a concatenated payload, which a donor sent; raises as that does."""
-        if isinstance(self.compressor, Gathering):
+        if isinstance(self.compressor, GatherFormat):
             return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights, round=round)
         return Update.split(payload, self.numel, len(weights), self.compressor)
 
     def update_bytes(self, members: int) -> int:
         """The most that an update of so many members has."""
-        if isinstance(self.compressor, Gathering):
+        if isinstance(self.compressor, GatherFormat):
             return self.compressor.wire_bytes(self.numel) * members
         return sum(self.compressor.wire_bytes(b - a) for a, b in parts_of(self.numel, members, self.compressor.block))
 
     def _encode_part(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> Payload:
-        assert not isinstance(self.compressor, Gathering), f"{self.compressor.name}: payloads are gathered, not reduced"
+        assert not isinstance(self.compressor, GatherFormat), (
+            f"{self.compressor.name}: payloads are gathered, not reduced"
+        )
 
         def read(first: int, last: int) -> Tensor:
             return self.pseudo_gradient(local, start + first, start + last)

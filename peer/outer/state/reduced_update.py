@@ -16,7 +16,7 @@ from peer.outer.state.flat_layout import parts_of
 from peer.protocol import hashing
 
 
-class InParts:
+class ConcatenatedParts:
     """Payloads of members, one after the other.
 
     Attributes:
@@ -36,7 +36,7 @@ class InParts:
 
 
 @dataclass(frozen=True)
-class Update(InParts):
+class Update(ConcatenatedParts):
     """The aggregated, compressed pseudo-gradient D of one round: one payload per part of `partition`.
 
     An instance is valid: every byte was checked when it was made, so that applying it cannot fail half-way.

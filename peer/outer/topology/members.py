@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Edge = tuple[int, int]
-Partition = list[tuple[int, ...]]
+Grouping = list[tuple[int, ...]]
 _T = TypeVar("_T")
 
 
@@ -36,12 +36,12 @@ def shuffled(items: Iterable[_T], *key: object) -> list[_T]:
     return sorted(items, key=digest)
 
 
-def with_singles(present: Iterable[int], pairs: Sequence[Edge]) -> Partition:
+def with_singles(present: Iterable[int], pairs: Sequence[Edge]) -> Grouping:
     """The partition of `present` into the pairs and groups of one."""
     taken = set(itertools.chain(*pairs))
     return partition([*pairs, *((member,) for member in present if member not in taken)])
 
 
-def partition(groups: Iterable[Sequence[int]]) -> Partition:
+def partition(groups: Iterable[Sequence[int]]) -> Grouping:
     """Ascending groups, in the order of their first members."""
     return sorted(tuple(sorted(group)) for group in groups)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from peer.errors import UserError
 from peer.outer.topology.matching import greedy_matching, maximum_matching
-from peer.outer.topology.members import Edge, Partition, distinct, partition, shuffled, with_singles
+from peer.outer.topology.members import Edge, Grouping, distinct, partition, shuffled, with_singles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Links:
 class Topology(Protocol):
     """Members -> the groups that average in a round."""
 
-    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:
+    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:
         """A partition of `members`; deterministic. Who is alone in its group keeps its own result.
 
         Args:
@@ -86,7 +86,7 @@ class Topology(Protocol):
 class AllPeers:
     """One group of all: the exact mean in one round."""
 
-    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
+    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
         """See `Topology.groups`."""
         present = _checked(round, members)
         return [tuple(present)] if present else []
@@ -106,7 +106,7 @@ class RandomPairs:
         if self.odd not in ("alone", "triple"):
             raise UserError(f"odd={self.odd!r}: must be 'alone' or 'triple'", "'alone' skips a round of one member")
 
-    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
+    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
         """See `Topology.groups`."""
         order = shuffled(_checked(round, members), "pairs", seed, round)
         drawn = [order[at : at + 2] for at in range(0, len(order), 2)]
@@ -134,7 +134,7 @@ class Groups:
         if self.size < 2:
             raise UserError(f"group_size={self.size}: must be at least 2", "smaller groups never mix")
 
-    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
+    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
         """See `Topology.groups`."""
         order = shuffled(_checked(round, members), "grid", seed)
         sides = self.sides(len(order))
@@ -169,7 +169,7 @@ class Neighbours:
         if self.graph not in ("ring", "torus"):
             raise UserError(f"graph={self.graph!r}: must be 'ring' or 'torus'", "for a complete graph use RandomPairs")
 
-    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:  # noqa: ARG002
+    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
         """See `Topology.groups`."""
         present = _checked(round, members)
         return with_singles(present, greedy_matching(shuffled(self.edges(present), self.graph, seed, round)))
@@ -214,7 +214,7 @@ class BandwidthMatching:
         if self.refresh < 1:
             raise UserError(f"refresh={self.refresh}: must be at least 1 round", "10 is a good start")
 
-    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Partition:
+    def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:
         """See `Topology.groups`.
 
         Raises:

@@ -11,15 +11,15 @@ import torch
 
 from peer.errors import UserError
 from peer.outer.state.flat_layout import FlatLayout
-from peer.sim.campaign.plan import Job, Windows
-from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.campaign.plan import Job, WindowPair
+from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.language_task import language_task
 
 Row = dict[str, Any]
-Progress = Callable[[int, int, float | None, float], None]
+OnProgress = Callable[[int, int, float | None, float], None]
 
 
-def run_job(job: Job, windows: Windows, progress: Progress | None = None) -> Row:
+def run_job(job: Job, windows: WindowPair, progress: OnProgress | None = None) -> Row:
     """Simulate; whatever goes wrong is told in the row, so that the other runs go on.
 
     Returns:
@@ -35,7 +35,7 @@ def run_job(job: Job, windows: Windows, progress: Progress | None = None) -> Row
         return failed_row(job, "failed", f"{type(error).__name__}: {error}") | {"traceback": traceback.format_exc()}
 
 
-def time_job(job: Job, layout: FlatLayout, progress: Progress | None = None) -> Row:
+def time_job(job: Job, layout: FlatLayout, progress: OnProgress | None = None) -> Row:
     """Simulate time and traffic alone.
 
     Raises:
@@ -45,10 +45,10 @@ def time_job(job: Job, layout: FlatLayout, progress: Progress | None = None) -> 
     return row_of(job, Simulation(setup_of(job), None, layout, tokens_per_step, progress).run().row())
 
 
-def setup_of(job: Job) -> Setup:
+def setup_of(job: Job) -> SimulationSetup:
     """What `Simulation` needs of a job."""
     swarm = job.swarm
-    return Setup(
+    return SimulationSetup(
         recipe=job.recipe, inner=job.inner, profiles=swarm.scenario.draw(swarm.peers, job.seed), tokens=swarm.tokens,
         seed=job.seed, step_s=swarm.step_s, evaluations=swarm.evaluations, partitions=swarm.scenario.partitions,
     )

@@ -31,11 +31,11 @@ MAX_SEED = 2**31 - 1
 MAX_EVALUATIONS = 1000
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _COUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)([kKmMgGbB]?)")
-Windows = tuple[PackedTokens, PackedTokens]
+WindowPair = tuple[PackedTokens, PackedTokens]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swarm:
+class SwarmPlan:
     """What all runs of a campaign have in common beside the text.
 
     Attributes:
@@ -73,7 +73,7 @@ class Job:
     recipe: Recipe
     inner: InnerSpec
     seed: int
-    swarm: Swarm
+    swarm: SwarmPlan
 
     @property
     def digest(self) -> str:
@@ -128,7 +128,7 @@ def build_swarm(
     tokens: str | None,
     step_s: float,
     evaluations: int,
-) -> Swarm:
+) -> SwarmPlan:
     """The checked values of flags that `simulate` and `compare` share.
 
     Raises:
@@ -150,13 +150,13 @@ def build_swarm(
             f"({manifest.inner.batch_sequences} sequences of {manifest.data.sequence_length} each)",
             f"use at least {each * peers}, better {100 * each * peers} for 100 steps of each peer; or fewer peers",
         )
-    return Swarm(
+    return SwarmPlan(
         manifest=manifest, scenario=scenario, peers=peers, tokens=wanted, step_s=step_s, evaluations=evaluations,
     )
 
 
 def plan_jobs(
-    swarm: Swarm, choices: Sequence[Choice], seeds: Sequence[int], limit_steps: int, layout: FlatLayout
+    swarm: SwarmPlan, choices: Sequence[Choice], seeds: Sequence[int], limit_steps: int, layout: FlatLayout
 ) -> list[Job]:
     """One job for each recipe and seed: all recipes with the first seed, then with the next.
 
@@ -171,7 +171,7 @@ def plan_jobs(
     ]
 
 
-def windows_for(swarm: Swarm, jobs: Sequence[Job], train_files: Sequence[str]) -> Windows:
+def windows_for(swarm: SwarmPlan, jobs: Sequence[Job], train_files: Sequence[str]) -> WindowPair:
     """The text of a campaign.
 
     Raises:
@@ -194,7 +194,7 @@ def meta_layout(manifest: RunManifest) -> FlatLayout:
 
 
 def task_summary(
-    manifest: RunManifest, windows: Windows | None, parameters: int, train_files: Sequence[str]
+    manifest: RunManifest, windows: WindowPair | None, parameters: int, train_files: Sequence[str]
 ) -> dict[str, Any]:
     """What was learned, for a report; files by name, not by the folder they lie in."""
     files = ", ".join(Path(file).name for file in train_files)
@@ -209,7 +209,7 @@ def task_summary(
     }
 
 
-def common_settings(swarm: Swarm, windows: Windows | None) -> dict[str, Any]:
+def common_settings(swarm: SwarmPlan, windows: WindowPair | None) -> dict[str, Any]:
     """What must be equal for two rows to stand in one table, as JSON types."""
     manifest = swarm.manifest.model_dump(mode="json", exclude={"recipe", "rounds", "seed", "genesis", "name"})
     text = hashlib.sha256()

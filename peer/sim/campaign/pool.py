@@ -21,7 +21,7 @@ import numpy as np
 from peer.data.packing import PackedTokens
 from peer.errors import UserError
 from peer.sim.campaign.job import Row, failed_row, one_thread, run_job
-from peer.sim.campaign.plan import Job, Windows
+from peer.sim.campaign.plan import Job, WindowPair
 from peer.system.death_signal import die_with_parent
 
 REPORT_EVERY_S = 0.2
@@ -30,7 +30,7 @@ _FILES = ("train.tokens", "validation.tokens")  # raw int32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class JobProgress:
     """How far a job is: steps of all peers together; `loss` of the anchor when it was last measured."""
 
     job: Job
@@ -60,9 +60,9 @@ class Pool:
     def __init__(
         self,
         num_workers: int,
-        windows: Windows,
+        windows: WindowPair,
         on_start: Callable[[Job], None],
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[JobProgress], None],
     ) -> None:
         self._num_workers, self._windows = num_workers, windows
         self._on_start, self._on_progress = on_start, on_progress
@@ -128,7 +128,7 @@ class Pool:
         if isinstance(message, dict):
             return job, message
         steps, goal, loss, virtual_s = message
-        self._on_progress(Progress(job=job, steps=steps, goal_steps=goal, loss=loss, virtual_s=virtual_s))
+        self._on_progress(JobProgress(job=job, steps=steps, goal_steps=goal, loss=loss, virtual_s=virtual_s))
         return None
 
     def _start_worker(self) -> _Worker:

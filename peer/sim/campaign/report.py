@@ -19,7 +19,7 @@ AVERAGED = (
 )
 
 
-class Report:
+class CampaignReport:
     """Rows by (label, seed), in the order of `labels` and then of `seeds`.
 
     Args:
@@ -118,7 +118,7 @@ class Report:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A report that `Report.write` made.
+    """A report that `CampaignReport.write` made.
 
     Raises:
         UserError: it cannot be read, or is something else.

@@ -16,23 +16,23 @@ from peer.outer.policy.schedules import GradientChange, Strided
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout, Ranges, strided_fragments
 from peer.protocol.manifest import InnerSpec
-from peer.sim.engine.learners import Assembly
+from peer.sim.engine.learners import LearnerFactory
 from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.loop import Engine
-from peer.sim.engine.swarm import Pace, Swarm, Tally, heaviest_side
-from peer.sim.learner.replica import Replica
+from peer.sim.engine.swarm import Pace, SimSwarm, Tally, heaviest_side
+from peer.sim.learner.replica import SimReplica
 from peer.sim.learner.task import Task
 from peer.sim.round.aggregation import Synchroniser
 from peer.sim.world.network import ring_allreduce_bytes
 from peer.sim.world.overlap import layers_of
-from peer.sim.world.scenario import Partition, PeerProfile
+from peer.sim.world.scenario import NetworkSplit, PeerProfile
 
 T = TypeVar("T")
-Progress = Callable[[int, int, float | None, float], None]
+OnProgress = Callable[[int, int, float | None, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class SimulationSetup:
     """One simulation.
 
     Attributes:
@@ -54,7 +54,7 @@ class Setup:
     seed: int = 0
     step_s: float = 1.0
     evaluations: int = 10
-    partitions: tuple[Partition, ...] = ()
+    partitions: tuple[NetworkSplit, ...] = ()
     layerwise: bool = True
 
 
@@ -105,11 +105,11 @@ class Simulation:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SimulationSetup,
         task: Task | None,
         layout: FlatLayout | None = None,
         tokens_per_step: int | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> None:
         self.setup, self.task = setup, task
         self.layout = task.layout if task is not None else _given(layout)
@@ -123,14 +123,14 @@ class Simulation:
         self.sync = Synchroniser(recipe, self.layout, self.fragments, setup.seed, nominal, count)
         self._assembly = None
         if task is not None:
-            self._assembly = Assembly(task, recipe, self._inner, self.sync, setup.profiles, setup.partitions)
+            self._assembly = LearnerFactory(task, recipe, self._inner, self.sync, setup.profiles, setup.partitions)
         self.replicas = [self._replica(index, profile) for index, profile in enumerate(setup.profiles)]
         self._points: list[Point] = []
         self._marks = [self._goal * k // setup.evaluations for k in range(1, setup.evaluations)]
 
-    def _replica(self, index: int, profile: PeerProfile) -> Replica:
+    def _replica(self, index: int, profile: PeerProfile) -> SimReplica:
         learner = self._assembly.learner(index) if self._assembly is not None else None
-        return Replica(index=index, profile=profile, learner=learner, unsent_tokens=[0] * len(self.fragments))
+        return SimReplica(index=index, profile=profile, learner=learner, unsent_tokens=[0] * len(self.fragments))
 
     def run(self) -> Result:
         """Simulate.
@@ -140,7 +140,7 @@ class Simulation:
         """
         began = time.perf_counter()
         setup = self.setup
-        swarm = Swarm(setup.recipe, self.replicas, self.sync, self._pace())
+        swarm = SimSwarm(setup.recipe, self.replicas, self.sync, self._pace())
         lineages = Lineages(setup.recipe, self.replicas, self._assembly)
         engine = Engine(swarm, lineages, self._on_step, setup.partitions, setup.seed)
         if self.task is not None:

@@ -17,8 +17,8 @@ from peer.sim.campaign.memory import check_swarm_memory
 from peer.sim.campaign.plan import (
     MAX_SEED,
     Job,
-    Swarm,
-    Windows,
+    SwarmPlan,
+    WindowPair,
     build_swarm,
     check_writable,
     common_settings,
@@ -29,7 +29,7 @@ from peer.sim.campaign.plan import (
     windows_for,
 )
 from peer.sim.campaign.pool import Pool
-from peer.sim.campaign.report import Report, read_report
+from peer.sim.campaign.report import CampaignReport, read_report
 from peer.sim.cli.plots import draw
 from peer.sim.cli.progress import CampaignWatch
 from peer.sim.cli.tables import result_table, simulator_console
@@ -79,12 +79,12 @@ class CompareOptions:
 class _Campaign:
     """What is to be run, and the report that it goes to."""
 
-    swarm: Swarm
-    windows: Windows
+    swarm: SwarmPlan
+    windows: WindowPair
     jobs: list[Job]
     todo: list[Job]
     at_once: int
-    report: Report
+    report: CampaignReport
 
 
 def run_compare(options: CompareOptions) -> int:
@@ -129,7 +129,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
     at_once = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
     check_swarm_memory(layout.numel, jobs, at_once)
     windows = windows_for(swarm, jobs, options.train_files)
-    report = Report(
+    report = CampaignReport(
         command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),
         settings=common_settings(swarm, windows), labels=[choice.label for choice in options.choices],
         seeds=options.seeds,

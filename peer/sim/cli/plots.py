@@ -28,7 +28,7 @@ REFERENCE_COLOUR = "#000000"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Curve:
     """The mean curve of one label; `final` is the loss on all of the validation data."""
 
     label: str
@@ -68,7 +68,7 @@ def draw(path: Path, document: Mapping[str, Any], axis: Axis) -> None:
         raise UserError(f"picture {path}: cannot be written: {error.strerror}", "choose another file") from None
 
 
-def mean_lines(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[Line]:
+def mean_lines(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[Curve]:
     """One line per label that has a curve, the lowest final loss first."""
     by_label: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -77,7 +77,7 @@ def mean_lines(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[Line]:
     return sorted(lines, key=lambda line: (line.final is None, line.final or 0.0))
 
 
-def _mean_line(label: str, rows: Sequence[Mapping[str, Any]], axis: Axis) -> Line:
+def _mean_line(label: str, rows: Sequence[Mapping[str, Any]], axis: Axis) -> Curve:
     curves = [row["curve"] for row in rows if row["curve"]]
     x, losses = [], []
     for points in zip(*curves, strict=False):
@@ -88,10 +88,10 @@ def _mean_line(label: str, rows: Sequence[Mapping[str, Any]], axis: Axis) -> Lin
         x.append(place)
         losses.append(sum(values) / len(values))
     finals = [row["val_loss"] for row in rows if row["val_loss"] is not None]
-    return Line(label=label, x=tuple(x), losses=tuple(losses), final=sum(finals) / len(finals) if finals else None)
+    return Curve(label=label, x=tuple(x), losses=tuple(losses), final=sum(finals) / len(finals) if finals else None)
 
 
-def _draw_line(axes: Axes, line: Line, label: str, number: int) -> None:
+def _draw_line(axes: Axes, line: Curve, label: str, number: int) -> None:
     reference = line.label == "ddp"
     colour = REFERENCE_COLOUR if reference else COLOURS[number % len(COLOURS)]
     style = "-" if reference else STYLES[number // len(COLOURS) % len(STYLES)]
@@ -118,7 +118,7 @@ def _folded(label: str) -> str:
     return "\n          ".join(lines)
 
 
-def _dress(axes: Axes, document: Mapping[str, Any], axis: Axis, lines: Sequence[Line]) -> None:
+def _dress(axes: Axes, document: Mapping[str, Any], axis: Axis, lines: Sequence[Curve]) -> None:
     seeds = len({row["seed"] for row in document["rows"]})
     mean = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
     parameters = document["task"]["parameters"]
@@ -143,7 +143,7 @@ def _dress(axes: Axes, document: Mapping[str, Any], axis: Axis, lines: Sequence[
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _limits(lines: Sequence[Line]) -> tuple[float, float]:
+def _limits(lines: Sequence[Curve]) -> tuple[float, float]:
     """From just below the best to where half of the lines are soon after the start, and most of them at the end.
 
     What matters is at the ends of the lines; what rises above the upper limit leaves the picture.
@@ -156,7 +156,7 @@ def _limits(lines: Sequence[Line]) -> tuple[float, float]:
     return low - 0.04 * (high - low), high + 0.05 * (high - low)
 
 
-def _scale_to_traffic(axes: Axes, lines: Sequence[Line], high: float) -> None:
+def _scale_to_traffic(axes: Axes, lines: Sequence[Curve], high: float) -> None:
     """A logarithmic axis around the points that are in the picture."""
     shown = [x for line in lines for x, loss in zip(line.x, line.losses, strict=True) if loss <= high]
     axes.set_xscale("log")

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from peer.sim.campaign.job import Progress, Row
+from peer.sim.campaign.job import OnProgress, Row
 from peer.sim.campaign.plan import Job
-from peer.sim.campaign.pool import Progress as JobProgress
+from peer.sim.campaign.pool import JobProgress
 from peer.sim.cli.tables import human_duration
 from peer.telemetry.console import human_bytes
 
@@ -33,7 +33,7 @@ class RunWatch:
         self._bars.stop()
 
     @property
-    def tell(self) -> Progress:
+    def tell(self) -> OnProgress:
         """For the simulation; a step of a thousand peers costs microseconds, so this does hardly anything."""
         every, bars, bar = 1, self._bars, self._bar
 

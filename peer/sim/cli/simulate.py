@@ -22,7 +22,7 @@ from peer.sim.campaign.plan import (
     task_summary,
     windows_for,
 )
-from peer.sim.campaign.report import Report
+from peer.sim.campaign.report import CampaignReport
 from peer.sim.cli.plots import draw
 from peer.sim.cli.progress import RunWatch
 from peer.sim.cli.tables import run_in_words, simulator_console
@@ -69,7 +69,7 @@ def run_simulate(options: SimulateOptions) -> int:
     with RunWatch(console) as watch:
         row = time_job(job, layout, watch.tell) if windows is None else run_job(job, windows, watch.tell)
     _raise_failure(row)
-    report = Report(
+    report = CampaignReport(
         command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),
         settings=common_settings(job.swarm, windows), labels=[job.label], seeds=[job.seed],
     )

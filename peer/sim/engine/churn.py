@@ -5,13 +5,13 @@ from __future__ import annotations
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.stepping import Stepping
-from peer.sim.engine.stragglers import Lateness
-from peer.sim.engine.swarm import Stay, Swarm, clones
-from peer.sim.learner.replica import Replica
-from peer.sim.round.rounds import Round
+from peer.sim.engine.stragglers import Stragglers
+from peer.sim.engine.swarm import PeerWait, SimSwarm, clones
+from peer.sim.learner.replica import SimReplica
+from peer.sim.round.rounds import SimRound
 
 
-class Presence:
+class Churn:
     """Joining and leaving.
 
     Args:
@@ -23,12 +23,12 @@ class Presence:
     """
 
     def __init__(
-        self, swarm: Swarm, exchanges: Exchanges, lateness: Lateness, stepping: Stepping, lineages: Lineages
+        self, swarm: SimSwarm, exchanges: Exchanges, lateness: Stragglers, stepping: Stepping, lineages: Lineages
     ) -> None:
         self._swarm, self._exchanges, self._lateness = swarm, exchanges, lateness
         self._stepping, self._lineages = stepping, lineages
 
-    def join(self, replica: Replica) -> None:
+    def join(self, replica: SimReplica) -> None:
         """From now on it is there; unless it joins at the very start, it takes state and pace from the others."""
         swarm = self._swarm
         if replica.present or swarm.draining:
@@ -44,7 +44,7 @@ class Presence:
                 self._continue_as(replica, donor)
         self._stepping.go_on(replica)
 
-    def _continue_as(self, replica: Replica, donor: Replica) -> None:
+    def _continue_as(self, replica: SimReplica, donor: SimReplica) -> None:
         """What is under way concerns the newcomer as it concerns the peer that it continues."""
         replica.position = donor.position
         self._swarm.stays[replica.index].pending = list(self._swarm.stays[donor.index].pending)
@@ -54,7 +54,7 @@ class Presence:
             elif donor.index in round.expected and round.state == "gathering":
                 round.expected.add(replica.index)
 
-    def leave(self, replica: Replica) -> None:
+    def leave(self, replica: SimReplica) -> None:
         """From now on it is gone, and with it what it has not sent; nobody waits for it."""
         swarm = self._swarm
         if not replica.present or swarm.draining:
@@ -62,12 +62,12 @@ class Presence:
         replica.present, replica.life = False, replica.life + 1
         swarm.count_time(replica)
         swarm.tally.leaves += 1
-        swarm.stays[replica.index] = Stay()
+        swarm.stays[replica.index] = PeerWait()
         for round in self._exchanges.gathering.unfinished():
             if not self._exchanges.withdraw(round, replica):
                 self._dissolve(round)
 
-    def _dissolve(self, round: Round) -> None:
+    def _dissolve(self, round: SimRound) -> None:
         self._exchanges.give_up([round])
         for member in [*round.arrived, *sorted(round.watchers)]:
             self._stepping.go_on_after(round, self._swarm.replicas[member])

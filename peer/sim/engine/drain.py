@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.outer.policy.merge_rules import Eager
-from peer.sim.engine.swarm import Swarm
-from peer.sim.learner.replica import Replica
-from peer.sim.round.rounds import ExchangeCost, Round
+from peer.sim.engine.swarm import SimSwarm
+from peer.sim.learner.replica import SimReplica
+from peer.sim.round.rounds import ExchangeCost, SimRound
 
 
-def close(swarm: Swarm, unfinished: Sequence[Round], cost: ExchangeCost) -> None:
+def close(swarm: SimSwarm, unfinished: Sequence[SimRound], cost: ExchangeCost) -> None:
     """Bring a swarm whose goal is reached to rest, so that the anchor holds all that was learned.
 
     Args:
@@ -32,7 +32,7 @@ def close(swarm: Swarm, unfinished: Sequence[Round], cost: ExchangeCost) -> None
         _last_rounds(swarm, present, cost)
 
 
-def _last_rounds(swarm: Swarm, present: Sequence[Replica], cost: ExchangeCost) -> None:
+def _last_rounds(swarm: SimSwarm, present: Sequence[SimReplica], cost: ExchangeCost) -> None:
     """What nobody has sent yet must be in the anchor that is evaluated."""
     sides = sorted({replica.side for replica in present})
     lasts_s = dict.fromkeys(sides, 0.0)  # groups exchange at the same time, fragments one after another
@@ -49,9 +49,9 @@ def _last_rounds(swarm: Swarm, present: Sequence[Replica], cost: ExchangeCost) -
     swarm.clock.wait(max(lasts_s.values()))
 
 
-def _exchange(swarm: Swarm, members: Sequence[Replica], fragment: int, number: int, cost: ExchangeCost) -> float:
+def _exchange(swarm: SimSwarm, members: Sequence[SimReplica], fragment: int, number: int, cost: ExchangeCost) -> float:
     """Returns its seconds."""
-    round = Round(fragment, number, set(), members=tuple(replica.index for replica in members))
+    round = SimRound(fragment, number, set(), members=tuple(replica.index for replica in members))
     rate = swarm.learning_rate(members[0])
     round.contributions = {
         r.index: swarm.sync.contribute(r, fragment, number, rate, overlapped=False) for r in members

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
-from peer.sim.engine.swarm import Swarm
-from peer.sim.learner.replica import Replica
+from peer.sim.engine.swarm import SimSwarm
+from peer.sim.learner.replica import SimReplica
 from peer.sim.round.contribution import Contribution
-from peer.sim.round.rounds import ExchangeCost, Gathering, Round
+from peer.sim.round.rounds import ExchangeCost, RoundBook, SimRound
 from peer.sim.world.overlap import WHOLE, pipelined
 
 VOTE_BYTES = 1.0
@@ -26,11 +26,11 @@ class Exchanges:
     """
 
     def __init__(
-        self, swarm: Swarm, gathering: Gathering, cost: ExchangeCost, on_result: Callable[[Round], None]
+        self, swarm: SimSwarm, gathering: RoundBook, cost: ExchangeCost, on_result: Callable[[SimRound], None]
     ) -> None:
         self.gathering = gathering
         self._swarm, self._cost, self._on_result = swarm, cost, on_result
-        self._sides: dict[Round, int] = {}
+        self._sides: dict[SimRound, int] = {}
 
     @property
     def quiet(self) -> bool:
@@ -39,7 +39,7 @@ class Exchanges:
 
     # gathering ----------------------------------------------------------------------------------------------------
 
-    def arrive(self, round: Round, replica: Replica, contribution: Contribution) -> None:
+    def arrive(self, round: SimRound, replica: SimReplica, contribution: Contribution) -> None:
         """A member has come."""
         self._sides[round] = replica.side
         round.arrived[replica.index] = self._swarm.clock.now
@@ -48,7 +48,7 @@ class Exchanges:
         if self._may_decide(round):
             self.plan(round)
 
-    def _may_decide(self, round: Round) -> bool:
+    def _may_decide(self, round: SimRound) -> bool:
         """False if the straggler policy's answer to an arrival is known: asking a thousand times a round is slow."""
         policy, arrived = self._swarm.recipe.straggler, len(round.arrived)
         if arrived == len(round.expected) or isinstance(policy, Backup):
@@ -58,7 +58,7 @@ class Exchanges:
         # Who comes after the start is planned changes the members, not the start, and takes part: see `plan`.
         return not round.planned and (not isinstance(policy, Quorum) or arrived >= policy.needed(len(round.expected)))
 
-    def plan(self, round: Round) -> None:
+    def plan(self, round: SimRound) -> None:
         """Ask the straggler policy when this round may start, as far as is known now."""
         round.attempt += round.state == "gathering"
         round.planned = False
@@ -74,25 +74,25 @@ class Exchanges:
         else:
             self._at(decision.start_s, round, self._start)
 
-    def _at(self, time_s: float, round: Round, action: Callable[[Round], None]) -> None:
+    def _at(self, time_s: float, round: SimRound, action: Callable[[SimRound], None]) -> None:
         """Unless the plan changes before."""
         attempt = round.attempt
         self._swarm.clock.at(time_s, lambda: action(round) if round.attempt == attempt else None)
 
-    def _start(self, round: Round) -> None:
+    def _start(self, round: SimRound) -> None:
         round.members = members = tuple(sorted(round.arrived))
         self.gathering.started(round, self._sides[round])
         self._begin(round, members)
 
     # exchanging ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, round: Round, members: tuple[int, ...]) -> None:
+    def _begin(self, round: SimRound, members: tuple[int, ...]) -> None:
         """These members exchange, from now."""
         round.state, round.members = "exchanging", members
         round.attempt += 1
         self._at(self._swarm.clock.now + self._delay_s(round), round, self._commit)
 
-    def _delay_s(self, round: Round) -> float:
+    def _delay_s(self, round: SimRound) -> float:
         """Seconds until the members of an exchange that begins now need wait for it no longer."""
         swarm, now = self._swarm, self._swarm.clock.now
         latency_s, votes = self._cost.latency_s(round), isinstance(swarm.recipe.schedule, GradientChange)
@@ -111,17 +111,17 @@ class Exchanges:
             swarm.stays[member].link_free_s = now + link_free_s
         return delay_s
 
-    def _has_just_stepped(self, round: Round) -> bool:
+    def _has_just_stepped(self, round: SimRound) -> bool:
         """Whether the last member that came did so right after its step, and came last of all now."""
         last = next(reversed(round.arrived))
         return round.arrived[last] == self._swarm.stays[last].stepped_s == self._swarm.clock.now
 
-    def _wanted(self, round: Round) -> bool:
+    def _wanted(self, round: SimRound) -> bool:
         return not isinstance(self._swarm.recipe.schedule, GradientChange) or any(
             self._swarm.replicas[member].vote for member in round.members
         )
 
-    def _commit(self, round: Round) -> None:
+    def _commit(self, round: SimRound) -> None:
         swarm, side = self._swarm, self._sides.pop(round)
         members = [swarm.replicas[member] for member in round.members]
         sent = [round.contributions[member] for member in round.members]
@@ -143,7 +143,7 @@ class Exchanges:
 
     # breaking off -------------------------------------------------------------------------------------------------
 
-    def withdraw(self, round: Round, gone: Replica) -> bool:
+    def withdraw(self, round: SimRound, gone: SimReplica) -> bool:
         """A peer is gone; of an exchange, the others make it again among themselves.
 
         Returns:
@@ -162,7 +162,7 @@ class Exchanges:
             self.plan(round)
         return bool(round.expected)
 
-    def _make_again(self, round: Round, rest: tuple[int, ...]) -> bool:
+    def _make_again(self, round: SimRound, rest: tuple[int, ...]) -> bool:
         self._free_links(round)
         if rest:
             self._begin(round, rest)
@@ -173,7 +173,7 @@ class Exchanges:
             return False
         return True
 
-    def give_up(self, rounds: Sequence[Round]) -> None:
+    def give_up(self, rounds: Sequence[SimRound]) -> None:
         """The work of their members is carried by the next round."""
         self.gathering.forget(rounds)
         for round in rounds:
@@ -183,7 +183,7 @@ class Exchanges:
             for member, contribution in round.contributions.items():
                 self._swarm.sync.give_back(self._swarm.replicas[member], contribution, round.fragment)
 
-    def _free_links(self, round: Round) -> None:
+    def _free_links(self, round: SimRound) -> None:
         for member in round.members:
             stay = self._swarm.stays[member]
             stay.link_free_s = min(stay.link_free_s, self._swarm.clock.now)

@@ -20,10 +20,10 @@ from peer.sim.learner.replica import Learner, OuterCopy, Shadow
 from peer.sim.learner.task import Task
 from peer.sim.round.aggregation import Synchroniser
 from peer.sim.world.network import links_of
-from peer.sim.world.scenario import Partition, PeerProfile
+from peer.sim.world.scenario import NetworkSplit, PeerProfile
 
 
-class Assembly:
+class LearnerFactory:
     """Learners of one simulation, and the fresh parts of a newcomer.
 
     Args:
@@ -37,7 +37,7 @@ class Assembly:
 
     def __init__(
         self, task: Task, recipe: Recipe, inner: InnerSpec, sync: Synchroniser, profiles: Sequence[PeerProfile],
-        partitions: Sequence[Partition],
+        partitions: Sequence[NetworkSplit],
     ) -> None:
         self._task, self._recipe, self._inner, self._sync, self._profiles = task, recipe, inner, sync, profiles
         self.optimizer = inner_optimizer(str(inner.optimizer), task.layout, inner)
@@ -99,7 +99,7 @@ def first_outer(recipe: Recipe, task: Task) -> OuterCopy:
     return OuterCopy(anchor, [torch.full_like(anchor, value) for value in recipe.optimizer.initial_values])
 
 
-def some_miss_rounds(recipe: Recipe, profiles: Sequence[PeerProfile], partitions: Sequence[Partition]) -> bool:
+def some_miss_rounds(recipe: Recipe, profiles: Sequence[PeerProfile], partitions: Sequence[NetworkSplit]) -> bool:
     """Whether a round can be over without a peer that learns."""
     stay = all(profile.presence == PeerProfile().presence for profile in profiles) and not partitions
     return not (waits_for_all(recipe.straggler) and stay)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from peer.outer.recipe.recipe import Recipe
-from peer.sim.engine.learners import Assembly
+from peer.sim.engine.learners import LearnerFactory
 from peer.sim.engine.swarm import clones
-from peer.sim.learner.replica import Learner, OuterCopy, Replica
+from peer.sim.learner.replica import Learner, OuterCopy, SimReplica
 
 
 class Lineages:
@@ -21,13 +21,13 @@ class Lineages:
         assembly: the fresh parts of a newcomer; None where only time is simulated, and there is no state.
     """
 
-    def __init__(self, recipe: Recipe, replicas: Sequence[Replica], assembly: Assembly | None) -> None:
+    def __init__(self, recipe: Recipe, replicas: Sequence[SimReplica], assembly: LearnerFactory | None) -> None:
         self._recipe, self._replicas, self._assembly = recipe, replicas, assembly
         learner = replicas[0].learner
         self._shared: OuterCopy | None = learner.outer if learner is not None and recipe.shared_anchor else None
         self._fork = torch.empty(0)
 
-    def join(self, replica: Replica, donor: Replica | None) -> None:
+    def join(self, replica: SimReplica, donor: SimReplica | None) -> None:
         """A newcomer takes the anchor and starts with fresh moments; with gradients, everything of another peer.
 
         Args:
@@ -59,7 +59,7 @@ class Lineages:
                 replica.learner.outer = copies[replica.side]
         self._fork = self._shared.anchor.clone()
 
-    def heal(self, winner: Replica, losers: Sequence[Replica]) -> None:
+    def heal(self, winner: SimReplica, losers: Sequence[SimReplica]) -> None:
         """The others keep what they learned since the split on top of the winning anchor; with gradients, nothing.
 
         Args:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from peer.errors import UserError
-from peer.sim.engine.churn import Presence
+from peer.sim.engine.churn import Churn
 from peer.sim.engine.drain import close
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.lineages import Lineages
-from peer.sim.engine.partitions import Splits
+from peer.sim.engine.partitions import Partitions
 from peer.sim.engine.step_time import StepTimes
 from peer.sim.engine.stepping import OnStep, Stepping
-from peer.sim.engine.stragglers import Lateness
-from peer.sim.engine.swarm import Swarm
-from peer.sim.round.rounds import ExchangeCost, Gathering, Round
+from peer.sim.engine.stragglers import Stragglers
+from peer.sim.engine.swarm import SimSwarm
+from peer.sim.round.rounds import ExchangeCost, RoundBook, SimRound
 from peer.sim.world.network import links_of
-from peer.sim.world.scenario import Partition
+from peer.sim.world.scenario import NetworkSplit
 
 MAX_EVENTS = 50_000_000
 
@@ -35,17 +35,22 @@ class Engine:
     """
 
     def __init__(
-        self, swarm: Swarm, lineages: Lineages, on_step: OnStep, partitions: Sequence[Partition] = (), seed: int = 0
+        self,
+        swarm: SimSwarm,
+        lineages: Lineages,
+        on_step: OnStep,
+        partitions: Sequence[NetworkSplit] = (),
+        seed: int = 0,
     ) -> None:
         self._swarm, self._partitions = swarm, list(partitions)
         anchors = [4.0 * length for length in swarm.sync.lengths]
         self._cost = ExchangeCost(swarm.recipe, swarm.profiles, swarm.division.shares, anchors)
-        gathering = Gathering(swarm.recipe, seed, swarm.present, links_of(swarm.profiles))
+        gathering = RoundBook(swarm.recipe, seed, swarm.present, links_of(swarm.profiles))
         self._exchanges = Exchanges(swarm, gathering, self._cost, self._on_result)
-        lateness = Lateness(swarm, self._exchanges)
+        lateness = Stragglers(swarm, self._exchanges)
         self._stepping = Stepping(swarm, self._exchanges, lateness, StepTimes(swarm, seed), on_step)
-        self._presence = Presence(swarm, self._exchanges, lateness, self._stepping, lineages)
-        self._splits = Splits(swarm, self._exchanges, self._stepping, lineages)
+        self._presence = Churn(swarm, self._exchanges, lateness, self._stepping, lineages)
+        self._splits = Partitions(swarm, self._exchanges, self._stepping, lineages)
 
     def run(self) -> None:
         """Until the goal is reached and every exchange is over; then one last round of what nobody has sent yet.
@@ -81,5 +86,5 @@ class Engine:
             if math.isfinite(partition.end_s):
                 clock.at(partition.end_s, self._splits.heal)
 
-    def _on_result(self, round: Round) -> None:
+    def _on_result(self, round: SimRound) -> None:
         self._stepping.on_result(round)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.lineages import Lineages
 from peer.sim.engine.stepping import Stepping
-from peer.sim.engine.swarm import Swarm, clones, heaviest_side
-from peer.sim.world.scenario import Partition
+from peer.sim.engine.swarm import SimSwarm, clones, heaviest_side
+from peer.sim.world.scenario import NetworkSplit
 
 
-class Splits:
+class Partitions:
     """Partitions in virtual time.
 
     Args:
@@ -19,10 +19,10 @@ class Splits:
         lineages: the state of each side.
     """
 
-    def __init__(self, swarm: Swarm, exchanges: Exchanges, stepping: Stepping, lineages: Lineages) -> None:
+    def __init__(self, swarm: SimSwarm, exchanges: Exchanges, stepping: Stepping, lineages: Lineages) -> None:
         self._swarm, self._exchanges, self._stepping, self._lineages = swarm, exchanges, stepping, lineages
 
-    def split(self, partition: Partition) -> None:
+    def split(self, partition: NetworkSplit) -> None:
         """Each side is on its own from now."""
         swarm = self._swarm
         for replica, side in zip(swarm.replicas, partition.side_of(len(swarm.replicas)), strict=True):

@@ -11,8 +11,8 @@ import numpy as np
 
 from peer.outer.policy.compute_timeout import choose_timeout
 from peer.outer.policy.straggler import ComputeTimeout
-from peer.sim.engine.swarm import Swarm
-from peer.sim.learner.replica import Replica
+from peer.sim.engine.swarm import SimSwarm
+from peer.sim.learner.replica import SimReplica
 from peer.sim.world.network import reduce_seconds
 from peer.sim.world.scenario import PeerProfile
 
@@ -28,7 +28,7 @@ class StepTimes:
         seed: of jitter.
     """
 
-    def __init__(self, swarm: Swarm, seed: int) -> None:
+    def __init__(self, swarm: SimSwarm, seed: int) -> None:
         self._swarm = swarm
         self._random = [random.Random(f"{seed}/{replica.index}") for replica in swarm.replicas]
         self._timeout: ComputeTimeout | None = None
@@ -38,7 +38,7 @@ class StepTimes:
             assert timeout.tau_s is not None
             self._timeout = timeout if math.isfinite(timeout.tau_s) else None
 
-    def draw(self, replica: Replica) -> tuple[float, float]:
+    def draw(self, replica: SimReplica) -> tuple[float, float]:
         """Seconds of the next step and the fraction of the batch computed in them."""
         base = self._swarm.step_s(replica.profile.speed)
         lognormal = self._random[replica.index].lognormvariate

@@ -8,11 +8,11 @@ from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event, GradientChange
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.step_time import StepTimes
-from peer.sim.engine.stragglers import Lateness
-from peer.sim.engine.swarm import Swarm
-from peer.sim.learner.replica import Replica
+from peer.sim.engine.stragglers import Stragglers
+from peer.sim.engine.swarm import SimSwarm
+from peer.sim.learner.replica import SimReplica
 from peer.sim.round.contribution import Contribution
-from peer.sim.round.rounds import Round
+from peer.sim.round.rounds import SimRound
 
 OnStep = Callable[[int, float], None]
 """(steps of all peers so far, virtual seconds), after every inner step of any peer."""
@@ -30,7 +30,7 @@ class Stepping:
     """
 
     def __init__(
-        self, swarm: Swarm, exchanges: Exchanges, lateness: Lateness, times: StepTimes, on_step: OnStep
+        self, swarm: SimSwarm, exchanges: Exchanges, lateness: Stragglers, times: StepTimes, on_step: OnStep
     ) -> None:
         self._swarm, self._exchanges, self._lateness = swarm, exchanges, lateness
         self._times, self._on_step = times, on_step
@@ -40,7 +40,7 @@ class Stepping:
             for replica in swarm.replicas
         ]
 
-    def go_on(self, replica: Replica) -> None:
+    def go_on(self, replica: SimReplica) -> None:
         """Contribute and merge what is due, or wait for it; then step on."""
         stay, recipe = self._swarm.stays[replica.index], self._swarm.recipe
         # A difference is taken from parameters that hold every earlier result; a gradient, and the estimate of an
@@ -53,7 +53,7 @@ class Stepping:
         if self._merge_due(replica):
             self._begin_step(replica)
 
-    def on_result(self, round: Round) -> None:
+    def on_result(self, round: SimRound) -> None:
         """A round is done: who came too late catches up, and who waited for it goes on."""
         for member in [*round.arrived, *sorted(round.watchers)]:
             replica = self._swarm.replicas[member]
@@ -61,14 +61,14 @@ class Stepping:
                 self._lateness.left_out(replica, round)
             self.go_on_after(round, replica)
 
-    def go_on_after(self, round: Round, replica: Replica) -> None:
+    def go_on_after(self, round: SimRound, replica: SimReplica) -> None:
         """If that is the round that it waits for."""
         if self._swarm.stays[replica.index].blocked is round:
             self.go_on(replica)
 
     # steps --------------------------------------------------------------------------------------------------------
 
-    def _begin_step(self, replica: Replica) -> None:
+    def _begin_step(self, replica: SimReplica) -> None:
         if self._swarm.draining:
             return
         seconds, fraction = self._times.draw(replica)
@@ -77,7 +77,7 @@ class Stepping:
         self._swarm.stays[replica.index].busy_until_s = clock.now + seconds
         clock.at(clock.now + seconds, lambda: self._end_step(replica, life, fraction))
 
-    def _end_step(self, replica: Replica, life: int, fraction: float) -> None:
+    def _end_step(self, replica: SimReplica, life: int, fraction: float) -> None:
         if replica.life != life or not replica.present:
             return
         swarm, stay = self._swarm, self._swarm.stays[replica.index]
@@ -92,7 +92,7 @@ class Stepping:
         stay.due += self._events(replica)
         self.go_on(replica)
 
-    def _events(self, replica: Replica) -> Sequence[Event]:
+    def _events(self, replica: SimReplica) -> Sequence[Event]:
         schedule = self._schedules[replica.index]
         if isinstance(schedule, GradientChange):
             step = replica.position
@@ -101,7 +101,7 @@ class Stepping:
 
     # rounds -------------------------------------------------------------------------------------------------------
 
-    def _contribute(self, replica: Replica, event: Event) -> None:
+    def _contribute(self, replica: SimReplica, event: Event) -> None:
         swarm = self._swarm
         round = self._exchanges.gathering.round_for(replica.index, replica.side, event)
         if round is None:
@@ -115,7 +115,7 @@ class Stepping:
         swarm.stays[replica.index].pending.append((event.apply_step, round, contribution))
         self._exchanges.arrive(round, replica, contribution)
 
-    def _contribution(self, replica: Replica, round: Round, *, overlapped: bool) -> Contribution:
+    def _contribution(self, replica: SimReplica, round: SimRound, *, overlapped: bool) -> Contribution:
         swarm, ratios = self._swarm, self._swarm.division.payload_ratios
         rate = swarm.learning_rate(replica, just_made=True)
         contribution = swarm.sync.contribute(replica, round.fragment, round.number, rate, overlapped=overlapped)
@@ -123,7 +123,7 @@ class Stepping:
             return swarm.sync.thinned(contribution, ratios[replica.index])
         return contribution
 
-    def _merge_due(self, replica: Replica, fragment: int | None = None) -> bool:
+    def _merge_due(self, replica: SimReplica, fragment: int | None = None) -> bool:
         """False if it has to wait; all results for `fragment` are due, lest what is under way be sent again."""
         stay = self._swarm.stays[replica.index]
         stay.blocked = None

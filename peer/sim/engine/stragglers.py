@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from peer.outer.policy.schedules import Event
 from peer.outer.policy.straggler import Backup, WaitAll, waits_for_all
 from peer.sim.engine.exchanges import Exchanges
-from peer.sim.engine.swarm import Swarm
-from peer.sim.learner.replica import Replica
-from peer.sim.round.rounds import Round
+from peer.sim.engine.swarm import SimSwarm
+from peer.sim.learner.replica import SimReplica
+from peer.sim.round.rounds import SimRound
 
 
-class Lateness:
+class Stragglers:
     """Deadlines, and catching up with the others.
 
     Args:
@@ -20,10 +20,10 @@ class Lateness:
         exchanges: the rounds that they are late for.
     """
 
-    def __init__(self, swarm: Swarm, exchanges: Exchanges) -> None:
+    def __init__(self, swarm: SimSwarm, exchanges: Exchanges) -> None:
         self._swarm, self._exchanges = swarm, exchanges
 
-    def last_chance(self, replica: Replica) -> Sequence[Event]:
+    def last_chance(self, replica: SimReplica) -> Sequence[Event]:
         """A round that waits for this peer, and whose deadline its next step would miss: it sends what it has."""
         swarm, policy = self._swarm, self._swarm.recipe.straggler
         if not isinstance(policy, WaitAll | Backup) or policy.deadline_s is None:
@@ -38,14 +38,14 @@ class Lateness:
         apply_step = replica.position + swarm.recipe.overlap_steps
         return (Event(fragment=round.fragment, round=round.number, send_step=sent_at, apply_step=apply_step),)
 
-    def left_out(self, replica: Replica, round: Round) -> None:
+    def left_out(self, replica: SimReplica, round: SimRound) -> None:
         """It arrived after the round had started without it."""
         stay = self._swarm.stays[replica.index]
         stay.pending = [entry for entry in stay.pending if entry[1] is not round]
         self._swarm.sync.give_back(replica, round.contributions[replica.index], round.fragment)
         self.catch_up(replica)
 
-    def catch_up(self, replica: Replica) -> None:
+    def catch_up(self, replica: SimReplica) -> None:
         """The swarm went on without this peer: it takes the anchor with its own progress on top, and its pace."""
         self._swarm.tally.late += 1
         self.take_pace_of_others(replica)
@@ -54,14 +54,14 @@ class Lateness:
         if waits_for_all(self._swarm.recipe.straggler):
             self._excuse(replica)
 
-    def take_pace_of_others(self, replica: Replica) -> None:
+    def take_pace_of_others(self, replica: SimReplica) -> None:
         """Stand where the one of the others stands who is ahead."""
         others = self._swarm.others(replica)
         if others:
             replica.base_round = max(other.base_round for other in others)
             self._swarm.stand_at(replica, self._swarm.rounds_made(others))
 
-    def _excuse(self, replica: Replica) -> None:
+    def _excuse(self, replica: SimReplica) -> None:
         """Nobody waits for it in the rounds that it has passed by."""
         for round in self._exchanges.gathering.unfinished():
             if round.state != "gathering" or replica.index not in round.expected - set(round.arrived):
@@ -70,7 +70,7 @@ class Lateness:
                 round.expected.discard(replica.index)
                 self._exchanges.plan(round)
 
-    def _has_passed(self, replica: Replica, round: Round) -> bool:
+    def _has_passed(self, replica: SimReplica, round: SimRound) -> bool:
         if self._swarm.division.steps is not None:
             return round.number <= self._swarm.rounds_made([replica])
         return round.send_step <= replica.position

@@ -11,10 +11,10 @@ from peer.outer.policy.schedules import Event
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.engine.clock import Clock
 from peer.sim.engine.work_split import divide
-from peer.sim.learner.replica import Replica
+from peer.sim.learner.replica import SimReplica
 from peer.sim.round.aggregation import Synchroniser
 from peer.sim.round.contribution import Contribution
-from peer.sim.round.rounds import Round
+from peer.sim.round.rounds import SimRound
 from peer.sim.world.overlap import Layer
 
 
@@ -59,7 +59,7 @@ class Tally:
 
 
 @dataclass(eq=False)
-class Stay:
+class PeerWait:
     """What a present peer waits for.
 
     Attributes:
@@ -71,15 +71,15 @@ class Stay:
         due: contributions that it makes once the merges before them are done.
     """
 
-    pending: list[tuple[int, Round, Contribution]] = field(default_factory=list)
-    blocked: Round | None = None
+    pending: list[tuple[int, SimRound, Contribution]] = field(default_factory=list)
+    blocked: SimRound | None = None
     stepped_s: float = -math.inf
     busy_until_s: float = -math.inf
     link_free_s: float = -math.inf
     due: list[Event] = field(default_factory=list)
 
 
-class Swarm:
+class SimSwarm:
     """What the parts of the engine share.
 
     Args:
@@ -89,10 +89,10 @@ class Swarm:
         pace: goal and speed.
     """
 
-    def __init__(self, recipe: Recipe, replicas: Sequence[Replica], sync: Synchroniser, pace: Pace) -> None:
+    def __init__(self, recipe: Recipe, replicas: Sequence[SimReplica], sync: Synchroniser, pace: Pace) -> None:
         self.recipe, self.replicas, self.sync, self.pace = recipe, list(replicas), sync, pace
         self.clock, self.tally = Clock(), Tally()
-        self.stays = [Stay() for _ in self.replicas]
+        self.stays = [PeerWait() for _ in self.replicas]
         self.profiles = [replica.profile for replica in self.replicas]
         self.division = divide(recipe, self.profiles, pace.step_s, sync.wire_bytes(0))
 
@@ -105,11 +105,11 @@ class Swarm:
         """The peers of one side that are there, ascending."""
         return [replica.index for replica in self.replicas if replica.present and replica.side == side]
 
-    def others(self, replica: Replica) -> list[Replica]:
+    def others(self, replica: SimReplica) -> list[SimReplica]:
         """Those who are there and whom it can reach."""
         return [r for r in self.replicas if r.present and r.side == replica.side and r is not replica]
 
-    def learning_rate(self, replica: Replica, *, just_made: bool = False) -> float:
+    def learning_rate(self, replica: SimReplica, *, just_made: bool = False) -> float:
         """The inner rate at the swarm's progress in steps of one peer; of the step `just_made`, or of the next."""
         steps = self.tally.steps - just_made
         return self.pace.learning_rate(max(0, steps) // len(self.replicas), replica.steps_since_join)
@@ -118,17 +118,17 @@ class Swarm:
         """Seconds of a step of a peer of this speed, without jitter."""
         return self.pace.step_s * self.recipe.gradients_per_step / speed
 
-    def rounds_made(self, replicas: Sequence[Replica]) -> int:
+    def rounds_made(self, replicas: Sequence[SimReplica]) -> int:
         """Of the one who is ahead; in steps where all make equally many steps per round."""
         per_round = self.division.steps or [1] * len(self.replicas)
         # Who has yet to contribute at its step has not passed it.
         return max(((r.position - bool(self.stays[r.index].due)) // per_round[r.index] for r in replicas), default=0)
 
-    def stand_at(self, replica: Replica, rounds_made: int) -> None:
+    def stand_at(self, replica: SimReplica, rounds_made: int) -> None:
         """Put it where a peer stands that has made so many rounds, as `rounds_made` counts them."""
         replica.position = rounds_made * (self.division.steps[replica.index] if self.division.steps is not None else 1)
 
-    def count_time(self, replica: Replica) -> None:
+    def count_time(self, replica: SimReplica) -> None:
         """It is gone, or all is over: what it has not computed of its last step was never computed."""
         replica.present_s += self.clock.now - replica.arrived_s
         replica.busy_s -= max(0.0, self.stays[replica.index].busy_until_s - self.clock.now)
@@ -144,7 +144,7 @@ def clones(recipe: Recipe) -> bool:
     return recipe.payload == "gradient" or isinstance(recipe.merge, Eager)
 
 
-def heaviest_side(replicas: Sequence[Replica]) -> int:
+def heaviest_side(replicas: Sequence[SimReplica]) -> int:
     """The side of a partition whose peers made the most steps; of equal ones the first."""
     steps: dict[int, int] = {}
     for replica in replicas:

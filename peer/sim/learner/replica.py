@@ -167,7 +167,7 @@ class Learner:
 
 
 @dataclass
-class Replica:
+class SimReplica:
     """Where one peer stands in virtual time; `learner` is None when only time is simulated.
 
     Attributes:

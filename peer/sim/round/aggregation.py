@@ -23,9 +23,17 @@ from peer.outer.state.flat_layout import FlatLayout, Ranges
 from peer.outer.state.gathered_update import round_seed
 from peer.outer.state.gossip_mixing import centre_of, drift
 from peer.outer.topology.topologies import AllPeers
-from peer.sim.learner.replica import Learner, Replica, clip_
+from peer.sim.learner.replica import Learner, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
-from peer.sim.round.contribution import CHUNK, Contribution, Outcome, Read, is_usable, reader, values_to_send
+from peer.sim.round.contribution import (
+    CHUNK,
+    CommittedRound,
+    Contribution,
+    ReadFragment,
+    is_usable,
+    reader,
+    values_to_send,
+)
 from peer.sim.round.mixing import acceleration_of, move_to
 from peer.sim.round.ranges import length_of, put, shapes_within, take
 
@@ -64,13 +72,15 @@ class Synchroniser:
         """The same with a payload scaled to a peer's own ratio, when only time is simulated."""
         return replace(contribution, wire_bytes=contribution.wire_bytes * ratio)
 
-    def give_back(self, replica: Replica, contribution: Contribution, fragment: int) -> None:
+    def give_back(self, replica: SimReplica, contribution: Contribution, fragment: int) -> None:
         """A contribution that no round took: its tokens, and what error feedback took for it, wait for the next."""
         replica.unsent_tokens[fragment] += contribution.weight
         if replica.learner is not None:
             replica.learner.encoders[fragment].revert()
 
-    def contribute(self, replica: Replica, fragment: int, round: int, lr: float, *, overlapped: bool) -> Contribution:
+    def contribute(
+        self, replica: SimReplica, fragment: int, round: int, lr: float, *, overlapped: bool
+    ) -> Contribution:
         """Take this peer's part in a round of one fragment from what it has learned since the last."""
         weight = max(1, min(replica.unsent_tokens[fragment], self.nominal_tokens))
         replica.unsent_tokens[fragment] = 0
@@ -86,7 +96,7 @@ class Synchroniser:
 
     def _encode(
         self, learner: Learner, fragment: int, round: int, lr: float, *, overlapped: bool
-    ) -> tuple[float, Read]:
+    ) -> tuple[float, ReadFragment]:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         lazy = self.recipe.dense and self.recipe.feedback is None and not (overlapped or self.recipe.accumulates)
         source = values_to_send(self.recipe, learner, self.fragments[fragment], lr)
@@ -107,10 +117,10 @@ class Synchroniser:
     # commits ------------------------------------------------------------------------------------------------------
 
     def commit(
-        self, members: Sequence[Replica], contributions: Sequence[Contribution], fragment: int, round: int, lr: float
-    ) -> Outcome:
+        self, members: Sequence[SimReplica], contributions: Sequence[Contribution], fragment: int, round: int, lr: float
+    ) -> CommittedRound:
         """Aggregate, and change the outer state (or, in gossip, the members' own) once."""
-        outcome = Outcome(num_members=len(members), round=round, lr=lr)
+        outcome = CommittedRound(num_members=len(members), round=round, lr=lr)
         if members[0].learner is None:
             return outcome
         learners = [replica.learner for replica in members if replica.learner is not None]
@@ -138,12 +148,12 @@ class Synchroniser:
             outcome.dropped = [c.member for c in sent]
         return outcome
 
-    def _weight(self, contribution: Contribution, replica: Replica, round: int, contributors: int) -> float:
+    def _weight(self, contribution: Contribution, replica: SimReplica, round: int, contributors: int) -> float:
         staleness = max(0, round - 1 - replica.base_round)
         return contribution.weight * staleness_weight(self.recipe.straggler, staleness, contributors)
 
     def _aggregate(
-        self, reads: Sequence[Read], weights: Sequence[float], fragment: int, members: int,
+        self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int,
         round: int,
     ) -> Iterator[tuple[int, int, Tensor]]:
         """(start, stop, the aggregate as everybody decodes it), piece by piece."""
@@ -180,8 +190,8 @@ class Synchroniser:
         return self._residuals[fragment]
 
     def _outer_step(
-        self, learners: Sequence[Learner], reads: Sequence[Read], weights: Sequence[float],
-        fragment: int, round: int, outcome: Outcome,
+        self, learners: Sequence[Learner], reads: Sequence[ReadFragment], weights: Sequence[float],
+        fragment: int, round: int, outcome: CommittedRound,
     ) -> None:
         ranges = self.fragments[fragment]
         outers = list({id(learner.outer): learner.outer for learner in learners}.values())
@@ -205,7 +215,7 @@ class Synchroniser:
                     put(buffer, ranges, piece)
 
     def _gradient(
-        self, learners: Sequence[Learner], reads: Sequence[Read], weights: Sequence[float],
+        self, learners: Sequence[Learner], reads: Sequence[ReadFragment], weights: Sequence[float],
         fragment: int, round: int, lr: float,
     ) -> Tensor | None:
         pieces = [piece for _, _, piece in self._aggregate(reads, weights, fragment, len(learners), round)]
@@ -222,7 +232,7 @@ class Synchroniser:
         return None
 
     def _gossip(
-        self, present: Sequence[Learner], reads: Sequence[Read], members: int, fragment: int, round: int
+        self, present: Sequence[Learner], reads: Sequence[ReadFragment], members: int, fragment: int, round: int
     ) -> None:
         """Parameters move towards the group's; who sent nothing usable is not `present`, and keeps its own."""
         if len(present) < 2:
@@ -238,7 +248,7 @@ class Synchroniser:
 
     # merges -------------------------------------------------------------------------------------------------------
 
-    def merge(self, replica: Replica, outcome: Outcome, contribution: Contribution, fragment: int) -> None:
+    def merge(self, replica: SimReplica, outcome: CommittedRound, contribution: Contribution, fragment: int) -> None:
         """Bring what the round decided into this peer's own parameters."""
         learner, recipe = replica.learner, self.recipe
         replica.base_round = outcome.round

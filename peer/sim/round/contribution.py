@@ -16,7 +16,7 @@ from peer.sim.round.ranges import take
 from peer.sim.world.scenario import PeerProfile
 
 CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32
-Read = Callable[[int, int], Tensor]
+ReadFragment = Callable[[int, int], Tensor]
 """(start, stop) -> the values [start, stop) of a fragment, fp32."""
 
 
@@ -36,13 +36,13 @@ class Contribution:
     member: int
     weight: int
     wire_bytes: float
-    read: Read | None
+    read: ReadFragment | None
     profile: PeerProfile
     base: Tensor | None = None
 
 
 @dataclass
-class Outcome:
+class CommittedRound:
     """What a committed round leaves for the merges of its members.
 
     Attributes:
@@ -60,12 +60,12 @@ class Outcome:
     round: int = 0
 
 
-def reader(vector: Tensor) -> Read:
+def reader(vector: Tensor) -> ReadFragment:
     """Reads from a vector of the whole fragment."""
     return lambda start, stop: vector[start:stop]
 
 
-def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> Read:
+def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> ReadFragment:
     """What the peer has to say for the fragment in `ranges`, before any codec.
 
     Args:
@@ -89,7 +89,7 @@ def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) 
     return lambda a, b: anchor[a:b] - local[a:b] - kept * (shadow.anchor[a:b] - shadow.parameters[a:b])
 
 
-def is_usable(read: Read, length: int) -> bool:
+def is_usable(read: ReadFragment, length: int) -> bool:
     """Strict parsing refuses what is not finite; a receiver does the same with every payload of `length` values."""
     try:
         return all(is_finite(read(start, min(start + CHUNK, length))) for start in range(0, length, CHUNK))

@@ -10,7 +10,7 @@ from peer.outer.policy.schedules import Event
 from peer.outer.policy.straggler import Backup, Quorum
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import AllPeers, Links
-from peer.sim.round.contribution import Contribution, Outcome
+from peer.sim.round.contribution import CommittedRound, Contribution
 from peer.sim.world.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
 from peer.sim.world.scenario import PeerProfile
 
@@ -18,7 +18,7 @@ State = Literal["gathering", "exchanging", "done"]
 
 
 @dataclass(eq=False)
-class Round:
+class SimRound:
     """One round of one fragment by one group.
 
     Attributes:
@@ -44,7 +44,7 @@ class Round:
     planned: bool = False
     state: State = "gathering"
     members: tuple[int, ...] = ()
-    outcome: Outcome | None = None
+    outcome: CommittedRound | None = None
 
 
 class ExchangeCost:
@@ -65,15 +65,15 @@ class ExchangeCost:
         self._gossips = recipe.gossips
         self._anchor_bytes = anchor_bytes if recipe.gossips and recipe.payload == "delta" else ()
 
-    def seconds(self, round: Round, update_bytes: float) -> float:
+    def seconds(self, round: SimRound, update_bytes: float) -> float:
         """From the start of the exchange until every member has the result."""
         return self._seconds(round, self._payloads(round), update_bytes)
 
-    def latency_s(self, round: Round) -> float:
+    def latency_s(self, round: SimRound) -> float:
         """What of `seconds` is left when nothing is sent."""
         return self._seconds(round, [0.0] * len(round.members), 0.0)
 
-    def _seconds(self, round: Round, payloads: Sequence[float], update_bytes: float) -> float:
+    def _seconds(self, round: SimRound, payloads: Sequence[float], update_bytes: float) -> float:
         profiles = [self._profiles[member] for member in round.members]
         if len(profiles) < 2:
             return 0.0
@@ -83,7 +83,7 @@ class ExchangeCost:
             return gather_seconds(profiles, payloads)
         return reduce_seconds(profiles, max(payloads), update_bytes, self._shares_of(round.members))
 
-    def traffic(self, round: Round, update_bytes: float) -> dict[int, float]:
+    def traffic(self, round: SimRound, update_bytes: float) -> dict[int, float]:
         """Bytes that each member sends."""
         payloads = self._payloads(round)
         count = len(round.members)
@@ -95,7 +95,7 @@ class ExchangeCost:
             sent = list(reduce_traffic(count, max(payloads), update_bytes, self._shares_of(round.members)))
         return {member: float(num_bytes) for member, num_bytes in zip(round.members, sent, strict=True)}
 
-    def _payloads(self, round: Round) -> list[float]:
+    def _payloads(self, round: SimRound) -> list[float]:
         """What each member has for every other one: with an anchor of its own, that besides (arXiv 2506.10911)."""
         anchor = self._anchor_bytes[round.fragment] if self._anchor_bytes else 0.0
         return [round.contributions[member].wire_bytes + anchor for member in round.members]
@@ -108,7 +108,7 @@ class ExchangeCost:
         return [share / total for share in own] if total > 0 else None
 
 
-class Gathering:
+class RoundBook:
     """All rounds that are not over, and which one a peer's contribution belongs to.
 
     Args:
@@ -120,8 +120,8 @@ class Gathering:
 
     def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: Links) -> None:
         self._recipe, self._seed, self._present, self._links = recipe, seed, present, links
-        self._plans: dict[tuple[int, int, int], list[Round]] = {}
-        self._places: dict[tuple[int, int, int], dict[int, Round]] = {}  # of each peer in the groups as planned
+        self._plans: dict[tuple[int, int, int], list[SimRound]] = {}
+        self._places: dict[tuple[int, int, int], dict[int, SimRound]] = {}  # of each peer in the groups as planned
         self._number: dict[tuple[int, int], int] = {}
         self._last_over: dict[tuple[int, int], int] = {}
         self.closed: list[tuple[int, ...]] = []
@@ -131,7 +131,7 @@ class Gathering:
         """Whether rounds are not numbered by the peers' own steps: whoever is ready joins the one that is open."""
         return isinstance(self._recipe.straggler, Quorum | Backup)
 
-    def round_for(self, peer: int, side: int, event: Event) -> Round | None:
+    def round_for(self, peer: int, side: int, event: Event) -> SimRound | None:
         """The round that this peer joins; None if it is over already, and the peer has to catch up."""
         fragment, number = event.fragment, event.round
         if self.asynchronous:
@@ -141,7 +141,7 @@ class Gathering:
             if number <= self._last_over.get((side, fragment), 0):
                 return None
             groups = self._recipe.topology.groups(number, self._present(side), self._seed, self._links)
-            self._plans[key] = [Round(fragment, number, set(group), event.send_step) for group in groups]
+            self._plans[key] = [SimRound(fragment, number, set(group), event.send_step) for group in groups]
             self._places[key] = {member: round for round in self._plans[key] for member in round.expected}
         rounds = self._plans[key]
         own = self._places[key].get(peer)
@@ -151,13 +151,13 @@ class Gathering:
             own = rounds[0]
         return own if own is not None and own.state == "gathering" else None
 
-    def started(self, round: Round, side: int) -> None:
+    def started(self, round: SimRound, side: int) -> None:
         """The exchange of `round` has begun: the next contribution opens another."""
         if self.asynchronous:
             self._number[side, round.fragment] = round.number
             self.closed.append(round.members)
 
-    def finished(self, round: Round, side: int) -> None:
+    def finished(self, round: SimRound, side: int) -> None:
         """Forget plans that nobody can join any more."""
         key = (side, round.fragment, round.number)
         if all(other.state == "done" for other in self._plans.get(key, [])):
@@ -165,7 +165,7 @@ class Gathering:
             for old in [k for k in self._plans if k[:2] == key[:2] and k[2] < round.number - 2]:
                 del self._plans[old], self._places[old]
 
-    def forget(self, rounds: Sequence[Round]) -> None:
+    def forget(self, rounds: Sequence[SimRound]) -> None:
         """They come to nothing: who contributes now opens others."""
         for key, planned in list(self._plans.items()):
             kept = [round for round in planned if round not in rounds]
@@ -174,11 +174,11 @@ class Gathering:
             else:
                 del self._plans[key], self._places[key]
 
-    def waiting_for(self, peer: int) -> Round | None:
+    def waiting_for(self, peer: int) -> SimRound | None:
         """A round in which somebody waits for this peer, if there is one."""
         waiting = (round for round in self.unfinished() if round.state == "gathering" and round.arrived)
         return next((round for round in waiting if peer in round.expected and peer not in round.arrived), None)
 
-    def unfinished(self) -> list[Round]:
+    def unfinished(self) -> list[SimRound]:
         """Rounds that are not over."""
         return [round for rounds in self._plans.values() for round in rounds if round.state != "done"]

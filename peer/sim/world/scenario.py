@@ -93,7 +93,7 @@ class PeerClass(Spec):
         return self
 
 
-class Partition(Spec):
+class NetworkSplit(Spec):
     """From `start_s` to `end_s` only peers on the same side reach each other; `sides` are shares of all peers."""
 
     start_s: float = Field(ge=0.0)
@@ -101,7 +101,7 @@ class Partition(Spec):
     sides: tuple[Share, ...] = Field(min_length=2, max_length=64)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Partition:
+    def _consistent(self) -> NetworkSplit:
         if self.end_s <= self.start_s:
             raise ValueError(f"end_s={self.end_s}: must be above start_s={self.start_s}")
         _check_shares(self.sides, "sides")
@@ -147,7 +147,7 @@ class Scenario(Spec):
     description: str = Field(default="", max_length=400)
     seed: int = Field(default=0, ge=0, lt=2**31)
     peers: tuple[PeerClass, ...] = Field(min_length=1, max_length=64)
-    partitions: tuple[Partition, ...] = Field(default=(), max_length=64)
+    partitions: tuple[NetworkSplit, ...] = Field(default=(), max_length=64)
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
@@ -251,7 +251,7 @@ def parse_scenario(text: str | bytes, origin: str) -> Scenario:
     if not isinstance(document, dict):
         raise UserError(f"scenario {origin} must be a mapping of keys to values, not {type(document).__name__}")
     # Items by themselves: `explain_validation` finds the nearest known key in sections, not in lists of them.
-    problems = [*_problems(document, "peers", PeerClass), *_problems(document, "partitions", Partition)]
+    problems = [*_problems(document, "peers", PeerClass), *_problems(document, "partitions", NetworkSplit)]
     if problems:
         raise UserError(f"scenario {origin} is not valid", "\n".join(problems))
     try:

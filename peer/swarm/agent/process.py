@@ -12,7 +12,7 @@ import socket
 import sys
 
 from peer.swarm.net.stale_sockets import sweep_stale_sockets
-from peer.swarm.runtime.malloc import return_freed_memory
+from peer.swarm.runtime.malloc import trim_malloc_arenas
 from peer.system.death_signal import children_die_with_us, die_with_parent
 from peer.system.gc_pause import starting
 
@@ -28,7 +28,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer drains on Ctrl-C and then stops its agent
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sweep_stale_sockets()
-    return_freed_memory()
+    trim_malloc_arenas()
 
     with starting():
         import torch

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from peer.explain.journal import RoundJournal
-from peer.link.messages import Round, ToTrainer
+from peer.link.messages import RoundEnded, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.protocol.records import PeerRecord
 
@@ -37,8 +37,8 @@ class Recorder:
 
     def tell(self, message: ToTrainer) -> None:
         """As the `tell` that was given, but records are completed and kept first."""
-        if isinstance(message, Round):
-            message = Round(record=self._complete(message.record))
+        if isinstance(message, RoundEnded):
+            message = RoundEnded(record=self._complete(message.record))
             self._journal.append(message.record)
         self._tell(message)
 

@@ -18,6 +18,7 @@ from peer.explain.journal import RoundJournal
 from peer.link.memory import Head, SharedState
 from peer.link.messages import (
     MAX_LINE_BYTES,
+    LivePeers,
     Mapped,
     Merged,
     Message,
@@ -29,7 +30,6 @@ from peer.link.messages import (
     Start,
     Stop,
     Stopped,
-    Swarm,
     ToTrainer,
     decode,
     encode,
@@ -41,13 +41,13 @@ from peer.protocol.records import PeerRecord
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.round_loop import GossipRounds
-from peer.swarm.gossip.store import OwnKeeper
-from peer.swarm.lineage.round_loop import Rounds
+from peer.swarm.gossip.store import LocalStateStore
+from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.net.node import Node, start_node
-from peer.swarm.state.chain import History
-from peer.swarm.state.store import Keeper
+from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ SWARM_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
 DAEMON_GONE = 3
 NOWHERE = "0" * 64
-AnyRounds = Rounds | GossipRounds
+AnyRounds = LineageRounds | GossipRounds
 
 
 class Channel:
@@ -150,9 +150,9 @@ class AgentSession:
         )
         rounds, resumed = self._build(node, directory, manifest, organiser, mapped, folder, recorder.tell)
         await rounds.start()
-        keeper = rounds.keeper
-        courtesy, on_return = keeper.shelf.courtesy, rounds.on_return
-        await HistoryServer(node, manifest.run_id, keeper.history, keeper.shelf, courtesy, on_return).start()
+        store = rounds.store
+        priority, on_return = store.snapshot_cache.priority, rounds.on_return
+        await HistoryServer(node, manifest.run_id, store.history, store.snapshot_cache, priority, on_return).start()
         directory.follow()
         self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))
@@ -176,19 +176,19 @@ class AgentSession:
         state = OuterState(
             memory.anchor, memory.buffers, recipe.optimizer, written, 0, manifest.genesis, rate_of(manifest, recipe)
         )
-        history = History(folder / "history" / manifest.run_id[:16], manifest.genesis)
+        history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
         nominal_tokens = recipe.regular_steps(manifest.rounds.total) * per_step
         log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
         if recipe.gossips:
-            own = OwnKeeper(memory, state, history)
+            own = LocalStateStore(memory, state, history)
             resumed = own.restore()
             gossip = GossipRounds(node, directory, manifest, own, organiser, nominal_tokens, tell, self._rng)
             return gossip, resumed
-        keeper = Keeper(memory, state, history)
+        store = StateStore(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
-        resumed = keeper.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
-        rounds = Rounds(node, directory, manifest, keeper, organiser, nominal_tokens, tell, self._rng)
+        resumed = store.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
+        rounds = LineageRounds(node, directory, manifest, store, organiser, nominal_tokens, tell, self._rng)
         return rounds, resumed
 
     async def _work(self, node: Node, directory: Directory, rounds: AnyRounds, resumed: Head | None) -> None:
@@ -209,9 +209,9 @@ class AgentSession:
         exchanged, served = node.traffic["round"], node.traffic["history"]
         self._channel.tell(
             Stopped(
-                round=rounds.keeper.state.round,
-                lineage_id=rounds.keeper.state.lineage_id,
-                state_digest=await rounds.keeper.digest() if rounds.keeper.valid else None,
+                round=rounds.store.state.round,
+                lineage_id=rounds.store.state.lineage_id,
+                state_digest=await rounds.store.digest() if rounds.store.valid else None,
                 round_bytes_sent=exchanged.sent,
                 round_bytes_received=exchanged.received,
                 state_bytes_sent=served.sent,
@@ -248,7 +248,7 @@ class AgentSession:
         while True:
             own = self._describe(directory, rounds, node)
             peers, addresses = {node.peer_id: own, **directory.peers}, await node.addresses()
-            self._channel.tell(Swarm(peers=peers, addresses=addresses))
+            self._channel.tell(LivePeers(peers=peers, addresses=addresses))
             await asyncio.sleep(SWARM_PERIOD_S)
 
     def _describe(self, directory: Directory, rounds: AnyRounds, node: Node) -> PeerRecord:
@@ -277,15 +277,15 @@ class AgentSession:
 
 async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
     """Write the outer state and the chain that leads to it into `path` (a checkpoint being made)."""
-    state = rounds.keeper.state
+    state = rounds.store.state
 
     def write() -> None:
         tensors = {"anchor": state.anchor, **{f"buffer{i}": buffer for i, buffer in enumerate(state.buffers)}}
         save_file(tensors, path / "outer.safetensors")
-        (path / "chain.jsonl").write_bytes(rounds.keeper.history.chain_path.read_bytes())
+        (path / "chain.jsonl").write_bytes(rounds.store.history.chain_path.read_bytes())
 
     problem = None
-    async with rounds.keeper.still():
+    async with rounds.store.still():
         try:
             await asyncio.to_thread(write)
         except (OSError, SafetensorError) as error:

@@ -14,8 +14,8 @@ from statistics import median
 from peer.errors import AtollError, ProtocolError
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup.partial_file import PartialFile
-from peer.swarm.net.preopened import Open
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.preopened import OpenStream
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class CatchUpError(ProtocolError):
 
 
 @dataclass(eq=False)
-class Lane:
+class DonorStream:
     """What one donor is asked for.
 
     Attributes:
@@ -54,10 +54,10 @@ class Lane:
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     given_up: bool = False
     second: bool = False
-    stream: Stream | None = None
+    stream: FrameStream | None = None
 
 
-def much_slower(lane: Lane, lanes: Collection[Lane], now: float, idle: bool) -> bool:
+def much_slower(lane: DonorStream, lanes: Collection[DonorStream], now: float, idle: bool) -> bool:
     """Whether a lane has kept a chunk waiting for much longer than chunks take elsewhere, and one of the others has not
     done the same meanwhile: where all are silent it is this peer's line or disk that stands, and nobody is slow.
 
@@ -74,7 +74,7 @@ def much_slower(lane: Lane, lanes: Collection[Lane], now: float, idle: bool) -> 
     return works and now - lane.since > limit_s
 
 
-class ChunkFetch:
+class ChunkDownload:
     """Fills a partial file from donors of its snapshot.
 
     A donor that sends anything wrong is distrusted; one that dies, does not have the snapshot any more, or is much
@@ -89,7 +89,7 @@ class ChunkFetch:
         served: chunks that were right, by donor.
     """
 
-    def __init__(self, open_stream: Open, run_id: str, part: PartialFile, distrust: Distrust) -> None:
+    def __init__(self, open_stream: OpenStream, run_id: str, part: PartialFile, distrust: Distrust) -> None:
         self._open, self._run_id, self._part, self._distrust = open_stream, run_id, part, distrust
         self._loop = asyncio.get_running_loop()
         self._todo = deque(part.missing)
@@ -99,7 +99,7 @@ class ChunkFetch:
         self._done = asyncio.Event()
         self._donors: deque[str] = deque()
         self._lone = False
-        self._lanes: set[Lane] = set()
+        self._lanes: set[DonorStream] = set()
         self._alone: asyncio.Future[str] = self._loop.create_future()
         self._losses: dict[str, AtollError] = {}
         self._progress_at = self._loop.time()
@@ -133,13 +133,13 @@ class ChunkFetch:
 
     async def _work_on(self) -> None:
         while self._left and self._donors:
-            await self._follow(Lane(self._donors.popleft()))
+            await self._follow(DonorStream(self._donors.popleft()))
 
     async def _work_beside(self) -> None:
         """A second stream to a donor that serves alone, from the beginning or once it is left."""
-        await self._follow(Lane(await self._alone, second=True))
+        await self._follow(DonorStream(await self._alone, second=True))
 
-    def _double(self, lane: Lane) -> None:
+    def _double(self, lane: DonorStream) -> None:
         """Ask for a second stream to this donor if it is alone: one of libp2p's does not fill a far line. A connection
         of its own does, and two would be in each other's way.
         """
@@ -147,7 +147,7 @@ class ChunkFetch:
         if alone and lane.stream is not None and not lane.stream.direct:
             self._alone.set_result(lane.donor)
 
-    async def _follow(self, lane: Lane) -> None:
+    async def _follow(self, lane: DonorStream) -> None:
         """Ask one donor for chunks until none is missing; or until it is lost."""
         self._lanes.add(lane)
         try:
@@ -167,7 +167,7 @@ class ChunkFetch:
         finally:
             self._lanes.discard(lane)
 
-    async def _ask(self, lane: Lane) -> bool:
+    async def _ask(self, lane: DonorStream) -> bool:
         """Fetch chunks over one stream until there is nothing to ask for; True if the donor is busy."""
         lane.stream = await self._open(lane.donor)
         if self._lone and self._left > WINDOW:
@@ -190,7 +190,7 @@ class ChunkFetch:
                 await checking  # a donor that lies and leaves has lied
         return False
 
-    async def _keep_asking(self, lane: Lane) -> bool:
+    async def _keep_asking(self, lane: DonorStream) -> bool:
         """Ask for what there is, up to WINDOW chunks; False when nothing is asked for."""
         while self._todo and len(lane.asked) < WINDOW:
             index = self._todo.popleft()
@@ -206,7 +206,7 @@ class ChunkFetch:
             self._work.clear()
         return bool(lane.asked)
 
-    async def _receive(self, lane: Lane, buffer: bytearray) -> memoryview | None:
+    async def _receive(self, lane: DonorStream, buffer: bytearray) -> memoryview | None:
         """The chunk that was asked for first, into `buffer`; None if the donor is busy."""
         assert lane.stream is not None
         length = self._part.places[lane.asked[0]][1]
@@ -215,14 +215,14 @@ class ChunkFetch:
         except TimeoutError:
             raise StreamClosedError(lane.donor, f"sent nothing for {CHUNK_TIMEOUT_S:g} s") from None
 
-    def _arrived(self, lane: Lane) -> int:
+    def _arrived(self, lane: DonorStream) -> int:
         """Note that the first of the chunks has come; -> its number."""
         now = self._loop.time()
         lane.took_s.append(now - lane.since)
         lane.since = self._progress_at = now
         return lane.asked.popleft()
 
-    async def _check(self, lane: Lane, index: int, body: memoryview) -> None:
+    async def _check(self, lane: DonorStream, index: int, body: memoryview) -> None:
         """Keep a chunk that has come, or find the donor out."""
         if not await self._loop.run_in_executor(self._threads, self._part.put, index, body):
             self._give_back(deque([index]))
@@ -242,11 +242,11 @@ class ChunkFetch:
             indexes.clear()
             self._work.set()
 
-    def _lose(self, lane: Lane, error: AtollError) -> None:
+    def _lose(self, lane: DonorStream, error: AtollError) -> None:
         log.info("no more chunks from %s: %s", lane.donor, error)
         self._losses.setdefault(lane.donor, error)
 
-    async def _until_free(self, lane: Lane) -> None:
+    async def _until_free(self, lane: DonorStream) -> None:
         """Wait a while, or until nothing is missing; raises StreamClosedError when nobody sends anything for long."""
         if self._loop.time() - self._progress_at > BUSY_PATIENCE_S:
             raise StreamClosedError(lane.donor, f"has been busy for {BUSY_PATIENCE_S:g} s")
@@ -267,7 +267,7 @@ class ChunkFetch:
                     lane.stream.close()
 
 
-async def _receive(stream: Stream, out: memoryview) -> memoryview | None:
+async def _receive(stream: FrameStream, out: memoryview) -> memoryview | None:
     kind, length = await stream.receive_header({Kind.DATA: len(out), Kind.BUSY: 0, Kind.END: 0})
     if kind is Kind.END:
         raise StreamClosedError(stream.remote, "does not have the snapshot any more")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import heavier
 from peer.protocol.records import PeerRecord
-from peer.swarm.state.chain import History
+from peer.swarm.state.chain import ChainStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class LocalState:
     """Where this peer stands, and what its state must look like.
 
     Attributes:
@@ -20,12 +20,12 @@ class Standing:
     """
 
     state: OuterState
-    history: History
+    history: ChainStore
     valid: bool
     digest: Callable[[], Awaitable[str]]
 
 
-def ahead(peers: dict[str, PeerRecord], standing: Standing, distrusted: set[str]) -> list[str]:
+def ahead(peers: dict[str, PeerRecord], standing: LocalState, distrusted: set[str]) -> list[str]:
     """Peers whose lineage beats ours by their own account, the heaviest first."""
     weight, lineage_id = standing.history.weight, standing.state.lineage_id
     better = [

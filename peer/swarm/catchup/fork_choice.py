@@ -8,19 +8,19 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from peer.errors import ProtocolError, in_words
-from peer.link.messages import Round, ToTrainer
+from peer.link.messages import RoundEnded, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, Position, RosterLimits, given_up, heavier, quorum
-from peer.swarm.catchup.donors import Standing, ahead, helpers
-from peer.swarm.catchup.history_client import CaughtUp, Fetcher, NotHeavierError
-from peer.swarm.catchup.late_commits import Missed
+from peer.swarm.catchup.donors import LocalState, ahead, helpers
+from peer.swarm.catchup.history_client import CaughtUp, HistoryClient, NotHeavierError
+from peer.swarm.catchup.late_commits import LateCommits
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import staggered
-from peer.swarm.state.store import Keeper
+from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
 NOT_HEAVIER_S = 3.0
@@ -33,7 +33,7 @@ DISTRUST_S = 60.0
 VOTED_S = 2.0  # to say what a state is that one has just named in a vote
 
 
-class Following:
+class ForkChoice:
     """The donors of one peer.
 
     Args:
@@ -52,26 +52,26 @@ class Following:
     """
 
     def __init__(
-        self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, keeper: Keeper,
+        self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, store: StateStore,
         on_moved: Callable[[], None], on_counted: Callable[[], Awaitable[None]], tell: Callable[[ToTrainer], None],
         on_answer: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._own_id, self._directory, self._keeper = node.peer_id, directory, keeper
+        self._own_id, self._directory, self._store = node.peer_id, directory, store
         self._on_moved, self._on_counted, self._tell, self._on_answer = on_moved, on_counted, tell, on_answer
-        self.fetcher = Fetcher(node, run_id, keeper.history.folder, limits, self._accuse)
-        self.missed = Missed(node.peer_id)
+        self.fetcher = HistoryClient(node, run_id, store.history.folder, limits, self._accuse)
+        self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._distrusted: set[str] = set()
         self._nudged: dict[str, tuple[int, str]] = {}
 
-    def standing(self) -> Standing:
+    def standing(self) -> LocalState:
         """What this peer has."""
-        keeper = self._keeper
-        return Standing(state=keeper.state, history=keeper.history, valid=keeper.valid, digest=keeper.digest)
+        store = self._store
+        return LocalState(state=store.state, history=store.history, valid=store.valid, digest=store.digest)
 
     def donors(self) -> list[str]:
         """Whom to ask for a heavier lineage than this peer's: who said that it has one, then who announces one."""
-        mine = (self._keeper.position.weight, self._keeper.position.lineage_id)
+        mine = (self._store.position.weight, self._store.position.lineage_id)
         self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
         nudged = [donor for donor in self._nudged if donor not in self._distrusted]
         return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self.standing(), self._distrusted)]))
@@ -84,7 +84,7 @@ class Following:
         """Take the initial state from the organiser or anybody else; False if nobody has it."""
         for donor in (organiser, *self._directory.peers):
             try:
-                await self.fetcher.genesis(donor, self.standing(), self._keeper.adopt)
+                await self.fetcher.genesis(donor, self.standing(), self._store.adopt)
             except (TimeoutError, ProtocolError, StreamClosedError) as error:
                 log.warning("no genesis state from %s: %s", donor, in_words(error))
             else:
@@ -94,7 +94,7 @@ class Following:
 
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
-        before, chain = self._keeper.position, tuple(self._keeper.history.chain)
+        before, chain = self._store.position, tuple(self._store.history.chain)
         self.missed.begin()
         loop = asyncio.get_running_loop()
         until = loop.time() + NEW_DONORS_S
@@ -110,7 +110,7 @@ class Following:
                     self._on_answer(donor)
                     others = helpers(self._directory.reachable, donor, self._distrusted)
                     how = await self.fetcher.catch_up(
-                        donor, self.standing(), self._replay, self._keeper.adopt, others,
+                        donor, self.standing(), self._replay, self._store.adopt, others,
                         list(self._directory.reachable),
                     )  # fmt: skip
                 except (NotHeavierError, UndecidedError) as error:
@@ -123,12 +123,12 @@ class Following:
                     # its record stays for a while: asking again would spin
                     self._distrust(donor, SILENT_S if isinstance(error, asyncio.TimeoutError) else UNREACHABLE_S)
                 else:
-                    lost = given_up(chain, self._keeper.history.chain, self._own_id)
+                    lost = given_up(chain, self._store.history.chain, self._own_id)
                     self._report(how, before, lost)
                     return True
-        if self._keeper.position == before:
+        if self._store.position == before:
             return False
-        replayed = self._keeper.state.round - before.round  # a donor left half-way
+        replayed = self._store.state.round - before.round  # a donor left half-way
         self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
         return True
 
@@ -137,10 +137,10 @@ class Following:
 
     async def look_at_own_state(self) -> None:
         """After votes that differ: give the state up if two thirds of the round that led to it hold another one."""
-        keeper = self._keeper
-        if not keeper.valid or not keeper.history.chain:
+        store = self._store
+        if not store.valid or not store.history.chain:
             return
-        link, own = keeper.history.chain[-1].link, await keeper.digest()
+        link, own = store.history.chain[-1].link, await store.digest()
         members = members_of(link, self._directory.reachable)
         said = await self.fetcher.said(link, members, VOTED_S, {self._own_id: own})
         digest, count = most_named(said, link)
@@ -150,7 +150,7 @@ class Following:
                 log.error("%s, this peer %s: nobody can tell which is right", words, own[:12])
         elif digest != own:
             log.error("%s, this peer %s: it takes theirs", words, own[:12])
-            await keeper.doubt()
+            await store.doubt()
 
     def _accuse(self, donor: str, why: str) -> None:
         log.warning("%s cannot be a donor: %s", donor, why)
@@ -169,7 +169,7 @@ class Following:
             else f"took the snapshot of round {how.snapshot_round} from {', '.join(how.chunks) or how.donor}; "
             f"left {before.lineage_id[:12]} at round {before.round}, unsent progress is kept"
         )
-        now = self._keeper.position
+        now = self._store.position
         if lost is not None and lost.rounds:
             reason += f"; yielded {lost}: {now.weight} tokens are heavier than {before.weight}"
         log.info("caught up to round %d: %s", now.round, reason)
@@ -177,10 +177,10 @@ class Following:
             status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
             replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,
         )  # fmt: skip
-        self._tell(Round(record=record))
+        self._tell(RoundEnded(record=record))
 
     async def _replay(self, update: AnyUpdate, certificate: Certificate) -> None:
         known, contributed = self.missed.contributed, self.missed.replaying(certificate)
-        await self._keeper.apply(update, certificate, contributed)
+        await self._store.apply(update, certificate, contributed)
         if known is None and contributed is not None:
             await self._on_counted()

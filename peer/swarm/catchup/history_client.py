@@ -17,15 +17,15 @@ from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, Link, RosterLimits, chain_weight, check_chain, heavier
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkFetch, Distrust
-from peer.swarm.catchup.donors import Standing
+from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
+from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
 from peer.swarm.catchup.partial_file import PartialFile
-from peer.swarm.catchup.tip_agreement import ask_all, believers, members_of
+from peer.swarm.catchup.tip_agreement import ask_all, donors_matching_quorum, members_of
 from peer.swarm.net.node import BULK_BYTES, Node
-from peer.swarm.net.preopened import EarlyStream, Open
-from peer.swarm.net.request import asking
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.preopened import OpenStream, PreopenedStream
+from peer.swarm.net.request import open_request
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.state.snapshot_file import chunk_lengths
 
@@ -59,7 +59,7 @@ class CaughtUp:
     chunks: Mapping[str, int] = field(default_factory=dict)
 
 
-class Fetcher:
+class HistoryClient:
     """Fetches history. Nothing it returns is trusted before it is checked here.
 
     Args:
@@ -75,7 +75,7 @@ class Fetcher:
         self._distrust = distrust
 
     async def catch_up(
-        self, donor: str, standing: Standing, apply: Apply, adopt: Adopt, others: Sequence[str] = (),
+        self, donor: str, standing: LocalState, apply: Apply, adopt: Adopt, others: Sequence[str] = (),
         witnesses: Sequence[str] = (),
     ) -> CaughtUp:  # fmt: skip
         """Bring the state to the donor's tip.
@@ -95,7 +95,7 @@ class Fetcher:
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
         return await self._snapshot(donor, standing, adopt, others, witnesses)
 
-    async def onward(self, donor: str, standing: Standing) -> list[Certificate]:
+    async def onward(self, donor: str, standing: LocalState) -> list[Certificate]:
         """The donor's certificates that follow this peer's position, checked; none if it is no further. As `catch_up`
         raises.
         """
@@ -108,7 +108,7 @@ class Fetcher:
         async with self._asking(donor, request) as stream:
             await _piece(stream, MAX_MESSAGE_BYTES)
 
-    async def genesis(self, donor: str, standing: Standing, adopt: Adopt) -> None:
+    async def genesis(self, donor: str, standing: LocalState, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
         meta, digests = await self._offer(donor, standing)
         if meta.round != 0:
@@ -117,7 +117,7 @@ class Fetcher:
         path, _ = await self._chunks([donor], meta, digests, self._open)
         await adopt(path, [])
 
-    async def state_of(self, donor: str, standing: Standing, signed: GossipState) -> Path:
+    async def state_of(self, donor: str, standing: LocalState, signed: GossipState) -> Path:
         """A gossip peer's own state, checked against what it has signed: as good as that peer's word.
 
         Raises:
@@ -137,7 +137,7 @@ class Fetcher:
         """What peers say that the state after a link is: see `ask_all`."""
         return await ask_all(self._state_digest, link, peers, patience_s, known)
 
-    async def _replay(self, donor: str, onward: list[Certificate], standing: Standing, apply: Apply) -> int:
+    async def _replay(self, donor: str, onward: list[Certificate], standing: LocalState, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
         on another state than this peer's.
         """
@@ -162,14 +162,14 @@ class Fetcher:
         return len(onward)
 
     async def _snapshot(
-        self, donor: str, standing: Standing, adopt: Adopt, others: Sequence[str], witnesses: Sequence[str]
+        self, donor: str, standing: LocalState, adopt: Adopt, others: Sequence[str], witnesses: Sequence[str]
     ) -> CaughtUp:
         """Verify the donor's chain from genesis, then its state chunk by chunk, from whoever has it."""
         donors = [donor, *others[: DONORS_AT_ONCE - 1]]
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in donors[1:]]
         # each of these takes several round trips, and none needs another's answer
-        early = None if standing.valid else EarlyStream(self._open, donor)  # who has a state may need no other
+        early = None if standing.valid else PreopenedStream(self._open, donor)  # who has a state may need no other
         seen: Counter[str] = Counter()
         genesis = standing.history.genesis
         offering = asyncio.ensure_future(self._offer(donor, standing))
@@ -195,7 +195,7 @@ class Fetcher:
                 link, offered = chain[-1].link, {donor: state_digest(digests, meta.numel, meta.num_buffers)}
                 patience_s = PATIENCE_S + meta.numel / HASHED_PER_S
                 said = await self.said(link, [*donors, *members_of(link, witnesses)], patience_s, offered)
-                donors = believers(donors, link, said)
+                donors = donors_matching_quorum(donors, link, said)
             path, served = await self._chunks(donors, meta, digests, open_stream)
         finally:
             try:
@@ -212,12 +212,12 @@ class Fetcher:
             digest = await _piece(stream, DIGEST_BYTES)
         return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
 
-    async def _prepare(self, donor: str, standing: Standing) -> None:
+    async def _prepare(self, donor: str, standing: LocalState) -> None:
         with contextlib.suppress(ProtocolError, StreamClosedError, asyncio.TimeoutError):
             await self._offer(donor, standing)
 
     async def _offer(
-        self, donor: str, standing: Standing, wanted: str | None = None
+        self, donor: str, standing: LocalState, wanted: str | None = None
     ) -> tuple[SnapshotMeta, list[bytes]]:
         """What the donor can serve, and the digests of its chunks, as it says: the rest of what an interrupted fetch
         has begun, or its newest; for a peer that compares lineages it must be the donor's present one.
@@ -271,13 +271,13 @@ class Fetcher:
         return payload
 
     async def _chunks(
-        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], open_stream: Open
+        self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], open_stream: OpenStream
     ) -> tuple[Path, Mapping[str, int]]:
         """The snapshot as a file, each chunk checked on arrival; -> its path, and who sent how many chunks."""
         part = PartialFile(self._folder, meta, digests)
         await asyncio.to_thread(part.open)
         try:
-            fetch = ChunkFetch(open_stream, self._run_id, part, self._distrust)
+            fetch = ChunkDownload(open_stream, self._run_id, part, self._distrust)
             if part.missing:
                 await fetch.run(donors)
         finally:
@@ -285,13 +285,13 @@ class Fetcher:
         log.info("%d chunks of round %d were here, %s sent the rest", part.resumed, meta.round, dict(fetch.served))
         return part.finish(), fetch.served
 
-    async def _open(self, donor: str) -> Stream:
+    async def _open(self, donor: str) -> FrameStream:
         return await self._node.open(donor, history_name(self._run_id), "history", bulk=True)
 
     def _asking(
         self, donor: str, request: HistoryRequest, bulk: bool = False
-    ) -> contextlib.AbstractAsyncContextManager[Stream]:
-        return asking(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
+    ) -> contextlib.AbstractAsyncContextManager[FrameStream]:
+        return open_request(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
 
 
 def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
@@ -299,7 +299,7 @@ def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: st
         raise CatchUpError(f"{donor} serves another state than the certified {certified[:12]}")
 
 
-async def _receive_meta(stream: Stream) -> SnapshotMeta:
+async def _receive_meta(stream: FrameStream) -> SnapshotMeta:
     """A donor that is writing its snapshot says so again and again, and is waited for."""
     kind, loop = Kind.BUSY, asyncio.get_running_loop()
     until = loop.time() + WRITING_S
@@ -312,13 +312,13 @@ async def _receive_meta(stream: Stream) -> SnapshotMeta:
     return parse_json(SnapshotMeta, body)
 
 
-async def _piece(stream: Stream, limit: int) -> bytes | None:
+async def _piece(stream: FrameStream, limit: int) -> bytes | None:
     """The next DATA body, None at END."""
     kind, body = await _bounded(stream, {Kind.DATA: limit, Kind.END: 0})
     return body if kind is Kind.DATA else None
 
 
-async def _bounded(stream: Stream, limits: dict[Kind, int]) -> tuple[Kind, bytes]:
+async def _bounded(stream: FrameStream, limits: dict[Kind, int]) -> tuple[Kind, bytes]:
     try:
         return await asyncio.wait_for(stream.receive(limits), FRAME_TIMEOUT_S)
     except TimeoutError:

@@ -12,10 +12,10 @@ from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Between, Stream, StreamClosedError
-from peer.swarm.runtime.round_priority import Courtesy
+from peer.swarm.net.stream import Between, FrameStream, StreamClosedError
+from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.runtime.tasks import cancel_and_wait
-from peer.swarm.state.chain import History
+from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import Snapshots
 from peer.swarm.state.snapshot_file import SnapshotFile
 
@@ -54,7 +54,7 @@ class Quota:
 
 
 class HistoryServer:
-    """Serves a `History` and snapshots.
+    """Serves a `ChainStore` and snapshots.
 
     Args:
         courtesy: asked for a turn before each chunk.
@@ -62,10 +62,10 @@ class HistoryServer:
     """
 
     def __init__(
-        self, node: Node, run_id: str, history: History, snapshots: Snapshots, courtesy: Courtesy | None = None,
+        self, node: Node, run_id: str, history: ChainStore, snapshots: Snapshots, priority: RoundPriority | None = None,
         on_return: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._courtesy, self._on_return = courtesy or Courtesy(), on_return
+        self._priority, self._on_return = priority or RoundPriority(), on_return
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         # apart: whoever takes a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
@@ -74,7 +74,7 @@ class HistoryServer:
     async def start(self) -> None:
         await self._node.serve(history_name(self._run_id), "history", self._on_stream)
 
-    async def _on_stream(self, stream: Stream) -> None:
+    async def _on_stream(self, stream: FrameStream) -> None:
         request = await self._request(stream)
         if request.what == "chunks":
             with self._quota.admitted(stream.remote) as admitted:
@@ -94,19 +94,19 @@ class HistoryServer:
                 await self._offer_snapshot(stream, request)
             await _send(stream, Kind.END)
 
-    async def _request(self, stream: Stream) -> HistoryRequest:
+    async def _request(self, stream: FrameStream) -> HistoryRequest:
         request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, HistoryRequest), REQUEST_TIMEOUT_S)
         if request.run_id != self._run_id:
             raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
         return request
 
-    async def _say_digest(self, stream: Stream, request: HistoryRequest) -> None:
+    async def _say_digest(self, stream: FrameStream, request: HistoryRequest) -> None:
         assert request.digest is not None
         digest = await self._snapshots.digest(request.from_round, request.digest)
         if digest is not None:
             await _send(stream, Kind.DATA, bytes.fromhex(digest))
 
-    async def _send_update(self, stream: Stream, request: HistoryRequest) -> None:
+    async def _send_update(self, stream: FrameStream, request: HistoryRequest) -> None:
         path = await self._snapshots.update(request.digest) if request.digest else None
         if path is None:
             return
@@ -114,7 +114,7 @@ class HistoryServer:
             while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
                 await _send(stream, Kind.DATA, piece)
 
-    async def _offer_snapshot(self, stream: Stream, request: HistoryRequest) -> None:
+    async def _offer_snapshot(self, stream: FrameStream, request: HistoryRequest) -> None:
         """While it is being written the joiner hears so; if it leaves, it finds the file when it comes again."""
         offering = asyncio.ensure_future(self._snapshots.offer(request.digest, request.from_round))
         try:
@@ -129,7 +129,7 @@ class HistoryServer:
             await _send(stream, Kind.META, dump_json(file.meta))
             await _send(stream, Kind.DATA, b"".join(file.digests))
 
-    async def _serve_chunks(self, stream: Stream, request: HistoryRequest) -> None:
+    async def _serve_chunks(self, stream: FrameStream, request: HistoryRequest) -> None:
         """Chunks of one snapshot, whatever this peer's rounds do meanwhile, until the other end has enough of them."""
         assert request.digest is not None
         file = await self._snapshots.get(request.digest)
@@ -146,18 +146,18 @@ class HistoryServer:
                 request = await self._request(stream)
 
     async def _send_chunks(
-        self, stream: Stream, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]
+        self, stream: FrameStream, file: SnapshotFile, descriptor: int, indexes: tuple[int, ...]
     ) -> None:
         for index in indexes:
             if index >= len(file.places):
                 raise ProtocolError(f"{stream.remote} asks for chunk {index} of {len(file.places)}")
             first, length = file.places[index]
-            async with self._courtesy.turn() as turn:
+            async with self._priority.turn() as turn:
                 chunk = await asyncio.to_thread(os.pread, descriptor, length, first)
                 await _send(stream, Kind.DATA, chunk, turn.wait)
 
 
-async def _send(stream: Stream, kind: Kind, body: bytes = b"", between: Between | None = None) -> None:
+async def _send(stream: FrameStream, kind: Kind, body: bytes = b"", between: Between | None = None) -> None:
     try:
         await asyncio.wait_for(stream.send(kind, body, between), SEND_TIMEOUT_S)
     except TimeoutError:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Certificate, chain_weight
-from peer.swarm.catchup.donors import Standing
-from peer.swarm.catchup.history_client import Fetcher
+from peer.swarm.catchup.donors import LocalState
+from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import staggered
 
@@ -29,7 +29,7 @@ class NobodyAnsweredError(Exception):
     """Nobody said whether a round went on."""
 
 
-class Missed:
+class LateCommits:
     """What this peer sent last, until it is known what became of it.
 
     Args:
@@ -65,8 +65,8 @@ class Missed:
         return self.contributed
 
 
-async def went_on(
-    fetcher: Fetcher, others: Sequence[str], standing: Callable[[], Standing], rng: random.Random,
+async def find_continuation(
+    fetcher: HistoryClient, others: Sequence[str], standing: Callable[[], LocalState], rng: random.Random,
     patience_s: float = ASK_TIMEOUT_S, asleep: str | None = None,
 ) -> tuple[str, int, str] | None:  # fmt: skip
     """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id).

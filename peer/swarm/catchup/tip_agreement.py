@@ -76,7 +76,7 @@ def most_named(said: Mapping[str, str], link: Link) -> tuple[str | None, int]:
     return next(iter(digests.most_common(1)), (None, 0))
 
 
-def believers(donors: Sequence[str], link: Link, said: Mapping[str, str]) -> list[str]:
+def donors_matching_quorum(donors: Sequence[str], link: Link, said: Mapping[str, str]) -> list[str]:
     """The donors that hold the state which the first of them offers, and which no link certifies yet.
 
     Args:

@@ -18,9 +18,9 @@ from peer.outer.compress.base import Payload
 from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipJoin, GossipRoster, Kind, RejectMessage
-from peer.swarm.gossip.inbox import Inlet, Inlets, round_name
+from peer.swarm.gossip.inbox import GossipInbox, GossipInboxes, round_name
 from peer.swarm.net.node import BULK_BYTES, Node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ Frame = Callable[[int], Awaitable[bytes]]
 Take = Callable[[int, Sequence[Payload]], Awaitable[None]]
 
 
-class Meeting:
+class GossipExchange:
     """One peer's side of a round.
 
     Args:
@@ -45,13 +45,13 @@ class Meeting:
     """
 
     def __init__(
-        self, node: Node, inlets: Inlets, join: GossipJoin, sizes: Sequence[int],
+        self, node: Node, inboxes: GossipInboxes, join: GossipJoin, sizes: Sequence[int],
         heard: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        self._node, self._inlets, self._join, self._sizes, self._heard = node, inlets, join, sizes, heard
+        self._node, self._inboxes, self._join, self._sizes, self._heard = node, inboxes, join, sizes, heard
         self._others = [peer_id for peer_id in join.roster if peer_id != node.peer_id]
-        self._lanes: dict[str, Stream] = {}
-        self._here: dict[str, Inlet] = {}
+        self._lanes: dict[str, FrameStream] = {}
+        self._here: dict[str, GossipInbox] = {}
         self._absent: dict[str, str] = {}
         self._past: set[str] = set()
         self.absent: Mapping[str, str] = {}
@@ -74,13 +74,13 @@ class Meeting:
         began = _now()
         self._deadline = began + patience_s
         while True:
-            self._inlets.changed.clear()
+            self._inboxes.changed.clear()
             self._look()
             waiting = [p for p in self._others if p not in self._absent and not (p in self._here and p in self._lanes)]
             if not waiting or _now() >= self._deadline:
                 break
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._inlets.changed.wait(), min(RECHECK_S, max(0.0, self._deadline - _now())))
+                await asyncio.wait_for(self._inboxes.changed.wait(), min(RECHECK_S, max(0.0, self._deadline - _now())))
         for peer_id in waiting:
             self._absent[peer_id] = f"{peer_id} did not come within {_now() - began:.0f} s"
         chosen = tuple(peer_id for peer_id in self._join.roster if peer_id not in self._absent)
@@ -105,7 +105,7 @@ class Meeting:
                 return
             await stream.send_message(Kind.JOIN, self._join)
             self._lanes[peer_id] = stream
-            self._inlets.changed.set()
+            self._inboxes.changed.set()
             _, body = await stream.receive({Kind.REJECT: MAX_MESSAGE_BYTES})
             reject = parse_json(RejectMessage, body)
             self._heard(peer_id, reject.round)
@@ -115,12 +115,12 @@ class Meeting:
             self._absent.setdefault(peer_id, f"{peer_id} {why.get(reject.reason, 'takes no part in rounds now')}")
         except (StreamClosedError, ProtocolError) as error:
             self._absent.setdefault(peer_id, str(error))
-        self._inlets.changed.set()
+        self._inboxes.changed.set()
 
     def _look(self) -> None:
         """Seat whoever has come, and take note of who goes on with whom."""
         for peer_id in self._others:
-            inlet = self._inlets.waiting.get(peer_id)
+            inlet = self._inboxes.waiting.get(peer_id)
             if inlet is not None and not inlet.seated.done() and inlet.join.round == self._join.round:
                 if inlet.join.roster != self._join.roster:
                     self._absent.setdefault(peer_id, f"{peer_id} sees another group")
@@ -208,7 +208,7 @@ class Meeting:
         finally:
             await cancel_and_wait(work)
 
-    async def _send(self, stream: Stream, frame: Frame, held: asyncio.Future[None]) -> None:
+    async def _send(self, stream: FrameStream, frame: Frame, held: asyncio.Future[None]) -> None:
         for index in range(len(self._sizes)):
             await stream.send(Kind.PART, await frame(index))
         await asyncio.shield(held)

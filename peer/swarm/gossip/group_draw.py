@@ -16,7 +16,7 @@ def number_of(run_id: str, peer_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{run_id} {peer_id}".encode()).digest(), "big")
 
 
-class Draw:
+class GroupDraw:
     """Draws the groups of one run.
 
     Args:

@@ -12,7 +12,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.lineage import Position
 from peer.protocol.wire import GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 
 log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 5.0
@@ -26,7 +26,7 @@ def round_name(run_id: str) -> str:
     return f"atoll/{run_id[:16]}/gossip"
 
 
-class Inlet:
+class GossipInbox:
     """One member that has come: futures that hold what it sends, or why that never comes.
 
     Attributes:
@@ -63,7 +63,7 @@ class Inlet:
             self.reason = reason
             self.seated.cancel()
 
-    async def fill(self, stream: Stream, sizes: Sequence[int]) -> None:
+    async def fill(self, stream: FrameStream, sizes: Sequence[int]) -> None:
         """Read to the end. Raises ProtocolError, StreamClosedError."""
         _deliver(self.roster, await stream.receive_message(Kind.ROSTER, GossipRoster))
         self._changed.set()
@@ -93,7 +93,7 @@ class Inlet:
         self.frames = []
 
 
-class Inlets:
+class GossipInboxes:
     """Whoever has come, until this peer gets to the round that they came for.
 
     Args:
@@ -116,7 +116,7 @@ class Inlets:
         self._node, self._run_id, self._position = node, run_id, position
         self._taking_part, self._on_join, self._longest_wait_s = taking_part, on_join, longest_wait_s
         self._known = known
-        self.waiting: dict[str, Inlet] = {}
+        self.waiting: dict[str, GossipInbox] = {}
         self.changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -128,7 +128,7 @@ class Inlets:
             if inlet.join.round <= round:
                 inlet.turn_away()
 
-    async def _on_stream(self, stream: Stream) -> None:
+    async def _on_stream(self, stream: FrameStream) -> None:
         receiving = stream.receive_message(Kind.JOIN, GossipJoin)
         join = await asyncio.wait_for(receiving, JOIN_TIMEOUT_S)
         remote = stream.remote
@@ -140,7 +140,7 @@ class Inlets:
         if join.round <= self._position().round or not self._taking_part():
             await self._turn_away(stream, "behind" if self._taking_part() else "excluded")
             return
-        inlet, before = Inlet(remote, join, self.changed), self.waiting.get(remote)
+        inlet, before = GossipInbox(remote, join, self.changed), self.waiting.get(remote)
         self.waiting[remote] = inlet
         if before is not None:
             before.turn_away()
@@ -165,11 +165,11 @@ class Inlets:
         finally:
             self._forget(inlet)
 
-    def _forget(self, inlet: Inlet) -> None:
+    def _forget(self, inlet: GossipInbox) -> None:
         if self.waiting.get(inlet.remote) is inlet:
             del self.waiting[inlet.remote]
 
-    async def _turn_away(self, stream: Stream, reason: Reason) -> None:
+    async def _turn_away(self, stream: FrameStream, reason: Reason) -> None:
         position = self._position()
         message = RejectMessage(reason=reason, round=position.round, lineage_id=position.lineage_id)
         await asyncio.wait_for(stream.send_message(Kind.REJECT, message), JOIN_TIMEOUT_S)

@@ -12,18 +12,18 @@ from statistics import median_low
 import numpy as np
 
 from peer.errors import ProtocolError, in_words
-from peer.link.messages import Round, ToTrainer
+from peer.link.messages import RoundEnded, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Certificate, RosterLimits
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, parse_json, seal
 from peer.protocol.wire import GossipState, Kind
-from peer.swarm.catchup.donors import Standing
-from peer.swarm.catchup.history_client import Fetcher
-from peer.swarm.gossip.store import OwnKeeper
+from peer.swarm.catchup.donors import LocalState
+from peer.swarm.catchup.history_client import HistoryClient
+from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
@@ -35,7 +35,7 @@ SIGNED_TIMEOUT_S = 60.0  # the donor may have to write its state first
 STATE_DOMAIN = "gossip-state"
 
 
-class Newcomer:
+class InitialState:
     """Gives this peer its first state, and signs its own for others.
 
     Args:
@@ -48,14 +48,14 @@ class Newcomer:
     """
 
     def __init__(
-        self, node: Node, directory: Directory, manifest: RunManifest, keeper: OwnKeeper, organiser: str,
+        self, node: Node, directory: Directory, manifest: RunManifest, store: LocalStateStore, organiser: str,
         rng: random.Random, tell: Callable[[ToTrainer], None],
     ) -> None:
         run_id = manifest.run_id
-        self._node, self._directory, self._run_id, self._keeper = node, directory, run_id, keeper
+        self._node, self._directory, self._run_id, self._store = node, directory, run_id, store
         self._last_round = manifest.rounds.total or MAX_ROUNDS
         self._organiser, self._rng, self._tell = organiser, rng, tell
-        self._fetcher = Fetcher(node, run_id, keeper.history.folder, RosterLimits())
+        self._fetcher = HistoryClient(node, run_id, store.history.folder, RosterLimits())
         self._name = f"atoll/{run_id[:16]}/gossip-state"
 
     async def serve(self) -> None:
@@ -71,12 +71,12 @@ class Newcomer:
                 await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
                 continue
             donors, usual = self._donors()
-            own = self._keeper.valid and resumes
-            if own and usual <= self._keeper.position.round + FAR_BEHIND:
+            own = self._store.valid and resumes
+            if own and usual <= self._store.position.round + FAR_BEHIND:
                 return
             if await self._from_one_of(donors, usual) or own:
                 return
-            if not donors and (self._keeper.valid or await self._from_genesis()):
+            if not donors and (self._store.valid or await self._from_genesis()):
                 return
             await asyncio.sleep(RECHECK_S * 4)
 
@@ -100,7 +100,7 @@ class Newcomer:
                     raise ProtocolError(f"it says that it is at round {signed.round}; most are at {usual}")
                 path = await self._fetcher.state_of(donor, self._standing(), signed)
                 await asyncio.to_thread(check_finite, path)
-                await self._keeper.adopt(path, signed.round)
+                await self._store.adopt(path, signed.round)
             except (TimeoutError, ProtocolError, StreamClosedError) as error:
                 log.warning("no state from %s: %s", donor, in_words(error))
                 continue
@@ -111,7 +111,7 @@ class Newcomer:
                 status="caught_up", round=signed.round, lineage_id=signed.state_digest, donor=donor, reason=reason,
                 snapshot_round=signed.round,
             )  # fmt: skip
-            self._tell(Round(record=record))
+            self._tell(RoundEnded(record=record))
             return True
         return False
 
@@ -126,11 +126,11 @@ class Newcomer:
         return False
 
     async def _adopt_genesis(self, path: Path, _: list[Certificate]) -> None:
-        await self._keeper.adopt(path, 0)
+        await self._store.adopt(path, 0)
 
-    def _standing(self) -> Standing:
-        keeper = self._keeper
-        return Standing(state=keeper.state, history=keeper.history, valid=False, digest=keeper.digest)
+    def _standing(self) -> LocalState:
+        store = self._store
+        return LocalState(state=store.state, history=store.history, valid=False, digest=store.digest)
 
     async def _signed_by(self, donor: str) -> GossipState:
         """What the donor signs as its state now. Raises ProtocolError, StreamClosedError."""
@@ -148,8 +148,8 @@ class Newcomer:
             raise ProtocolError(f"{donor} sent what {signer} signed for round {signed.round} of {signed.run_id[:12]}")
         return signed
 
-    async def _on_stream(self, stream: Stream) -> None:
-        file = await self._keeper.shelf.newest()
+    async def _on_stream(self, stream: FrameStream) -> None:
+        file = await self._store.snapshot_cache.newest()
         if file is None or file.meta.round < 1:
             await stream.send(Kind.END)
             return

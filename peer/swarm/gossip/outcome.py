@@ -13,7 +13,7 @@ MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GossipOutcome:
     """A mixture, whose it is, and why not all of the drawn are its members.
 
     Attributes:

@@ -12,9 +12,9 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
-from peer.link.contribution_slot import Handover
+from peer.link.contribution_slot import ContributionSlot
 from peer.link.memory import Head
-from peer.link.messages import Progress, Round, Snapshot, ToTrainer
+from peer.link.messages import Progress, RoundEnded, Snapshot, ToTrainer
 from peer.outer.compress.base import Payload
 from peer.outer.recipe.resolve import run_recipe
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
@@ -24,18 +24,18 @@ from peer.protocol.lineage import Position
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
-from peer.swarm.gossip.exchange import Meeting
+from peer.swarm.gossip.exchange import GossipExchange
 from peer.swarm.gossip.frames import Frames
-from peer.swarm.gossip.group_draw import Draw, round_after
-from peer.swarm.gossip.inbox import Inlets
-from peer.swarm.gossip.initial_state import Newcomer
+from peer.swarm.gossip.group_draw import GroupDraw, round_after
+from peer.swarm.gossip.inbox import GossipInboxes
+from peer.swarm.gossip.initial_state import InitialState
 from peer.swarm.gossip.mixing import Mixing, Mixture
-from peer.swarm.gossip.outcome import Outcome
-from peer.swarm.gossip.store import OwnKeeper
+from peer.swarm.gossip.outcome import GossipOutcome
+from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.group.invites import LAST_CALL
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.round.deadline import Budget
+from peer.swarm.round.deadline import DeadlineEstimator
 
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
@@ -58,21 +58,21 @@ class GossipRounds:
     """
 
     def __init__(
-        self, node: Node, directory: Directory, manifest: RunManifest, keeper: OwnKeeper, organiser: str,
+        self, node: Node, directory: Directory, manifest: RunManifest, store: LocalStateStore, organiser: str,
         nominal_tokens: int, tell: Callable[[ToTrainer], None], rng: random.Random,
     ) -> None:
         self._node, self._directory, self._manifest, self._tell = node, directory, manifest, tell
-        self.keeper = keeper
+        self.store = store
         recipe = run_recipe(manifest)
-        self._mixing = Mixing(recipe, keeper.state)
+        self._mixing = Mixing(recipe, store.state)
         self._rule = WeightRule.of(manifest.trust, nominal_tokens)
-        self._draw = Draw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
-        self._newcomer = Newcomer(node, directory, manifest, keeper, organiser, rng, tell)
-        self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell)
+        self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
+        self._newcomer = InitialState(node, directory, manifest, store, organiser, rng, tell)
+        self._slot = ContributionSlot(lambda: store.memory.snapshot, self.position, tell)
         self.patience_s = manifest.rounds.straggler_wait_s + ANSWER_S
-        self._budget = Budget(manifest.rounds.timeout_s)
+        self._budget = DeadlineEstimator(manifest.rounds.timeout_s)
         longest_s = 2 * self.patience_s + manifest.rounds.timeout_s
-        self._inlets = Inlets(
+        self._inboxes = GossipInboxes(
             node, manifest.run_id, self.position, self._taking_part, lambda peer_id: peer_id in directory.peers,
             self._on_join, longest_s,
         )  # fmt: skip
@@ -88,16 +88,16 @@ class GossipRounds:
     # -- what others see ---------------------------------------------------------------------------------------------
 
     def position(self) -> Position:
-        return self.keeper.position
+        return self.store.position
 
     @property
     def finished(self) -> bool:
         total = self._manifest.rounds.total
-        return total is not None and self.keeper.state.round >= total
+        return total is not None and self.store.state.round >= total
 
     @property
     def progress(self) -> Progress | None:
-        return self._handover.progress
+        return self._slot.progress
 
     def _taking_part(self) -> bool:
         return self.joined and not self.finished and not self.leaving
@@ -105,13 +105,13 @@ class GossipRounds:
     # -- from the trainer, and from others ---------------------------------------------------------------------------
 
     def on_progress(self, progress: Progress) -> None:
-        self._handover.on_progress(progress)
+        self._slot.on_progress(progress)
 
     def on_snapshot(self, message: Snapshot) -> None:
-        self._handover.on_snapshot(message)
+        self._slot.on_snapshot(message)
 
     def on_merged(self) -> None:
-        self._handover.on_merged()
+        self._slot.on_merged()
 
     def on_return(self, _: str) -> None:
         """Nobody waits for a peer that has been away: there is no chain, and who is drawn is drawn from the records."""
@@ -125,8 +125,8 @@ class GossipRounds:
             return  # nobody but those whom this peer would meet sets its pace, and they once a round
         self._called_for = join.round
         window_s = self._manifest.rounds.straggler_wait_s
-        if self._handover.due_in_s() > window_s and self._handover.halfway():
-            self._handover.hurry()
+        if self._slot.due_in_s() > window_s and self._slot.halfway():
+            self._slot.request_now()
         asyncio.get_running_loop().call_later(LAST_CALL * window_s, self._hurry_for, join.round)
 
     def _hear(self, peer_id: str, round: int) -> None:
@@ -137,12 +137,12 @@ class GossipRounds:
 
     def _hurry_for(self, round: int) -> None:
         if self._taking_part() and self.position().round < round:
-            self._handover.hurry()
+            self._slot.request_now()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        await self._inlets.start()
+        await self._inboxes.start()
         await self._newcomer.serve()
 
     async def join(self, resumed: Head | None) -> None:
@@ -151,7 +151,7 @@ class GossipRounds:
         await self._newcomer.start(resumes)
         self.joined = True
         same = resumed is not None and resumed.state_digest == self.position().lineage_id
-        self._handover.announce_anchor(resumed.contributed if resumed is not None and same else None)
+        self._slot.announce_anchor(resumed.contributed if resumed is not None and same else None)
         self._directory.announce_soon()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -159,11 +159,11 @@ class GossipRounds:
     async def run(self) -> None:
         """Rounds until the run ends or the peer leaves."""
         while not self.leaving and not self.finished:
-            self._handover.work.clear()
-            if self._handover.due is None:
-                await self._handover.work.wait()
+            self._slot.work.clear()
+            if self._slot.due is None:
+                await self._slot.work.wait()
                 continue
-            await self._one_round(self._handover.due)
+            await self._one_round(self._slot.due)
 
     async def _one_round(self, due: Due) -> None:
         """With the drawn group, with those of it who come, or alone; in the end the state is another one."""
@@ -171,19 +171,19 @@ class GossipRounds:
             await self._wait_for_peers(due)
             return
         before = self._traffic()
-        self._handover.begin_round()
+        self._slot.begin_round()
         try:
             record = await self._round(due)
         finally:
-            self._handover.spent(due)
+            self._slot.release(due)
         after = self._traffic()
         traffic = {"bytes_sent": after[0] - before[0], "bytes_received": after[1] - before[1]}
-        self._tell(Round(record=record.model_copy(update=traffic)))
+        self._tell(RoundEnded(record=record.model_copy(update=traffic)))
         if record.status == "committed":
             self.group_size = len(record.members)
             self._alone_in_row = self._alone_in_row if self.group_size == 1 else 0
         else:
-            self._handover.want_snapshot()
+            self._slot.want_snapshot()
         self._directory.announce_soon()
         if record.phase == "match":
             self._node.spawn(self._directory.refresh())  # somebody may have come or gone
@@ -198,15 +198,15 @@ class GossipRounds:
                 status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
                 reason=abort.reason, instead="retry", seconds={"total": _now() - began},
             )  # fmt: skip
-        await self._handover.merged.wait()
+        await self._slot.merged.wait()
         await frames.ended(self._mixing.applied)
-        await self.keeper.apply(outcome.mixture.apply, outcome.round, due.sequence)
-        self._inlets.moved(outcome.round)
-        self._handover.announce_anchor(due.sequence)
+        await self.store.apply(outcome.mixture.apply, outcome.round, due.sequence)
+        self._inboxes.moved(outcome.round)
+        self._slot.announce_anchor(due.sequence)
         seconds = {**outcome.seconds, "total": _now() - began}
         return outcome.record(self._manifest.run_id, self.position().lineage_id, seconds)
 
-    async def _mix(self, due: Due, frames: Frames) -> Outcome:
+    async def _mix(self, due: Due, frames: Frames) -> GossipOutcome:
         """With the drawn, or alone when that fails. Raises RoundAborted if even that does."""
         failed: RoundAborted | None = None
         number = self._next_round()
@@ -235,7 +235,7 @@ class GossipRounds:
 
     async def _alone(
         self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames, failed: RoundAborted | None
-    ) -> Outcome:
+    ) -> GossipOutcome:
         """This peer's own contribution is the mean of all that there is."""
         members = (self._node.peer_id,)
         weights = self._weigh([(self._node.peer_id, due.tokens)])
@@ -243,18 +243,18 @@ class GossipRounds:
         for index, (start, stop) in enumerate(self._mixing.slices):
             await asyncio.to_thread(mixture.take, start, stop, [await frames.frame(index)])
         if failed is None:
-            return Outcome(number, drawn, members, weights, mixture)
-        return Outcome(number, drawn, members, weights, mixture, failed.phase, failed.reason, failed.culprit)
+            return GossipOutcome(number, drawn, members, weights, mixture)
+        return GossipOutcome(number, drawn, members, weights, mixture, failed.phase, failed.reason, failed.culprit)
 
-    async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> Outcome:
+    async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> GossipOutcome:
         """With whom of the drawn comes. Raises RoundAborted."""
         if len(drawn) < self._fewest:
             raise RoundAborted("match", f"{len(drawn)} were drawn: too few for the aggregator to judge")
         run_id = self._manifest.run_id
-        self._inlets.moved(number - 1)
+        self._inboxes.moved(number - 1)
         digest = roster_digest(run_id, number, drawn)
         join = GossipJoin(run_id=run_id, round=number, roster=drawn, digest=digest, tokens=due.tokens)
-        meeting, whole = Meeting(self._node, self._inlets, join, self._mixing.sizes, self._hear), False
+        meeting, whole = GossipExchange(self._node, self._inboxes, join, self._mixing.sizes, self._hear), False
         began = _now()
         try:
             members = await meeting.members(self.patience_s, self._fewest)
@@ -269,17 +269,19 @@ class GossipRounds:
         seconds = {"match": matched - began, "exchange": _now() - matched}
         absent = meeting.absent
         if not absent:
-            return Outcome(number, drawn, members, weights, mixture, seconds=seconds)
+            return GossipOutcome(number, drawn, members, weights, mixture, seconds=seconds)
         why, culprit = "; ".join(absent.values()), next(iter(absent))
-        return Outcome(number, drawn, members, weights, mixture, "match", why, culprit, seconds)
+        return GossipOutcome(number, drawn, members, weights, mixture, "match", why, culprit, seconds)
 
-    async def _exchange(self, meeting: Meeting, members: tuple[str, ...], mixture: Mixture, frames: Frames) -> None:
+    async def _exchange(
+        self, meeting: GossipExchange, members: tuple[str, ...], mixture: Mixture, frames: Frames
+    ) -> None:
         async def take(index: int, payloads: Sequence[Payload]) -> None:
             await asyncio.to_thread(mixture.take, *self._mixing.slices[index], payloads)
 
         wire_bytes, began = len(members) * sum(self._mixing.sizes), _now()
         timeout_s = self._budget.seconds(wire_bytes)
-        self.keeper.shelf.courtesy.round_begins()
+        self.store.snapshot_cache.priority.round_begins()
         try:
             await meeting.exchange(members, frames.frame, take, timeout_s)
         except RoundAborted:
@@ -287,7 +289,7 @@ class GossipRounds:
                 self._budget.allow_longer(wire_bytes)
             raise
         finally:
-            self.keeper.shelf.courtesy.round_ends()
+            self.store.snapshot_cache.priority.round_ends()
         self._budget.learn(wire_bytes, _now() - began)
 
     async def _wait_for_peers(self, due: Due) -> None:
@@ -297,11 +299,11 @@ class GossipRounds:
             status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase="match",
             reason=f"{few} of at least {needed} peers", alone=True, instead="wait",
         )  # fmt: skip
-        self._tell(Round(record=record))
+        self._tell(RoundEnded(record=record))
         while 1 + len(self._live()) < needed and not self.leaving:
             await asyncio.sleep(RECHECK_S)
-        self._handover.spent(due)
-        self._handover.want_snapshot()
+        self._slot.release(due)
+        self._slot.want_snapshot()
 
     def _live(self) -> list[str]:
         """Whose signed records say that they train, as far as the directory has heard."""

@@ -12,15 +12,15 @@ from pathlib import Path
 from peer.link.memory import Head, SharedState
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import Position
-from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.state.chain import History
+from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_file import SnapshotFile, load_snapshot
 
 log = logging.getLogger(__name__)
 RENEWED_AFTER_S = 30.0  # newcomers of the next seconds take the same file
 
 
-class OwnKeeper:
+class LocalStateStore:
     """Owns every change of the state; stands where `Keeper` stands in a run with a lineage.
 
     Args:
@@ -34,12 +34,12 @@ class OwnKeeper:
         shelf: the snapshots that newcomers take.
     """
 
-    def __init__(self, memory: SharedState, state: OuterState, history: History) -> None:
+    def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
         self.memory, self.state, self.history = memory, state, history
         self.valid = False
         self.position = Position(0, history.genesis, 0)
         self._lock = asyncio.Lock()
-        self.shelf = OwnShelf(history.folder, state, self.still, lambda: self.valid)
+        self.snapshot_cache = LocalSnapshotCache(history.folder, state, self.still, lambda: self.valid)
         history.chain_path.touch()
 
     def restore(self) -> Head | None:
@@ -99,7 +99,7 @@ class OwnKeeper:
         self.position = Position(round, digest, round)
 
 
-class OwnShelf:
+class LocalSnapshotCache:
     """The newest snapshot of a gossip peer's state, and the one before it while somebody may read that.
 
     Args:
@@ -111,7 +111,7 @@ class OwnShelf:
         self, folder: Path, state: OuterState, still: Callable[[], contextlib.AbstractAsyncContextManager[None]],
         valid: Callable[[], bool],
     ) -> None:
-        self.courtesy = Courtesy()
+        self.priority = RoundPriority()
         self._folder, self._state, self._still, self._valid = folder, state, still, valid
         self._writing = asyncio.Lock()
         self.files: list[SnapshotFile] = []

@@ -19,12 +19,12 @@ from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessa
 from peer.swarm.group import invites as invites_module
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group import lobby
-from peer.swarm.group.invites import Invitations, Self
-from peer.swarm.group.membership import View
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.invites import Invites, LocalPeer
+from peer.swarm.group.membership import Membership
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ NONSENSE_S = 60.0  # without a leader that says what no peer of this program say
 _ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
 
-class Joining:
+class Follower:
     """The member's side of matchmaking.
 
     Args:
@@ -46,17 +46,17 @@ class Joining:
         rounds: group limits and waiting times.
         rosters: checks rosters.
         me, view: this peer as seen by itself, and whom it takes to be there.
-        invitations: who invites meanwhile.
+        invites: who invites meanwhile.
         changed: set when there may be another leader.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, node: Node, directory: Directory, name: str, rounds: RoundSpec, rosters: Rosters, me: Self, view: View,
-        invitations: Invitations, changed: asyncio.Event, clock: Callable[[], float],
+        self, node: Node, directory: Directory, name: str, rounds: RoundSpec, rosters: RosterAuthority, me: LocalPeer,
+        view: Membership, invites: Invites, changed: asyncio.Event, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._node, self._directory, self._name, self._rounds, self._rosters = node, directory, name, rounds, rosters
-        self._me, self._view, self._invitations = me, view, invitations
+        self._me, self._view, self._invites = me, view, invites
         self._changed, self._clock = changed, clock
         self._followed_unknown = False
         self._wasted: dict[str, tuple[float, int]] = {}
@@ -71,7 +71,7 @@ class Joining:
 
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
-        stream: Stream | None = None
+        stream: FrameStream | None = None
         began = self._clock()
         try:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
@@ -127,7 +127,7 @@ class Joining:
         """At a leader: for the longest group that can form there."""
         return (2.0 - invites_module.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leader_module.SOLO_PATIENCE_S
 
-    async def _hand_in(self, leader: str, sealed: bytes) -> tuple[Stream, Kind, bytes]:
+    async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
         """Take a seat at a leader: -> the stream, and the first that it says on it."""
         stream = await self._node.open(leader, self._name, "round", invites_module.PROBE_TIMEOUT_S)
         with contextlib.ExitStack() as closing:
@@ -142,7 +142,7 @@ class Joining:
         has just caught up.
         """
         await asyncio.sleep(SILENT_S)
-        await self._invitations.elsewhere(leader)
+        await self._invites.elsewhere(leader)
 
     def _leave(self, leader: str, why: Exception, began: float) -> None:
         """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
@@ -198,7 +198,7 @@ class Joining:
         self._view.hears_of(leader, lineage_id, known=True)
 
 
-async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
+async def _answer(stream: FrameStream, patience_s: float) -> tuple[Kind, bytes]:
     """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
     statuses = 10 + int(2 * patience_s / lobby.AWAKE_EVERY_S)
     for _ in range(statuses):
@@ -209,7 +209,7 @@ async def _answer(stream: Stream, patience_s: float) -> tuple[Kind, bytes]:
     raise ProtocolError(f"{stream.remote} says that it is awake, {statuses} times, and no more")
 
 
-async def _frame(stream: Stream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:
+async def _frame(stream: FrameStream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:
     """The next one; raises asyncio.TimeoutError when it does not come, unless it was this machine that slept."""
     loop, receiving = asyncio.get_running_loop(), asyncio.ensure_future(stream.receive(limits))
     try:

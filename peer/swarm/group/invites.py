@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Position, heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
-from peer.swarm.group.membership import INVITED_S, View
+from peer.swarm.group.membership import INVITED_S, Membership
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,14 @@ LAST_CALL = 0.75  # of a leader's wait: whoever is asked for its contribution th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Self:
+class LocalPeer:
     """What the matchmaker asks the agent for.
 
     Attributes:
         position: round and lineage id now.
         due_in_s: seconds until this peer's next contribution would be due anyway.
         halfway: whether at least half of that contribution is trained.
-        hurry: ask for a contribution now, with whatever has been trained.
+        request_now: ask for a contribution now, with whatever has been trained.
         training: False while joining or when finished: invitations are then declined.
         client: this machine accepts no connection: others cannot wait at it.
         nudge: a peer on a heavier lineage has shown itself; catch up from it.
@@ -42,7 +42,7 @@ class Self:
     position: Callable[[], Position]
     due_in_s: Callable[[], float]
     halfway: Callable[[], bool]
-    hurry: Callable[[], None]
+    request_now: Callable[[], None]
     training: Callable[[], bool]
     nudge: Callable[[str, int, str], None]
     standing: Callable[[], frozenset[str]] = frozenset
@@ -50,7 +50,7 @@ class Self:
     called: bool = False
 
 
-class Invitations:
+class Invites:
     """Both sides of an invitation.
 
     Args:
@@ -67,7 +67,7 @@ class Invitations:
     """
 
     def __init__(
-        self, node: Node, run_id: str, view: View, me: Self, changed: asyncio.Event, window_s: float,
+        self, node: Node, run_id: str, view: Membership, me: LocalPeer, changed: asyncio.Event, window_s: float,
         clock: Callable[[], float], heeds: Callable[[str], bool] = lambda _: True,
     ) -> None:  # fmt: skip
         self._node, self._run_id, self._view = node, run_id, view
@@ -76,7 +76,7 @@ class Invitations:
         self._window_s, self._clock = window_s, clock
         self._moved, self._committed_at = asyncio.Event(), clock()
         self.behind: str | None = None
-        self._inviters: dict[Stream, str] = {}
+        self._inviters: dict[FrameStream, str] = {}
         self._invited = asyncio.Event()
 
     async def start(self) -> None:
@@ -134,7 +134,7 @@ class Invitations:
             self._me.nudge(peer_id, status.weight, status.lineage_id)
         self._changed.set()
 
-    async def _on_invite(self, stream: Stream) -> None:
+    async def _on_invite(self, stream: FrameStream) -> None:
         invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
         self._view.seen(stream.remote)
         coming = self._comes(invite, stream.remote, knocks=True)
@@ -199,14 +199,14 @@ class Invitations:
         if not self._me.halfway():
             wait_s = max(LAST_CALL * invite.wait_s, self._committed_at + self._window_s - self._clock())
         if wait_s <= 0.0:
-            self._me.hurry()
+            self._me.request_now()
             return
 
-        def hurry() -> None:
+        def request_now() -> None:
             if self._me.position() == position:
-                self._me.hurry()
+                self._me.request_now()
 
-        asyncio.get_running_loop().call_later(wait_s, hurry)
+        asyncio.get_running_loop().call_later(wait_s, request_now)
 
     def _status(self, coming: bool) -> StatusMessage:
         position = self._me.position()

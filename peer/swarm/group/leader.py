@@ -9,10 +9,10 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group import invites as invites_module
-from peer.swarm.group.invites import Invitations, Self
-from peer.swarm.group.lobby import Seat, Seats
-from peer.swarm.group.membership import View
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.invites import Invites, LocalPeer
+from peer.swarm.group.lobby import Lobby, WaitingMember
+from peer.swarm.group.membership import Membership
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -21,7 +21,7 @@ SOLO_PATIENCE_S = 4.0
 RECHECK_S = 0.25
 
 
-class Leading:
+class Leader:
     """The leader's side of matchmaking.
 
     Args:
@@ -37,14 +37,14 @@ class Leading:
     """
 
     def __init__(
-        self, node: Node, rounds: RoundSpec, rosters: Rosters, me: Self, view: View, seats: Seats,
-        invites: Invitations, changed: asyncio.Event, clock: Callable[[], float],
+        self, node: Node, rounds: RoundSpec, rosters: RosterAuthority, me: LocalPeer, view: Membership, seats: Lobby,
+        invites: Invites, changed: asyncio.Event, clock: Callable[[], float],
         decline: Callable[[Group, RoundAborted], None], opens: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._node, self._rounds, self._rosters, self._me, self._view = node, rounds, rosters, me, view
-        self._seats, self._invites, self._changed = seats, invites, changed
+        self._lobby, self._invites, self._changed = seats, invites, changed
         self._clock, self._decline, self._opens = clock, decline, opens
-        self._leading = False
+        self._leader = False
         self._invited: dict[str, asyncio.Task[None]] = {}
         self._invited_for = me.position()
         self._inviting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,7 +52,7 @@ class Leading:
 
     def awaited(self) -> None:
         """Somebody may wait at this leader whose own contribution is not due yet: the others are invited meanwhile."""
-        if not self._leading and self._inviting.done():
+        if not self._leader and self._inviting.done():
             self._inviting = self._node.spawn(self._invite_meanwhile())
 
     async def _invite_meanwhile(self) -> None:
@@ -67,11 +67,11 @@ class Leading:
                     self._pending(self._clock())
                 await asyncio.sleep(RECHECK_S)
         finally:
-            if not self._leading:
+            if not self._leader:
                 await self._uninvite()
 
     def _waited_for(self) -> bool:
-        anybody = bool(self._seats.present(self._me.position().lineage_id))
+        anybody = bool(self._lobby.present(self._me.position().lineage_id))
         return anybody and self._me.training() and self._view.leader() == self._node.peer_id
 
     async def _uninvite(self) -> None:
@@ -88,7 +88,7 @@ class Leading:
         Raises:
             RoundAborted: nobody there, behind, too few in time, or one of them has left.
         """
-        self._leading, began = True, self._clock()
+        self._leader, began = True, self._clock()
         self._inviting.cancel()
         # this goes on with those that are on their way, and asks the others again
         self._invited = {peer_id: task for peer_id, task in self._invited.items() if not task.done()}
@@ -98,7 +98,7 @@ class Leading:
                 if (ahead := self._invites.behind) is not None:
                     raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
                 if self._view.leader() != self._node.peer_id:
-                    await self._seats.disband(self._view.leader())
+                    await self._lobby.disband(self._view.leader())
                     return None
                 pending = self._pending(started)
                 members = len(self._chosen(join.parent)) + 1
@@ -114,7 +114,7 @@ class Leading:
                     raise RoundAborted("match", f"only {members} peers came within {waited_s:.0f} s", alone=True)
                 await wait_for(self._changed, RECHECK_S)
         finally:
-            self._leading = False
+            self._leader = False
             await self._uninvite()
 
     def _closes(self, started: float, began: float) -> float:
@@ -122,13 +122,13 @@ class Leading:
         itself, or has waited at another that was silent, leaves some time to those who were so with it.
         """
         window_s = self._rounds.straggler_wait_s
-        return max(self._seats.window_start(started) + window_s, began + (1.0 - invites_module.LAST_CALL) * window_s)
+        return max(self._lobby.window_start(started) + window_s, began + (1.0 - invites_module.LAST_CALL) * window_s)
 
-    def _chosen(self, parent: str) -> list[tuple[str, Seat]]:
+    def _chosen(self, parent: str) -> list[tuple[str, WaitingMember]]:
         """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
-        chosen: list[tuple[str, Seat]] = []
+        chosen: list[tuple[str, WaitingMember]] = []
         solitary = self._me.client
-        for peer_id, seat in sorted(self._seats.present(parent).items(), key=lambda item: item[1].since):
+        for peer_id, seat in sorted(self._lobby.present(parent).items(), key=lambda item: item[1].since):
             if len(chosen) < self._rounds.max_group - 1 and not (solitary and self._view.solitary(peer_id)):
                 chosen.append((peer_id, seat))
                 solitary = solitary or self._view.solitary(peer_id)
@@ -139,8 +139,8 @@ class Leading:
         if self._invited_for != (position := self._me.position()):
             self._node.spawn(cancel_and_wait(self._invited.values()))  # they were asked to come to another round
             self._invited, self._invited_for = {}, position
-        expected = [peer_id for peer_id in self._view.expected() if peer_id not in self._seats]
-        left = self._rounds.straggler_wait_s - (self._clock() - self._seats.window_start(started))
+        expected = [peer_id for peer_id in self._view.expected() if peer_id not in self._lobby]
+        left = self._rounds.straggler_wait_s - (self._clock() - self._lobby.window_start(started))
         for peer_id in expected:
             if peer_id not in self._invited:
                 self._invited[peer_id] = asyncio.ensure_future(self._invites.send(peer_id, max(0.0, left)))
@@ -154,7 +154,7 @@ class Leading:
         message, group = self._rosters.write(joins, join.parent)
         left: list[str] = []
         for peer_id in joins:
-            self._seats.leave(peer_id)
+            self._lobby.leave(peer_id)
         for peer_id, seat in chosen:
             if seat.stream.sending:  # it does not read what it is told
                 seat.stream.close()

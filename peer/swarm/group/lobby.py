@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.group.invites import PROBE_TIMEOUT_S, Self
-from peer.swarm.group.membership import View
-from peer.swarm.group.roster import Rosters
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.group.invites import PROBE_TIMEOUT_S, LocalPeer
+from peer.swarm.group.membership import Membership
+from peer.swarm.group.roster import RosterAuthority
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -23,18 +23,18 @@ AWAKE_EVERY_S = 1.0
 
 
 @dataclass
-class Seat:
+class WaitingMember:
     """A member that waits at this leader."""
 
     sealed: bytes
     join: JoinMessage
-    stream: Stream
+    stream: FrameStream
     since: float
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     told: bool = False
 
 
-class Seats:
+class Lobby:
     """The members that wait at this peer.
 
     Args:
@@ -54,15 +54,16 @@ class Seats:
     """
 
     def __init__(
-        self, own_id: str, rosters: Rosters, view: View, me: Self, changed: asyncio.Event, window_s: float,
-        refuses: Callable[[str], bool], clock: Callable[[], float], opens: Callable[[], bool] = lambda: True,
+        self, own_id: str, rosters: RosterAuthority, view: Membership, me: LocalPeer, changed: asyncio.Event,
+        window_s: float, refuses: Callable[[str], bool], clock: Callable[[], float],
+        opens: Callable[[], bool] = lambda: True,
         on_seat: Callable[[], None] = lambda: None, knocked: Callable[[str], None] = lambda _: None,
         seated: Callable[[str], None] = lambda _: None, left: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
         self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
         self._opens, self._on_seat, self._knocked, self._seated, self._left = opens, on_seat, knocked, seated, left
-        self._taken: dict[str, Seat] = {}
+        self._taken: dict[str, WaitingMember] = {}
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -81,7 +82,7 @@ class Seats:
         """The straggler window opens with the first who waits, be it this leader or a member."""
         return min([started, *(seat.since for seat in self.present(self._me.position().lineage_id).values())])
 
-    def present(self, parent: str) -> dict[str, Seat]:
+    def present(self, parent: str) -> dict[str, WaitingMember]:
         """Seats for the round that follows `parent`; others wait until this leader gets there."""
         round = self._me.position().round
         return {
@@ -106,7 +107,7 @@ class Seats:
     def hurry_if_halfway(self) -> None:
         """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
         if self._me.due_in_s() > self._window_s and self._me.halfway():
-            self._me.hurry()
+            self._me.request_now()
 
     async def disband(self, leader: str) -> None:
         """Everybody who waits here is told to follow another leader."""
@@ -114,12 +115,12 @@ class Seats:
         self._taken.clear()
         await asyncio.gather(*(self._send_away(seat, leader) for seat in seats))
 
-    async def _send_away(self, seat: Seat, leader: str) -> None:
+    async def _send_away(self, seat: WaitingMember, leader: str) -> None:
         seat.told = True
         await self._reject(seat.stream, "follow", leader)
         seat.taken.set()
 
-    async def on_join(self, stream: Stream) -> None:
+    async def on_join(self, stream: FrameStream) -> None:
         """A member opens a stream to this leader."""
         _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_JOIN_BYTES}), PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
@@ -132,7 +133,7 @@ class Seats:
                 self._knocked(stream.remote)
             await self._reject(stream, reason, leader)
             return
-        seat = Seat(sealed, join, stream, since=self._clock())
+        seat = WaitingMember(sealed, join, stream, since=self._clock())
         self._taken[stream.remote] = seat
         self._changed.set()
         if join.parent == self._me.position().lineage_id:
@@ -159,7 +160,7 @@ class Seats:
             self._knocked(stream.remote)
             await self._reject(stream, "behind", None)
 
-    async def _keep(self, seat: Seat) -> None:
+    async def _keep(self, seat: WaitingMember) -> None:
         """Tell a member that waits here that its leader is awake, or who else leads by now."""
         leader = self._view.leader()
         if leader == self._own_id:
@@ -168,12 +169,12 @@ class Seats:
             del self._taken[seat.stream.remote]
             await self._send_away(seat, leader)
 
-    def _hurry_for(self, peer_id: str, seat: Seat) -> None:
+    def _hurry_for(self, peer_id: str, seat: WaitingMember) -> None:
         """A member has waited a whole window and this leader is still not due: contribute what there is."""
         if self._taken.get(peer_id) is not seat or seat.join.parent != self._me.position().lineage_id:
             return
         if self._opens():
-            self._me.hurry()
+            self._me.request_now()
         else:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
@@ -182,7 +183,7 @@ class Seats:
         self._view.learn(peer_id)
         self._seated(peer_id)
 
-    async def _say_awake(self, stream: Stream) -> None:
+    async def _say_awake(self, stream: FrameStream) -> None:
         """Tell a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
         position = self._me.position()
         status = StatusMessage(
@@ -202,7 +203,7 @@ class Seats:
         leader = self._view.leader()
         return ("follow", leader) if leader != self._own_id else (None, None)
 
-    async def _reject(self, stream: Stream, reason: str, leader: str | None) -> None:
+    async def _reject(self, stream: FrameStream, reason: str, leader: str | None) -> None:
         position = self._me.position()
         message = RejectMessage.model_validate(
             {

@@ -19,12 +19,12 @@ from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RoundSpec
 from peer.swarm.group import leader as leader_module
-from peer.swarm.group.follower import Joining
-from peer.swarm.group.invites import Invitations, Self
-from peer.swarm.group.lobby import Seats
-from peer.swarm.group.membership import INVITED_S, View
-from peer.swarm.group.regrouping import LONGEST_WAIT_S, Newcomers
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.follower import Follower
+from peer.swarm.group.invites import Invites, LocalPeer
+from peer.swarm.group.lobby import Lobby
+from peer.swarm.group.membership import INVITED_S, Membership
+from peer.swarm.group.regrouping import LONGEST_WAIT_S, RegroupPolicy
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 
@@ -54,43 +54,43 @@ class Matchmaker:
         directory: Directory,
         run_id: str,
         rounds: RoundSpec,
-        rosters: Rosters,
-        me: Self,
+        rosters: RosterAuthority,
+        me: LocalPeer,
         clock: Callable[[], float] = time.monotonic,
         refuses: Callable[[str], bool] = lambda _: False,
         decline: Callable[[Group, RoundAborted], None] = lambda *_: None,
     ) -> None:
         self._node, self._directory, self._rounds = node, directory, rounds
         self._me, self._clock = me, clock
-        self.view = View(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
+        self.view = Membership(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
         self._rosters = rosters
-        self._newcomers = Newcomers(clock)
+        self._regrouping = RegroupPolicy(clock)
         self._formed = clock()
         self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
         self._changed, self._sat = asyncio.Event(), asyncio.Event()
         window_s = rounds.straggler_wait_s
         self._join_name = f"atoll/{run_id[:16]}/join"
-        self._seats = Seats(
+        self._lobby = Lobby(
             node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            self._opens, on_seat=lambda: self._leading.awaited(), knocked=self.knock,
-            seated=self._seat, left=self._newcomers.left,
+            self._opens, on_seat=lambda: self._leader.awaited(), knocked=self.knock,
+            seated=self._seat, left=self._regrouping.left,
         )  # fmt: skip
-        self._invitations = Invitations(node, run_id, self.view, me, self._changed, window_s, clock, self._heeds)
-        self._leading = leader_module.Leading(
-            node, rounds, rosters, me, self.view, self._seats, self._invitations, self._changed, clock, decline,
+        self._invites = Invites(node, run_id, self.view, me, self._changed, window_s, clock, self._heeds)
+        self._leader = leader_module.Leader(
+            node, rounds, rosters, me, self.view, self._lobby, self._invites, self._changed, clock, decline,
             self._opens,
         )  # fmt: skip
-        self._joining = Joining(
-            node, directory, self._join_name, rounds, rosters, me, self.view, self._invitations, self._changed, clock
+        self._follower = Follower(
+            node, directory, self._join_name, rounds, rosters, me, self.view, self._invites, self._changed, clock
         )
 
     async def start(self) -> None:
-        await self._node.serve(self._join_name, "round", self._seats.on_join)
-        await self._invitations.start()
+        await self._node.serve(self._join_name, "round", self._lobby.on_join)
+        await self._invites.start()
 
     @property
     def anybody_waiting(self) -> bool:
-        return len(self._seats) > 0
+        return len(self._lobby) > 0
 
     # -- standing groups ----------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Matchmaker:
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""
         wanted = (peer_id for peer_id in self._wanted() - members if self._has_place(members, peer_id))
-        return self._newcomers.among(wanted)
+        return self._regrouping.among(wanted)
 
     def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
         if self._clock() >= self._formed + LONGEST_WAIT_S:
@@ -123,20 +123,20 @@ class Matchmaker:
         members = self._me.standing()
         if not members or leader in members:
             return True
-        return self._has_place(members, leader) and self._newcomers.invited(leader)
+        return self._has_place(members, leader) and self._regrouping.invited(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
         self._formed, self.view.company = self._clock(), group.others
         self._say_no_more()
         left_out = (self._wanted() | self.view.avoided()).difference(group.others)
-        self._newcomers.came(group.others)
-        self._newcomers.missed(left_out)
+        self._regrouping.came(group.others)
+        self._regrouping.missed(left_out)
 
     def knock(self, peer_id: str) -> None:
         """This peer has come from behind, and will have caught up in a moment: a standing group forms anew for it."""
         self.view.knock(peer_id)
-        self._newcomers.knocked(peer_id)
+        self._regrouping.knocked(peer_id)
 
     def caught_up(self) -> None:
         """This peer has come from behind: its last group hears of it at once, the DHT takes seconds. Who of them sleeps
@@ -152,7 +152,7 @@ class Matchmaker:
 
     async def _say(self, peer_id: str) -> None:
         with contextlib.suppress(asyncio.TimeoutError):  # the directory has heard of it by then
-            await asyncio.wait_for(self._invitations.send(peer_id, NO_HURRY_S), INVITED_S)
+            await asyncio.wait_for(self._invites.send(peer_id, NO_HURRY_S), INVITED_S)
 
     def _say_no_more(self) -> None:
         for task in self._saying:
@@ -160,7 +160,7 @@ class Matchmaker:
         self._saying = ()
 
     def _seat(self, member: str) -> None:
-        if self._newcomers.sits(member):
+        if self._regrouping.sits(member):
             self._sat.set()
 
     async def newcomer(self, members: frozenset[str]) -> None:
@@ -168,42 +168,42 @@ class Matchmaker:
 
         Whoever is ready before its group waits for it: who came meanwhile would be passed over, round after round.
         """
-        while not any(self._newcomers.interrupts(peer) for peer in self.newcomers(members) if peer in self._seats):
+        while not any(self._regrouping.interrupts(peer) for peer in self.newcomers(members) if peer in self._lobby):
             self._sat.clear()
             await self._sat.wait()
 
     def _wanted(self) -> set[str]:
         """Whoever could be in the next group: live, or waiting at this peer already."""
-        return {*self.view.expected(), *self._seats}
+        return {*self.view.expected(), *self._lobby}
 
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
         position, window_s = self._me.position(), self._rounds.straggler_wait_s
-        self._seats.hurry_if_halfway()
+        self._lobby.hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
         asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)
 
     def _hurry_at(self, position: Position) -> None:
         if self._me.position() == position:
-            self._me.hurry()
+            self._me.request_now()
 
     def committed(self, group: Group) -> None:
         """The group stands: its members are where this peer is now, whatever the DHT has heard so far."""
         self.view.learn(*group.others)
-        self._invitations.committed()
+        self._invites.committed()
         self.moved()
 
     def moved(self) -> None:
         """This peer's position changed: whoever waits for it at a round that is over is told so."""
-        self._invitations.moved()
-        self._seats.moved()
-        self._leading.awaited()
+        self._invites.moved()
+        self._lobby.moved()
+        self._leader.awaited()
 
     async def match(self, due: Due) -> Group:
         """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
         position = self._me.position()
-        self._invitations.behind = None
-        self._joining.begin()
+        self._invites.behind = None
+        self._follower.begin()
         join, sealed = self._rosters.join(position, due.tokens)
         started = self._clock()
         if not self.view.expected():
@@ -213,9 +213,9 @@ class Matchmaker:
                 raise RoundAborted("match", "this peer moved on", behind=True)
             leader = self.view.leader()
             if leader == self._node.peer_id:
-                group = await self._leading.lead(sealed, join, started)
+                group = await self._leader.lead(sealed, join, started)
             else:
-                await self._seats.disband(leader)  # whoever sat here before this peer had heard of that one
-                group = await self._joining.follow(leader, sealed, join)
+                await self._lobby.disband(leader)  # whoever sat here before this peer had heard of that one
+                group = await self._follower.follow(leader, sealed, join)
             if group is not None:
                 return group

@@ -16,7 +16,7 @@ SEEN_EVERY_S = 30.0  # else one that is silent as a leader, and asks or invites 
 RELAY_DOUBT_S = 120.0
 
 
-class View:
+class Membership:
     """Directory records lag by seconds; the last roster, answers and broken streams do not.
 
     Args:

@@ -10,7 +10,7 @@ INTERRUPTS_AFTER_S = 10.0
 EXCUSED_EVERY_S = 30.0
 
 
-class Newcomers:
+class RegroupPolicy:
     """Peers outside the group that could be in it. One that does not come is tried ever more rarely.
 
     Args:

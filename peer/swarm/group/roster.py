@@ -34,7 +34,7 @@ def roster_key(parent: str, peer_id: str) -> bytes:
     return hashlib.sha256(f"{parent} {peer_id}".encode()).digest()
 
 
-class Rosters:
+class RosterAuthority:
     """Makes and checks joins, rosters and groups of one run.
 
     Args:

@@ -7,10 +7,10 @@ import logging
 import random
 from collections.abc import Callable
 
-from peer.link.contribution_slot import Handover
+from peer.link.contribution_slot import ContributionSlot
 from peer.outer.record import RoundRecord
-from peer.swarm.catchup.fork_choice import Following
-from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
+from peer.swarm.catchup.fork_choice import ForkChoice
+from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.net.directory import Directory
 
@@ -24,7 +24,7 @@ UNPROVEN_S = 30.0
 UNHEARD_S = 10.0
 
 
-class Aftermath:
+class RetryPolicy:
     """What one peer does after each of its rounds that failed.
 
     Args:
@@ -35,11 +35,11 @@ class Aftermath:
     """
 
     def __init__(
-        self, own_id: str, directory: Directory, matchmaker: Matchmaker, following: Following, handover: Handover,
+        self, own_id: str, directory: Directory, matchmaker: Matchmaker, following: ForkChoice, slot: ContributionSlot,
         nudge: Callable[[str, int, str], None], rng: random.Random,
     ) -> None:  # fmt: skip
         self._own_id, self._directory, self._matchmaker = own_id, directory, matchmaker
-        self._following, self._handover, self._nudge, self._rng = following, handover, nudge, rng
+        self._fork_choice, self._slot, self._nudge, self._rng = following, slot, nudge, rng
         self._failed_in_row = 0
         self._owed = False
 
@@ -65,9 +65,9 @@ class Aftermath:
 
     def settle(self) -> None:
         """Ask for the fresh contribution, unless somebody is ahead: whom this peer may catch up with, or not, first."""
-        if self._owed and not self._following.donors():
+        if self._owed and not self._fork_choice.donors():
             self._owed = False
-            self._handover.want_snapshot()
+            self._slot.want_snapshot()
 
     async def _back_off(self, record: RoundRecord) -> None:
         log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
@@ -77,7 +77,7 @@ class Aftermath:
         longest = min(MAX_BACKOFF_S, 0.1 * 2.0 ** min(self._failed_in_row, MAX_DOUBLINGS))
         await asyncio.sleep(self._rng.uniform(0.0, longest))
         if record.phase == "commit":
-            await self._following.look_at_own_state()
+            await self._fork_choice.look_at_own_state()
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
             others = [peer_id for peer_id in record.members if peer_id != self._own_id]
             missed = await self._went_on(others, record.culprit)
@@ -91,8 +91,8 @@ class Aftermath:
         deadline = _now() + UNHEARD_S
         while True:
             try:
-                return await went_on(
-                    self._following.fetcher, others, self._following.standing, self._rng, asleep=culprit
+                return await find_continuation(
+                    self._fork_choice.fetcher, others, self._fork_choice.standing, self._rng, asleep=culprit
                 )
             except NobodyAnsweredError:
                 if self._directory.fresh or _now() >= deadline:
@@ -100,21 +100,21 @@ class Aftermath:
                 await asyncio.sleep(RECHECK_S)
 
     async def _until_somebody_comes(self) -> None:
-        lineage_id, deadline = self._following.standing().state.lineage_id, _now() + ALONE_RECHECK_S
+        lineage_id, deadline = self._fork_choice.standing().state.lineage_id, _now() + ALONE_RECHECK_S
         while _now() < deadline and not self._matchmaker.anybody_waiting:
             peers = self._directory.reachable.values()
             if any(peer.lineage_id == lineage_id and peer.state == "training" for peer in peers):
                 return
-            if self._following.donors():
+            if self._fork_choice.donors():
                 return
             await asyncio.sleep(RECHECK_S)
 
     async def _until_caught_up(self) -> bool:
         for _ in range(BEHIND_TRIES):
-            if not self._following.donors():  # reading the directory takes seconds where one of its nodes sleeps
+            if not self._fork_choice.donors():  # reading the directory takes seconds where one of its nodes sleeps
                 await self._directory.refresh()
-            if await self._following.catch_up():
-                self._handover.announce_anchor(self._following.missed.contributed)
+            if await self._fork_choice.catch_up():
+                self._slot.announce_anchor(self._fork_choice.missed.contributed)
                 return True
             await asyncio.sleep(RECHECK_S)
         return False

@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from peer.link.contribution_slot import Handover
+from peer.link.contribution_slot import ContributionSlot
 from peer.link.memory import Head
-from peer.link.messages import Progress, Round, Snapshot, ToTrainer
+from peer.link.messages import Progress, RoundEnded, Snapshot, ToTrainer
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.resolve import run_recipe
 from peer.outer.record import RoundRecord
@@ -20,16 +20,16 @@ from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Link, Position, RosterLimits
 from peer.protocol.manifest import RunManifest
 from peer.protocol.weights import WeightRule
-from peer.swarm.catchup.fork_choice import Following
-from peer.swarm.catchup.late_commits import NobodyAnsweredError, went_on
-from peer.swarm.group.invites import Self
+from peer.swarm.catchup.fork_choice import ForkChoice
+from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
+from peer.swarm.group.invites import LocalPeer
 from peer.swarm.group.matchmaking import Matchmaker
-from peer.swarm.group.roster import Rosters
-from peer.swarm.lineage.retry import Aftermath
+from peer.swarm.group.roster import RosterAuthority
+from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.state.store import Keeper
+from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ CAUGHT_UP_S = 2.0  # whoever has just caught up knows where the others are
 JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 
 
-class Rounds:
+class LineageRounds:
     """One peer's rounds; implements the `SwarmPort` of `peer.outer.round`.
 
     Args:
@@ -57,37 +57,37 @@ class Rounds:
         node: Node,
         directory: Directory,
         manifest: RunManifest,
-        keeper: Keeper,
+        store: StateStore,
         organiser: str,
         nominal_tokens: int,
         tell: Callable[[ToTrainer], None],
         rng: random.Random,
     ) -> None:
         self._node, self._directory, self._manifest = node, directory, manifest
-        self.keeper = keeper
+        self.store = store
         self._organiser, self._tell = organiser, tell
         recipe = run_recipe(manifest)
         called = isinstance(recipe.schedule, GradientChange)
-        self._handover = Handover(lambda: keeper.memory.snapshot, self.position, tell, called)
+        self._slot = ContributionSlot(lambda: store.memory.snapshot, self.position, tell, called)
         rule = WeightRule.of(manifest.trust, nominal_tokens)
-        rosters = Rosters(node.identity, manifest.run_id, manifest.rounds, rule, lambda: keeper.history.seen)
-        self._guard = guard_of(node, directory, manifest.run_id, recipe, keeper, self._on_ban)
+        rosters = RosterAuthority(node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen)
+        self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self._on_ban)
         self._matchmaker = Matchmaker(
             node, directory, manifest.run_id, manifest.rounds, rosters, self._seen_by_itself(),
             refuses=self._guard.refuses,
-            decline=lambda group, abort: self._exchange.hellos.decline(group, abort),
+            decline=lambda group, abort: self._exchange.group_streams.decline(group, abort),
         )  # fmt: skip
         self._exchange = Exchange(
-            node, manifest.run_id, manifest.rounds.timeout_s, recipe, keeper.state.numel, rosters,
-            self._matchmaker.gathering, self._guard, chain=lambda: keeper.history.chain,
+            node, manifest.run_id, manifest.rounds.timeout_s, recipe, store.state.numel, rosters,
+            self._matchmaker.gathering, self._guard, chain=lambda: store.history.chain,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
-        self._following = Following(
-            node, directory, manifest.run_id, limits, keeper, self._matchmaker.caught_up, self._exchange.counted, tell,
+        self._fork_choice = ForkChoice(
+            node, directory, manifest.run_id, limits, store, self._matchmaker.caught_up, self._exchange.counted, tell,
             self._matchmaker.view.seen,
         )  # fmt: skip
-        self._aftermath = Aftermath(
-            node.peer_id, directory, self._matchmaker, self._following, self._handover, self._nudge, rng
+        self._retry = RetryPolicy(
+            node.peer_id, directory, self._matchmaker, self._fork_choice, self._slot, self._nudge, rng
         )
         self._stood = False
         self._regrouped: str | None = None
@@ -100,26 +100,26 @@ class Rounds:
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
-    def _seen_by_itself(self) -> Self:
-        return Self(
+    def _seen_by_itself(self) -> LocalPeer:
+        return LocalPeer(
             position=self.position,
-            due_in_s=self._handover.due_in_s,
-            halfway=self._handover.halfway,
-            hurry=self._handover.hurry,
+            due_in_s=self._slot.due_in_s,
+            halfway=self._slot.halfway,
+            request_now=self._slot.request_now,
             training=self._taking_part,
             nudge=self._nudge,
             client=self._node.client,
-            standing=lambda: self._exchange.stands(self.position()),
-            called=self._handover.called,
+            standing=lambda: self._exchange.can_continue(self.position()),
+            called=self._slot.called,
         )
 
     def position(self) -> Position:
-        return self.keeper.position
+        return self.store.position
 
     @property
     def finished(self) -> bool:
         total = self._manifest.rounds.total
-        return total is not None and self.keeper.state.round >= total
+        return total is not None and self.store.state.round >= total
 
     def _taking_part(self) -> bool:
         return self.joined and not self.finished and not self.leaving
@@ -128,24 +128,24 @@ class Rounds:
 
     @property
     def progress(self) -> Progress | None:
-        return self._handover.progress
+        return self._slot.progress
 
     def on_progress(self, progress: Progress) -> None:
-        self._handover.on_progress(progress)
+        self._slot.on_progress(progress)
 
     def on_snapshot(self, message: Snapshot) -> None:
-        self._handover.on_snapshot(message)
+        self._slot.on_snapshot(message)
 
     def on_merged(self) -> None:
-        self._handover.on_merged()
+        self._slot.on_merged()
 
     def on_return(self, peer_id: str) -> None:
         """This peer asks for what it has missed: the next round waits for it, before the directory hears of it."""
         self._matchmaker.knock(peer_id)
 
     def _nudge(self, donor: str, weight: int, lineage_id: str) -> None:
-        self._following.nudge(donor, weight, lineage_id)
-        self._handover.work.set()
+        self._fork_choice.nudge(donor, weight, lineage_id)
+        self._slot.work.set()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -163,14 +163,14 @@ class Rounds:
             if not self._directory.peers and _now() < patience:
                 await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
                 continue
-            if await self._following.catch_up():
+            if await self._fork_choice.catch_up():
                 contributed = None
-            elif self.keeper.valid:
+            elif self.store.valid:
                 break
-            elif not await self._following.fetch_genesis(self._organiser):
+            elif not await self._fork_choice.fetch_genesis(self._organiser):
                 await asyncio.sleep(RECHECK_S * 4)
         self.joined = True
-        self._handover.announce_anchor(contributed)
+        self._slot.announce_anchor(contributed)
         self._directory.announce_soon()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -181,67 +181,67 @@ class Rounds:
             await self._go_round()
         finally:
             await self._exchange.dissolve(RoundAborted("match", "this peer leaves"), tell=True)
-            await self.keeper.written()
+            await self.store.written()
 
     async def _go_round(self) -> None:
         while not self.leaving and not self.finished:
             await self._wait_for_work()
-            if self._following.donors():
-                await self._handover.merged.wait()
-                if await self._following.catch_up():
+            if self._fork_choice.donors():
+                await self._slot.merged.wait()
+                if await self._fork_choice.catch_up():
                     await self._exchange.dissolve(RoundAborted("match", "this peer caught up from elsewhere"))
-                    self._handover.due = None
-                    self._handover.announce_anchor(self._following.missed.contributed)
+                    self._slot.due = None
+                    self._slot.announce_anchor(self._fork_choice.missed.contributed)
                     continue
-            if not self.keeper.valid:
+            if not self.store.valid:
                 await asyncio.sleep(RECHECK_S)
-            elif self._handover.due is not None:
-                await self._one_round(self._handover.due)
+            elif self._slot.due is not None:
+                await self._one_round(self._slot.due)
 
     async def _wait_for_work(self) -> None:
-        self._handover.work.clear()
-        while self._handover.due is None and not self._following.donors():
+        self._slot.work.clear()
+        while self._slot.due is None and not self._fork_choice.donors():
             await self._look_back()
-            self._aftermath.settle()
+            self._retry.settle()
             try:
-                await asyncio.wait_for(self._handover.work.wait(), RECHECK_S)
+                await asyncio.wait_for(self._slot.work.wait(), RECHECK_S)
             except TimeoutError:
                 continue
-            self._handover.work.clear()
+            self._slot.work.clear()
 
     async def _one_round(self, due: Due) -> None:
         sent, received = self._traffic()
-        self._handover.begin_round()
+        self._slot.begin_round()
         try:
-            record = await run_round(due, self.keeper.state, self)
+            record = await run_round(due, self.store.state, self)
         finally:
-            self.keeper.shelf.courtesy.round_ends(self.keeper.hashing)
-            self._handover.spent(due)
+            self.store.snapshot_cache.priority.round_ends(self.store.hashing)
+            self._slot.release(due)
         now_sent, now_received = self._traffic()
         traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
         record = record.model_copy(update={**traffic, "stood": self._stood, "regrouped": self._regrouped})
         record = record.model_copy(update={"audits": self._guard.notes()})
-        self._tell(Round(record=record))
+        self._tell(RoundEnded(record=record))
         if record.status == "committed":
-            self._aftermath.committed()
+            self._retry.committed()
             self.group_size = len(record.members)
             self._directory.announce_soon()
         else:
-            await self._aftermath.of(record)
+            await self._retry.of(record)
 
     def _on_ban(self, culprit: str, reason: str) -> None:
         now = self.position()
         record = RoundRecord(
             status="banned", round=now.round, lineage_id=now.lineage_id, culprit=culprit, reason=reason
         )
-        self._tell(Round(record=record))
+        self._tell(RoundEnded(record=record))
 
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
     async def match(self, due: Due) -> Group:
         """The standing group's next round; through the directory if there is none, or others want in."""
         position = self.position()
-        members = self._exchange.stands(position)
+        members = self._exchange.can_continue(position)
         banned = sorted(filter(self._guard.banned, members))
         self._stood = bool(members) and not banned and not self._matchmaker.newcomers(members)
         self._regrouped = None
@@ -249,8 +249,8 @@ class Rounds:
         if self._stood:
             try:
                 newcomer = partial(self._matchmaker.newcomer, members)
-                return await self._exchange.again(
-                    due, self.keeper.state, position, self._matchmaker.patience_s, newcomer
+                return await self._exchange.next_round(
+                    due, self.store.state, position, self._matchmaker.patience_s, newcomer
                 )
             except RoundAborted as abort:
                 log.info("the group ends: %s", abort.reason)
@@ -264,7 +264,7 @@ class Rounds:
         for peer_id in filter(self._guard.banned, group.others):
             self._guard.meet(group.others)  # its leader does not know yet
             declined = RoundAborted("match", f"{peer_id} is banned, and has a seat in that group", peer_id)
-            self._exchange.hellos.decline(group, declined)
+            self._exchange.group_streams.decline(group, declined)
             raise declined
         return group
 
@@ -278,11 +278,11 @@ class Rounds:
         """Ask the last group whether it went on: it knows first. To read the directory takes seconds where one of the
         DHT's nodes sleeps.
         """
-        if not self.keeper.valid or _now() < self._following.caught_up_at + CAUGHT_UP_S:
+        if not self.store.valid or _now() < self._fork_choice.caught_up_at + CAUGHT_UP_S:
             return
-        others, following = self._matchmaker.view.company, self._following
+        others, following = self._matchmaker.view.company, self._fork_choice
         with contextlib.suppress(NobodyAnsweredError):
-            missed = await went_on(following.fetcher, others, following.standing, self._rng, LOOK_AROUND_S)
+            missed = await find_continuation(following.fetcher, others, following.standing, self._rng, LOOK_AROUND_S)
             if missed is not None:
                 self._nudge(*missed)
 
@@ -293,7 +293,7 @@ class Rounds:
         if self._directory.peers and self._directory.fresh:
             return
         await self._ask_company()
-        if not self._following.donors():
+        if not self._fork_choice.donors():
             if company := self._matchmaker.view.company:  # they may be there, whoever else the directory still shows
                 if self._reading is None or self._reading.done():
                     self._reading = self._node.spawn(self._directory.refresh())
@@ -301,25 +301,25 @@ class Rounds:
                     self._matchmaker.view.expect(peer_id)
             elif not self._directory.peers:
                 await self._directory.refresh()
-        if donors := self._following.donors():
+        if donors := self._fork_choice.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
-        self.keeper.shelf.courtesy.round_begins()
-        self._following.missed.sending(state.lineage_id, due.sequence)
+        self.store.snapshot_cache.priority.round_begins()
+        self._fork_choice.missed.sending(state.lineage_id, due.sequence)
         return await self._exchange.exchange(group, due, state)
 
     async def digest(self) -> str:
-        return await self.keeper.digest()
+        return await self.store.digest()
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         return await self._exchange.commit(group, link)
 
     async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None:
-        await self._handover.merged.wait()
-        await self.keeper.apply(update, certificate, due.sequence)
+        await self._slot.merged.wait()
+        await self.store.apply(update, certificate, due.sequence)
         self._matchmaker.committed(group)
-        self._handover.announce_anchor(due.sequence)
+        self._slot.announce_anchor(due.sequence)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
         await self._exchange.release(group, abort, None if self.leaving or self.finished else self.position())

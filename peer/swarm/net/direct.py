@@ -22,11 +22,11 @@ from hivemind.p2p import P2PDaemonError, PeerID
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.records import parse_json
-from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectMessage, DirectRequest, Door, EntryMessage, Kind
-from peer.swarm.net.direct_listener import TIMEOUT_S, OwnDoor, keep, tune
-from peer.swarm.net.pipe import Pipe
+from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectEndpoint, DirectMessage, DirectRequest, EntryMessage, Kind
+from peer.swarm.net.direct_listener import TIMEOUT_S, DirectListener, keep, tune
+from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import seen_at
-from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, shows
 from peer.swarm.runtime.tasks import cancel_and_wait
 
@@ -37,10 +37,10 @@ GREET_TIMEOUT_S = 3.0  # something that takes connections and says nothing must 
 SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # whoever cannot be reached is not tried again for so long, then twice as long
 MAX_HOSTS = 2
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
-Accept = Callable[[str, str, Pipe], Coroutine[Any, Any, None]]
+Accept = Callable[[str, str, ZeroCopyProtocol], Coroutine[Any, Any, None]]
 
 
-class Direct:
+class DirectTransport:
     """The ways past libp2p, through this peer's door and those of others.
 
     Args:
@@ -54,14 +54,14 @@ class Direct:
 
     def __init__(self, p2p: Any, accept: Accept, clock: Callable[[], float] = time.monotonic) -> None:
         self._p2p, self._accept, self._clock = p2p, accept, clock
-        self.door = OwnDoor(self._enter, self._spawn)
+        self.door = DirectListener(self._enter, self._spawn)
         self._client = client_side()
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, DirectEndpoint] = {}
         self._shut: dict[str, tuple[float, float]] = {}  # until when, and for how long that was
-        self._awaited: dict[str, tuple[str, asyncio.Future[Pipe]]] = {}  # by ticket
+        self._awaited: dict[str, tuple[str, asyncio.Future[ZeroCopyProtocol]]] = {}  # by ticket
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def _enter(self, remote: str, entry: EntryMessage, pipe: Pipe) -> None:
+    async def _enter(self, remote: str, entry: EntryMessage, pipe: ZeroCopyProtocol) -> None:
         """Somebody has come through this peer's door: to open a stream, or because it was asked to."""
         if entry.ticket is None:
             await self._accept(remote, entry.name, pipe)
@@ -75,7 +75,7 @@ class Direct:
 
     # -- the doors of others -----------------------------------------------------------------------------------------
 
-    async def open(self, remote: str, name: str) -> Pipe | None:
+    async def open(self, remote: str, name: str) -> ZeroCopyProtocol | None:
         """A connection for a stream of this name; None where there is none but through libp2p."""
         until, seconds = self._shut.get(remote, (0.0, 0.0))
         if until > self._clock():
@@ -95,7 +95,7 @@ class Direct:
             self._shut.pop(remote, None)
         return pipe
 
-    async def _go(self, remote: str, name: str) -> Pipe | None:
+    async def _go(self, remote: str, name: str) -> ZeroCopyProtocol | None:
         """Through the other's door: the one that it told once, or, if it has another now, that."""
         known = self._doors.pop(remote, None)
         for door in (known, None):
@@ -108,15 +108,15 @@ class Direct:
                 return pipe
         return None
 
-    async def _let_come(self, remote: str, name: str) -> Pipe | None:
+    async def _let_come(self, remote: str, name: str) -> ZeroCopyProtocol | None:
         """Through this peer's door, where the other's is shut."""
         door = self.door.told_to(remote, await seen_at(self._p2p, remote))
         if door is None:
             return None
         ticket = secrets.token_hex(32)
-        future: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ZeroCopyProtocol] = asyncio.get_running_loop().create_future()
         self._awaited[ticket] = remote, future
-        pipe: Pipe | None = None
+        pipe: ZeroCopyProtocol | None = None
         try:
             if (await self._ask(remote, DirectRequest(door=door, name=name, ticket=ticket))).came:
                 await asyncio.wait({future}, timeout=TIMEOUT_S)
@@ -127,7 +127,7 @@ class Direct:
             if pipe is None and future.done():  # it came and says that it did not
                 future.result().close()
 
-    async def _through(self, remote: str, door: Door, entry: EntryMessage) -> Pipe:
+    async def _through(self, remote: str, door: DirectEndpoint, entry: EntryMessage) -> ZeroCopyProtocol:
         """Connect to a door, at the address that the other's libp2p connection comes from and nowhere else."""
         loop = asyncio.get_running_loop()
         trouble: Exception = OSError("it is connected through a relay alone")
@@ -143,10 +143,10 @@ class Direct:
         raise trouble
 
     async def _greet(
-        self, remote: str, connection: socket.socket, host: str, door: Door, entry: EntryMessage
-    ) -> Pipe:
+        self, remote: str, connection: socket.socket, host: str, door: DirectEndpoint, entry: EntryMessage
+    ) -> ZeroCopyProtocol:
         tune(connection)
-        pipe = Pipe()
+        pipe = ZeroCopyProtocol()
         transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: pipe, sock=connection, ssl=self._client, server_hostname=host, ssl_handshake_timeout=TIMEOUT_S,
             ssl_shutdown_timeout=TIMEOUT_S,
@@ -154,7 +154,7 @@ class Direct:
         try:
             if not shows(transport, door.fingerprint):
                 raise ConnectionRefusedError(f"another certificate than {remote} named")
-            stream = Stream(remote, pipe, Traffic())
+            stream = FrameStream(remote, pipe, Traffic())
             await stream.send_message(Kind.DIRECT, entry)
             await stream.receive({Kind.DIRECT: 0})
         except BaseException:
@@ -167,14 +167,14 @@ class Direct:
     async def _ask(self, remote: str, request: DirectRequest) -> DirectMessage:
         call = self._p2p.call_binary_stream_handler(PeerID.from_base58(remote), DIRECT_NAME)
         _, reader, writer = await asyncio.wait_for(call, TIMEOUT_S)
-        stream = Stream(remote, Pipe.adopt(reader, writer), Traffic())
+        stream = FrameStream(remote, ZeroCopyProtocol.adopt(reader, writer), Traffic())
         try:
             await stream.send_message(Kind.DIRECT, request)
             return await asyncio.wait_for(stream.receive_message(Kind.DIRECT, DirectMessage), 2 * TIMEOUT_S)
         finally:
             stream.close()
 
-    async def answer(self, stream: Stream) -> None:
+    async def answer(self, stream: FrameStream) -> None:
         """One question of another peer: for the door, or to come through its own."""
         _, body = await asyncio.wait_for(stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}), TIMEOUT_S)
         try:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from peer.errors import ProtocolError
 from peer.protocol.address import parse_host_address
-from peer.protocol.wire import Door, EntryMessage, Kind
-from peer.swarm.net.pipe import Pipe
-from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.protocol.wire import DirectEndpoint, EntryMessage, Kind
+from peer.swarm.net.pipe import ZeroCopyProtocol
+from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import server_side
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ MAX_HOSTS_OF_PEER = 4
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2
 CONGESTION_CONTROL = b"bbr"  # made to keep its pace over the pause between two rounds, and over a lost packet
-Enter = Callable[[str, EntryMessage, Pipe], Awaitable[None]]
+Enter = Callable[[str, EntryMessage, ZeroCopyProtocol], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class OwnDoor:
+class DirectListener:
     """The door of this peer; shut until it listens.
 
     Args:
@@ -103,16 +103,16 @@ class OwnDoor:
             self._arriving += Counter()  # forgets the zeros
         await self._enter(remote, entry, pipe)
 
-    async def _hear(self, connection: socket.socket) -> tuple[Pipe, str, EntryMessage]:
+    async def _hear(self, connection: socket.socket) -> tuple[ZeroCopyProtocol, str, EntryMessage]:
         """Who comes, and what for."""
         connection.setblocking(False)
         tune(connection)
-        pipe = Pipe()
+        pipe = ZeroCopyProtocol()
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: pipe, connection, ssl=self._context, ssl_handshake_timeout=TIMEOUT_S, ssl_shutdown_timeout=TIMEOUT_S
         )
         try:
-            stream = Stream("a direct connection", pipe, Traffic())
+            stream = FrameStream("a direct connection", pipe, Traffic())
             entry = await stream.receive_message(Kind.DIRECT, EntryMessage)
             remote = self._holders.get(entry.token)
             if remote is None:
@@ -123,7 +123,7 @@ class OwnDoor:
             raise
         return pipe, remote, entry
 
-    def told_to(self, remote: str, hosts: Sequence[str]) -> Door | None:
+    def told_to(self, remote: str, hosts: Sequence[str]) -> DirectEndpoint | None:
         """What this peer may know of it; None while it is shut.
 
         Args:
@@ -139,7 +139,7 @@ class OwnDoor:
                 self._holders.pop(self._tokens.pop(next(iter(self._tokens))))
             token = self._tokens[remote] = secrets.token_hex(32)
             self._holders[token] = remote
-        return Door(port=self.port, fingerprint=self._fingerprint, token=token)
+        return DirectEndpoint(port=self.port, fingerprint=self._fingerprint, token=token)
 
 
 def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:

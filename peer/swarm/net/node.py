@@ -32,14 +32,14 @@ from peer.swarm.net.daemon import (
     stop_daemon,
 )
 from peer.swarm.net.dht_validator import SealedRecordValidator
-from peer.swarm.net.direct import DIRECT_NAME, Direct
+from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
 from peer.swarm.net.keys import load_or_create_identity
-from peer.swarm.net.pipe import Pipe
-from peer.swarm.net.reachability import REACH_NAME, ReachServer
-from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.pipe import ZeroCopyProtocol
+from peer.swarm.net.reachability import REACH_NAME, DialBackServer
+from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 
 log = logging.getLogger(__name__)
-Handler = Callable[[Stream], Awaitable[None]]
+Handler = Callable[[FrameStream], Awaitable[None]]
 RECONNECT_PERIOD_S = 5.0
 CLIENT_RECHECK_S = 0.1
 DIALS_AT_ONCE = 16
@@ -73,7 +73,7 @@ class Node:
     clients: frozenset[str] = frozenset()
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
-    direct: Direct | None = None
+    direct: DirectTransport | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _open_streams: dict[str, int] = field(default_factory=dict)
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
@@ -102,17 +102,17 @@ class Node:
         self._handlers[name] = purpose, handler
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._accept(str(info.peer_id), name, Pipe.adopt(reader, writer))
+            await self._accept(str(info.peer_id), name, ZeroCopyProtocol.adopt(reader, writer))
 
         await self.p2p.add_binary_stream_handler(name, accept)
 
-    async def _accept(self, remote: str, name: str, pipe: Pipe) -> None:
+    async def _accept(self, remote: str, name: str, pipe: ZeroCopyProtocol) -> None:
         """Serve one stream that another peer has opened, through libp2p or directly."""
         if name not in self._handlers or self.refuses(remote):
             pipe.close()
             return
         purpose, handler = self._handlers[name]
-        stream = Stream(remote, pipe, self.traffic[purpose])
+        stream = FrameStream(remote, pipe, self.traffic[purpose])
         try:
             with self._admitted(remote):
                 await handler(stream)
@@ -146,7 +146,7 @@ class Node:
 
     async def open(
         self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S, bulk: bool = False
-    ) -> Stream:
+    ) -> FrameStream:
         """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time, or is no peer's id.
 
         Args:
@@ -156,9 +156,9 @@ class Node:
             pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
-        return Stream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
+        return FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 
-    async def _call(self, peer_id: str, name: str, bulk: bool) -> Pipe:
+    async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
         while not self.client and peer_id in self.clients and peer_id not in await self._connected():
             await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody; through a relay it would be reached as well
         if bulk and self.direct is not None:
@@ -166,7 +166,7 @@ class Node:
             if pipe is not None:
                 return pipe
         _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
-        return Pipe.adopt(reader, writer)
+        return ZeroCopyProtocol.adopt(reader, writer)
 
     async def _connected(self) -> set[str]:
         return {str(info.peer_id) for info in await self.p2p.list_peers()}
@@ -276,9 +276,9 @@ async def start_node(config: NodeConfig) -> Node:
     maddrs = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
     node = Node(config, identity, p2p, dht, maddrs, client)
     if not client:
-        await node.serve(REACH_NAME, "reach", ReachServer(p2p).answer)
+        await node.serve(REACH_NAME, "reach", DialBackServer(p2p).answer)
     if config.direct_port is not None:
-        node.direct = Direct(p2p, node._accept)
+        node.direct = DirectTransport(p2p, node._accept)
         if not client:
             node.direct.door.listen(config.host_maddrs, config.direct_port, config.mapped_port)
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)

@@ -14,7 +14,7 @@ STAGING_BYTES = 64 * 1024
 DIRECT_BYTES = 16 * 1024  # shorter reads come out of the staging buffer: headers, messages
 
 
-class Pipe(asyncio.BufferedProtocol):
+class ZeroCopyProtocol(asyncio.BufferedProtocol):
     """One connected socket: exact reads, writes that heed the socket's pace.
 
     One reader and one writer at a time. While nobody reads, at most STAGING_BYTES are taken from the socket.
@@ -45,7 +45,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._writer: asyncio.StreamWriter | None = None
 
     @classmethod
-    def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
+    def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ZeroCopyProtocol:
         """Take over the socket of a stream pair, with what its reader holds; the pair must not be used any more."""
         transport: Any = writer.transport
         if transport.is_reading():  # uvloop fixes where bytes go when it starts to read

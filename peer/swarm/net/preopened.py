@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 KEPT_S = 3.0  # a donor waits 5 s for a request
-Open = Callable[[str], Awaitable[Stream]]
+OpenStream = Callable[[str], Awaitable[FrameStream]]
 
 
-class EarlyStream:
+class PreopenedStream:
     """Opens a stream to one peer at once, for whoever asks for one first.
 
     Args:
@@ -20,15 +20,15 @@ class EarlyStream:
         remote: the peer.
     """
 
-    def __init__(self, open_stream: Open, remote: str) -> None:
+    def __init__(self, open_stream: OpenStream, remote: str) -> None:
         self._open, self._remote = open_stream, remote
         self._clock = asyncio.get_running_loop().time
-        self._opening: asyncio.Task[tuple[Stream, float]] | None = asyncio.ensure_future(self._begin())
+        self._opening: asyncio.Task[tuple[FrameStream, float]] | None = asyncio.ensure_future(self._begin())
 
-    async def _begin(self) -> tuple[Stream, float]:
+    async def _begin(self) -> tuple[FrameStream, float]:
         return await self._open(self._remote), self._clock()
 
-    async def open(self, remote: str) -> Stream:
+    async def open(self, remote: str) -> FrameStream:
         """That stream, unless it is taken, or so old that the other end may have given it up; else a new one.
 
         Raises:
@@ -56,7 +56,7 @@ class EarlyStream:
             await _close(opening)
 
 
-async def _close(opening: asyncio.Task[tuple[Stream, float]]) -> None:
+async def _close(opening: asyncio.Task[tuple[FrameStream, float]]) -> None:
     await cancel_and_wait([opening])
     if not opening.cancelled() and opening.exception() is None:
         opening.result()[0].close()

@@ -19,8 +19,8 @@ from peer.errors import ProtocolError, UserError, in_words
 from peer.protocol.address import parse_host_address
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, Kind, ReachMessage, ReachRequest
-from peer.swarm.net.pipe import Pipe
-from peer.swarm.net.stream import Stream, StreamClosedError, Traffic
+from peer.swarm.net.pipe import ZeroCopyProtocol
+from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 
 log = logging.getLogger(__name__)
 REACH_NAME = "atoll/reach"
@@ -46,7 +46,7 @@ def tcp_ports(maddrs: Sequence[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ports))[:MAX_PORTS]
 
 
-class ReachServer:
+class DialBackServer:
     """Tries, for whoever asks, whether a new connection to the address that it is seen at succeeds.
 
     Only the address of the asker's own connection is dialled, so nobody can be made to knock elsewhere.
@@ -59,7 +59,7 @@ class ReachServer:
         self._p2p = p2p
         self._dialling = asyncio.Semaphore(DIALS_AT_ONCE)
 
-    async def answer(self, stream: Stream) -> None:
+    async def answer(self, stream: FrameStream) -> None:
         """One question on one stream."""
         request = await asyncio.wait_for(stream.receive_message(Kind.REACH, ReachRequest), ANSWER_TIMEOUT_S)
         seen = await seen_at(self._p2p, stream.remote)
@@ -97,12 +97,12 @@ async def accepts_connections(
 
 
 async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
-    stream: Stream | None = None
+    stream: FrameStream | None = None
     try:
         _, reader, writer = await asyncio.wait_for(
             p2p.call_binary_stream_handler(PeerID.from_base58(helper), REACH_NAME), ANSWER_TIMEOUT_S
         )
-        stream = Stream(helper, Pipe.adopt(reader, writer), Traffic())
+        stream = FrameStream(helper, ZeroCopyProtocol.adopt(reader, writer), Traffic())
         await stream.send(Kind.REACH, dump_json(request))
         _, body = await asyncio.wait_for(
             stream.receive({Kind.REACH: MAX_MESSAGE_BYTES}), ANSWER_TIMEOUT_S + MAX_PORTS**2 * DIAL_TIMEOUT_S

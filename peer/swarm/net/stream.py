@@ -12,7 +12,7 @@ from peer.errors import AtollError, ProtocolError
 from peer.protocol.manifest import Spec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
-from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.pipe import ZeroCopyProtocol
 
 SLICE_BYTES = 256 * 1024
 SMALL_BYTES = 4096
@@ -37,7 +37,7 @@ class Traffic:
     received: int = 0
 
 
-class Stream:
+class FrameStream:
     """One bidirectional stream to an authenticated peer.
 
     Args:
@@ -49,14 +49,14 @@ class Stream:
         spoke: this end has said something.
     """
 
-    def __init__(self, remote: str, pipe: Pipe, traffic: Traffic) -> None:
+    def __init__(self, remote: str, pipe: ZeroCopyProtocol, traffic: Traffic) -> None:
         self.remote, self.traffic = remote, traffic
         self._pipe = pipe
         self.sending = self.spoke = False
 
     @property
     def direct(self) -> bool:
-        """See `Pipe.direct`."""
+        """See `ZeroCopyProtocol.direct`."""
         return self._pipe.direct
 
     async def send(

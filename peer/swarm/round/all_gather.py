@@ -12,16 +12,16 @@ from peer.outer.compress.feedback import Encoder
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
-from peer.outer.state.gathered_update import Gathered, Gathering, PartError
+from peer.outer.state.gathered_update import Gathered, GatherFormat, PartError
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, has_sent, root_of, seal_sent
-from peer.swarm.round.inbox import Session
-from peer.swarm.round.signatures import Heard, Kept, MalformedError, close_gathering
-from peer.swarm.round.strategy import Contribute, Produced, Work, named
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.signatures import MalformedError, ReducedParts, ReductionProof, close_gathering
+from peer.swarm.round.strategy import Contribute, ExchangeStrategy, Produced, named
 
 
-class GatherWork(Work):
+class AllGather(ExchangeStrategy):
     """What a recipe makes of whole payloads, and what is fed back of this peer's losses.
 
     Args:
@@ -37,15 +37,15 @@ class GatherWork(Work):
         self._received: Tensor | None = None  # what the others will decode of this peer's payload
 
     def feedbacks(self) -> Sequence[Encoder]:
-        """See `Work.feedbacks`."""
+        """See `ExchangeStrategy.feedbacks`."""
         return [] if self._encoder is None else [self._encoder]
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """See `Work.contribution`: the one slice is the whole."""
+        """See `ExchangeStrategy.contribution`: the one slice is the whole."""
 
         def work() -> bytes:
             if self._encoder is None:
-                assert isinstance(state.compressor, Gathering), f"{state.compressor.name}: reduced, not gathered"
+                assert isinstance(state.compressor, GatherFormat), f"{state.compressor.name}: reduced, not gathered"
                 self._encoder = Encoder(state.compressor.codec, self._feedback, self._numel)
             payload, self._received = state.encode_whole(due.snapshot, self._encoder)
             return payload
@@ -57,17 +57,17 @@ class GatherWork(Work):
         return encode
 
     async def revert(self) -> None:
-        """See `Work.revert`."""
+        """See `ExchangeStrategy.revert`."""
         await super().revert()
         self._received = None
 
     async def produce(
-        self, session: Session, group: Group, contribute: Contribute, keep: bool,  # noqa: ARG002
-        on_signed: Callable[[Kept], None],
+        self, session: RoundBuffers, group: Group, contribute: Contribute, keep: bool,  # noqa: ARG002
+        on_signed: Callable[[ReductionProof], None],
     ) -> Produced:  # fmt: skip
-        """Encode this peer's contribution, bind it, and send it once all others are bound; see `Work.produce`.
+        """Encode this peer's contribution, bind it, and send it once all others are bound; there is nothing to audit.
 
-        There is nothing to audit.
+        See `ExchangeStrategy.produce`.
         """
         self.say_what_is_borne(len(group.members))
         whole = memoryview(await contribute(0, self._numel, Leaves()))
@@ -82,15 +82,15 @@ class GatherWork(Work):
         session.own_seal.set_result(shown.seal)
         return Produced(whole)
 
-    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
+    async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
         """Sign what this peer is going to send to all, before it has seen what anybody else sends: so that nobody can
         copy or answer another's contribution.
         """
         sitting, bound = await asyncio.shield(session.sitting), await asyncio.shield(session.own_leaves)
         return seal_sent(self._identity, sitting, reducer, root_of(bound.digests))
 
-    async def hear(self, session: Session) -> Heard:
-        """See `Work.hear`; raises MalformedError also where a member sent another payload than it was bound to."""
+    async def hear(self, session: RoundBuffers) -> ReducedParts:
+        """See `ExchangeStrategy.hear`; MalformedError also for a payload that its member was not bound to."""
         heard = await super().hear(session)
         for peer_id, (_, leaves) in heard.reduced.items():
             signature = session.inboxes[peer_id].sent.result().signature
@@ -99,9 +99,9 @@ class GatherWork(Work):
         return heard
 
     async def finish(
-        self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+        self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
-        """See `Work.finish`."""
+        """See `ExchangeStrategy.finish`."""
         weights = [member.tokens for member in group.members]
         received, self._received = self._received, None
         assert received is not None, "nothing was contributed"

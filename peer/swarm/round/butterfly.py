@@ -15,7 +15,7 @@ from peer.outer.aggregate.reduce import bound, mean_cosine, reduce_range
 from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
-from peer.outer.numerics.offload import beside, little
+from peer.outer.numerics.offload import is_small, run_offloaded
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
@@ -23,16 +23,16 @@ from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves
-from peer.swarm.round.inbox import Session
-from peer.swarm.round.partition import ReducedCut
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.partition import ReducePartition
 from peer.swarm.round.reducer_residual import Chain, ReducerResidual
-from peer.swarm.round.signatures import Kept, MalformedError
-from peer.swarm.round.strategy import Contribute, Feedback, Produced, T, Work, named
+from peer.swarm.round.signatures import MalformedError, ReductionProof
+from peer.swarm.round.strategy import Contribute, ExchangeStrategy, Feedback, Produced, T, named
 
 Encode = Callable[[int, Read], bytes]
 
 
-class SliceWork(Work):
+class ButterflyAllReduce(ExchangeStrategy):
     """The butterfly: what a recipe makes of contributions, and what is fed back of both legs' losses.
 
     Args:
@@ -44,7 +44,7 @@ class SliceWork(Work):
 
     def __init__(self, recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> None:
         super().__init__(identity, recipe)
-        self._small = little(numel)
+        self._small = is_small(numel)
         # Feedback on both legs: of what this peer contributes, and of what it reduces for all.
         self._lost: DeferredResidual | None = None
         self._lost_in_reducing: ReducerResidual | None = None
@@ -54,15 +54,15 @@ class SliceWork(Work):
             self._lost_in_reducing = ReducerResidual(recipe.feedback.on_return, numel, block, identity.peer_id, chain)
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """See `Work.compute`; of a small state, slices are less work than the way to a thread."""
+        """See `ExchangeStrategy.compute`; of a small state, slices are less work than the way to a thread."""
         return work(*arguments) if self._small else await super().compute(work, *arguments)
 
     def feedbacks(self) -> Sequence[Feedback]:
-        """See `Work.feedbacks`."""
+        """See `ExchangeStrategy.feedbacks`."""
         return [residual for residual in (self._lost, self._lost_in_reducing) if residual is not None]
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """See `Work.contribution`."""
+        """See `ExchangeStrategy.contribution`."""
 
         def work(start: int, stop: int, leaves: Leaves) -> Payload:
             (payload,) = state.encode_contribution(due.snapshot, ((start, stop),), self._lost)
@@ -75,16 +75,21 @@ class SliceWork(Work):
         return encode
 
     async def produce(
-        self, session: Session, group: Group, contribute: Contribute, keep: bool, on_signed: Callable[[Kept], None]
+        self,
+        session: RoundBuffers,
+        group: Group,
+        contribute: Contribute,
+        keep: bool,
+        on_signed: Callable[[ReductionProof], None],
     ) -> Produced:
-        """Reduce this peer's part, slice by slice as they arrive; see `Work.produce`."""
+        """Reduce this peer's part, slice by slice as they arrive; see `ExchangeStrategy.produce`."""
         codec = _cut_of(session).codec
         members = len(group.members)
         self.say_what_is_borne(members)
         lost, residual = self._lost_in_reducing, None
         if lost is not None:
             residual = await self.compute(lost.begin, *_cut_of(session).bounds(members)[session.me], keep)
-        job = _Reduction(session, group, bound(self._aggregator, members), lost)
+        job = _ShardReduction(session, group, bound(self._aggregator, members), lost)
         kept: list[list[Payload]] = [[] for _ in session.order]
         whole, written = memoryview(b""), 0
         for index, (start, stop) in enumerate(session.slices(session.me)):
@@ -108,29 +113,29 @@ class SliceWork(Work):
 
     @property
     def reducers_feed_back(self) -> bool:
-        """See `Work.reducers_feed_back`."""
+        """See `ExchangeStrategy.reducers_feed_back`."""
         return self._lost_in_reducing is not None
 
-    def residuals(self, session: Session) -> tuple[str, ...]:
-        """See `Work.residuals`."""
+    def residuals(self, session: RoundBuffers) -> tuple[str, ...]:
+        """See `ExchangeStrategy.residuals`."""
         if not self.reducers_feed_back:
             return ()
         seals = {peer_id: inbox.signed for peer_id, inbox in session.inboxes.items()}
         return tuple(seals.get(peer_id, session.own_seal).result().residual.hex() for peer_id in session.order)
 
     async def finish(
-        self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+        self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
-        """See `Work.finish`."""
-        update = await beside(state.numel, checked_update, session, tuple(parts), state.numel)
+        """See `ExchangeStrategy.finish`."""
+        update = await run_offloaded(state.numel, checked_update, session, tuple(parts), state.numel)
         return Exchanged(update, own.cosine, own.dropped)
 
 
-class _Reduction:
+class _ShardReduction:
     """One part of one round."""
 
     def __init__(
-        self, session: Session, group: Group, aggregator: Aggregator, lost: ReducerResidual | None
+        self, session: RoundBuffers, group: Group, aggregator: Aggregator, lost: ReducerResidual | None
     ) -> None:
         self.aggregator = aggregator
         self.gram: Tensor = torch.zeros(len(group.members), len(group.members), dtype=torch.float64)
@@ -195,13 +200,13 @@ def _spent() -> asyncio.Future[Payload]:
     return future
 
 
-def _cut_of(session: Session) -> ReducedCut:
+def _cut_of(session: RoundBuffers) -> ReducePartition:
     cut = session.cut
-    assert isinstance(cut, ReducedCut), "payloads are gathered, not reduced"
+    assert isinstance(cut, ReducePartition), "payloads are gathered, not reduced"
     return cut
 
 
-def checked_update(session: Session, parts: tuple[Payload, ...], numel: int) -> Update:
+def checked_update(session: RoundBuffers, parts: tuple[Payload, ...], numel: int) -> Update:
     """The update of these parts; raises RoundAborted, with the reducer's name, where one is malformed."""
     cut = _cut_of(session)
     codec, bounds = cut.codec, cut.bounds(len(parts))

@@ -6,7 +6,7 @@ MIN_BUDGET_S = 10.0
 FIRST_RATE = 1e6
 
 
-class Budget:
+class DeadlineEstimator:
     """Learns bytes a second from rounds that succeed, and patience from those that do not.
 
     Args:

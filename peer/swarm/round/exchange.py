@@ -20,24 +20,24 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
-from peer.swarm.group.roster import Rosters, roster_key
+from peer.swarm.group.roster import RosterAuthority, roster_key
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream
-from peer.swarm.round.all_gather import GatherWork
-from peer.swarm.round.butterfly import SliceWork
-from peer.swarm.round.deadline import Budget
-from peer.swarm.round.group_streams import Hellos
-from peer.swarm.round.inbox import Session
+from peer.swarm.net.stream import FrameStream
+from peer.swarm.round.all_gather import AllGather
+from peer.swarm.round.butterfly import ButterflyAllReduce
+from peer.swarm.round.deadline import DeadlineEstimator
+from peer.swarm.round.group_streams import GroupStreams
+from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
-from peer.swarm.round.partition import cut_of
-from peer.swarm.round.persistent_group import Standing, part
+from peer.swarm.round.partition import partition_of
+from peer.swarm.round.persistent_group import PersistentGroup, part
 from peer.swarm.round.reducer_residual import Chain
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
-from peer.swarm.round.strategy import Work
+from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import collect_votes
-from peer.swarm.runtime.buffer_pool import Buffers
-from peer.swarm.runtime.clock import uptime
+from peer.swarm.runtime.buffer_pool import BufferPool
+from peer.swarm.runtime.clock import boot_clock
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
@@ -76,37 +76,37 @@ class Exchange:
         timeout_s: float,
         recipe: Recipe,
         numel: int,
-        rosters: Rosters | None = None,
+        rosters: RosterAuthority | None = None,
         on_join: Callable[[], None] = lambda: None,
         observer: RoundObserver | None = None,
-        clock: Callable[[], float] = uptime,
+        clock: Callable[[], float] = boot_clock,
         *,
         chain: Chain,
     ) -> None:
-        self._work: Work = (
-            SliceWork(recipe, numel, node.identity, chain)
-            if recipe.exchange == "reduce" else GatherWork(recipe, numel, node.identity)
+        self._work: ExchangeStrategy = (
+            ButterflyAllReduce(recipe, numel, node.identity, chain)
+            if recipe.exchange == "reduce" else AllGather(recipe, numel, node.identity)
         )  # fmt: skip
         self._node, self._clock = node, clock
-        self._budget, self._buffers = Budget(timeout_s), Buffers()
+        self._budget, self._buffers = DeadlineEstimator(timeout_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
-        self.hellos = Hellos(node, run_id, lambda: self._standing)
-        self._standing: Standing | None = None
-        self._session: Session | None = None
+        self.group_streams = GroupStreams(node, run_id, lambda: self._standing)
+        self._standing: PersistentGroup | None = None
+        self._session: RoundBuffers | None = None
 
     async def start(self) -> None:
-        await self.hellos.start()
+        await self.group_streams.start()
 
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
-    def stands(self, position: Position) -> frozenset[str]:
+    def can_continue(self, position: Position) -> frozenset[str]:
         """The members of the group that can go on from this position without matchmaking; empty if there is none."""
         standing = self._standing
         if standing is None or standing.broken is not None or standing.position != position:
             return frozenset()
         return standing.members
 
-    async def again(
+    async def next_round(
         self, due: Due, state: OuterState, position: Position, patience_s: float,
         newcomer: Callable[[], Coroutine[Any, Any, None]] = nobody,
     ) -> Group:  # fmt: skip
@@ -163,7 +163,7 @@ class Exchange:
         self._budget.learn(session.wire_bytes, self._clock() - began)
         return exchanged
 
-    async def _exchange(self, session: Session, group: Group, due: Due, state: OuterState) -> Exchanged:
+    async def _exchange(self, session: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
         contribute, keep = self._work.contribution(due, state), self._observer.begins(session)
         producing = asyncio.ensure_future(self._work.produce(session, group, contribute, keep, self._observer.reduced))
         signed = [inbox.signed for inbox in session.inboxes.values()]
@@ -199,7 +199,7 @@ class Exchange:
         self._observer.committed(session)
         return Certificate(link=link, signatures=signatures)
 
-    async def _all_sent(self, session: Session) -> None:
+    async def _all_sent(self, session: RoundBuffers) -> None:
         """After this the trainer may change the snapshot, and the anchor may change.
 
         There is a certificate: whoever does not read may hold the others up as long again as the round took so far.
@@ -252,47 +252,52 @@ class Exchange:
             await standing.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
         self._close(standing, abort)
 
-    def _on_break(self, standing: Standing) -> None:
+    def _on_break(self, standing: PersistentGroup) -> None:
         """Between rounds nobody else would learn that the group has ended; a round's own end tells them."""
         if self._standing is standing and self._session is None:
             self._standing = None
             self._close(standing, RoundAborted("match", "the group has ended"))
 
-    def _close(self, standing: Standing, abort: RoundAborted) -> None:
+    def _close(self, standing: PersistentGroup, abort: RoundAborted) -> None:
         standing.end(abort)
-        self.hellos.ended(standing)
+        self.group_streams.ended(standing)
         message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
         for stream in standing.outbound.values():
             self._node.spawn(part(stream, message))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    async def _gather(self, group: Group, due: Due, state: OuterState) -> Session:
+    async def _gather(self, group: Group, due: Due, state: OuterState) -> RoundBuffers:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
         order = tuple(member.peer_id for member in group.members)
-        session = Session(order, group.index, cut_of(state), group, self._buffers.lend)
+        session = RoundBuffers(order, group.index, partition_of(state), group, self._buffers.lend)
         self._buffers.wake(session.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
-        standing = Standing(session, group.id, open_join, self._on_join, self._on_break, self._observer.saw)
+        standing = PersistentGroup(session, group.id, open_join, self._on_join, self._on_break, self._observer.saw)
         self._standing, self._session = standing, session
-        await self.hellos.changed()
+        await self.group_streams.changed()
         self._send(session, standing, due, state, None)
         return session
 
-    def _advance(self, standing: Standing, before: Session, position: Position) -> None:
+    def _advance(self, standing: PersistentGroup, before: RoundBuffers, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        session = Session(order, order.index(self._node.peer_id), before.cut, lend=before.lend)
+        session = RoundBuffers(order, order.index(self._node.peer_id), before.cut, lend=before.lend)
         session.senders = before.senders  # what is still being sent comes first
         standing.advance(session, position)
 
     def _send(
-        self, session: Session, standing: Standing, due: Due, state: OuterState, first: tuple[Kind, bytes] | None
+        self,
+        session: RoundBuffers,
+        standing: PersistentGroup,
+        due: Due,
+        state: OuterState,
+        first: tuple[Kind, bytes] | None,
     ) -> None:
         """Start a sender to each other member."""
 
-        def stream_to(peer_id: str) -> Awaitable[Stream]:
-            return self.hellos.stream_to(standing, peer_id)
+        def stream_to(peer_id: str) -> Awaitable[FrameStream]:
+            return self.group_streams.stream_to(standing, peer_id)
 
         start_senders(session, self._work, self._work.contribution(due, state), stream_to, first)

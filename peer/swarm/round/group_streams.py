@@ -11,8 +11,8 @@ from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.round.persistent_group import Standing, part
+from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.round.persistent_group import PersistentGroup, part
 
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
@@ -20,7 +20,7 @@ EARLY_STREAMS_OF_ONE = 2
 DECLINED_KEPT = ENDED_KEPT = 16
 
 
-class Hellos:
+class GroupStreams:
     """Opens streams to members, and leads theirs to the group that they speak for.
 
     Args:
@@ -29,7 +29,7 @@ class Hellos:
         standing: the group that this peer is in now.
     """
 
-    def __init__(self, node: Node, run_id: str, standing: Callable[[], Standing | None]) -> None:
+    def __init__(self, node: Node, run_id: str, standing: Callable[[], PersistentGroup | None]) -> None:
         self._node, self._standing = node, standing
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
@@ -45,7 +45,7 @@ class Hellos:
         async with self._changed:
             self._changed.notify_all()
 
-    async def stream_to(self, standing: Standing, peer_id: str) -> Stream:
+    async def stream_to(self, standing: PersistentGroup, peer_id: str) -> FrameStream:
         """The group's stream to a member; opened when there is none. Raises StreamClosedError."""
         stream = standing.outbound.get(peer_id)
         if stream is None:
@@ -61,7 +61,7 @@ class Hellos:
         for peer_id in group.others:
             self._node.spawn(self._decline(peer_id, group.id, abort))
 
-    def ended(self, standing: Standing) -> None:
+    def ended(self, standing: PersistentGroup) -> None:
         """A member that comes to this group now has slept, with its roster before it: it is told once, and goes where
         the others are. Else it would wait for them until its deadline.
         """
@@ -79,7 +79,7 @@ class Hellos:
             finally:
                 stream.close()
 
-    async def _on_stream(self, stream: Stream) -> None:
+    async def _on_stream(self, stream: FrameStream) -> None:
         hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
         standing = await self._standing_of(hello.group_id, stream.remote)
         if standing is None and hello.group_id in self._declined:
@@ -92,10 +92,10 @@ class Hellos:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
         await standing.follow(stream)
 
-    async def _standing_of(self, identifier: str, remote: str) -> Standing | None:
+    async def _standing_of(self, identifier: str, remote: str) -> PersistentGroup | None:
         """The group with this id; a stream may arrive a little before this member's own roster does."""
 
-        def known() -> Standing | None:
+        def known() -> PersistentGroup | None:
             standing = self._standing()
             return standing if standing is not None and standing.identifier == identifier else None
 

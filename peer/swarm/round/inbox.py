@@ -12,9 +12,9 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
-from peer.swarm.net.stream import Stream
-from peer.swarm.round.partition import Cut, Ranges
-from peer.swarm.round.signatures import Heard, sitting_of
+from peer.swarm.net.stream import FrameStream
+from peer.swarm.round.partition import Partition, Ranges
+from peer.swarm.round.signatures import ReducedParts, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Inbox:
         self.counts = dict.fromkeys((Kind.PART, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
         self._part_sizes, self._reduced_sizes, self._lend = tuple(part_sizes), tuple(reduced_sizes), lend
 
-    async def fill(self, stream: Stream) -> None:
+    async def fill(self, stream: FrameStream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
 
         Raises:
@@ -78,7 +78,7 @@ class Inbox:
             _deliver(self.reduced, body)
             _deliver(self.signed, ReducedSeal.parse(piece))
 
-    async def _next(self, stream: Stream) -> tuple[Kind, int]:
+    async def _next(self, stream: FrameStream) -> tuple[Kind, int]:
         """The next frame's kind and length, which is exactly what it must be."""
         expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
         for kind, seal, size, sizes in (
@@ -96,7 +96,7 @@ class Inbox:
             raise ProtocolError(f"{stream.remote} sent {length} bytes of {kind.name}; must be {expected[kind]}")
         return kind, length
 
-    async def _fill_vote(self, stream: Stream) -> None:
+    async def _fill_vote(self, stream: FrameStream) -> None:
         kind, length = await stream.receive_header({Kind.VOTE: MAX_MESSAGE_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
         if kind is Kind.ABORT:
             raise await _aborted_by(stream, length)
@@ -116,7 +116,7 @@ class Inbox:
         _fail(abort, *self.parts, self.reduced)
 
 
-class Session:
+class RoundBuffers:
     """One round of one group, from the first member that is ready to the certificate.
 
     Args:
@@ -140,7 +140,7 @@ class Session:
     """
 
     def __init__(
-        self, order: tuple[str, ...], me: int, cut: Cut, group: Group | None = None, lend: Lend = blank
+        self, order: tuple[str, ...], me: int, cut: Partition, group: Group | None = None, lend: Lend = blank
     ) -> None:
         loop = asyncio.get_running_loop()
         self.order, self.me, self.cut, self.lend = order, me, cut, lend
@@ -151,14 +151,14 @@ class Session:
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }
-        self.outbound: dict[str, Stream] = {}
+        self.outbound: dict[str, FrameStream] = {}
         self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
         self.own_leaves: asyncio.Future[Leaves] = loop.create_future()
         self.own_seal: asyncio.Future[ReducedSeal] = loop.create_future()
         self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.sitting: asyncio.Future[Sitting] = loop.create_future()
         self.joins: dict[str, bytes] = {}
-        self.heard: Heard | None = None
+        self.heard: ReducedParts | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
         self.began = 0.0
@@ -221,7 +221,7 @@ def _deliver(future: asyncio.Future[T], value: T) -> None:
         future.set_result(value)
 
 
-async def _aborted_by(stream: Stream, length: int) -> RoundAborted:
+async def _aborted_by(stream: FrameStream, length: int) -> RoundAborted:
     body = bytearray(length)
     await stream.receive_body(memoryview(body))
     message = parse_json(AbortMessage, bytes(body))

@@ -5,63 +5,65 @@ from __future__ import annotations
 from typing import Protocol
 
 from peer.outer.round import RoundAborted
-from peer.swarm.round.inbox import Session
-from peer.swarm.round.persistent_group import Standing
-from peer.swarm.round.signatures import GroupsDifferError, Heard, Kept
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.persistent_group import PersistentGroup
+from peer.swarm.round.signatures import GroupsDifferError, ReducedParts, ReductionProof
 
 
 class RoundObserver(Protocol):
     """Hears what happens in the rounds of one peer, and delays none of them."""
 
-    def joined(self, standing: Standing, round: int, session: Session) -> None:
+    def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None:
         """All have joined a round of a standing group."""
 
-    def begins(self, session: Session) -> bool:
+    def begins(self, session: RoundBuffers) -> bool:
         """An exchange begins; -> whether what this peer receives shall be kept for audits."""
 
-    def reduced(self, kept: Kept) -> None:
+    def reduced(self, kept: ReductionProof) -> None:
         """This peer has signed its part: from now on others may ask how it came to it, sooner than it has theirs."""
 
-    def heard(self, heard: Heard) -> None:
+    def heard(self, heard: ReducedParts) -> None:
         """All parts have come and every signature is right."""
 
-    def committed(self, session: Session) -> None:
+    def committed(self, session: RoundBuffers) -> None:
         """The round has its certificate."""
 
     def saw(self, error: RoundAborted) -> None:
         """A member broke the protocol before this peer's eyes."""
 
-    def malformed(self, session: Session, error: RoundAborted) -> None:
+    def malformed(self, session: RoundBuffers, error: RoundAborted) -> None:
         """A member's payload is malformed; if it sent another one to others, that can be shown."""
 
-    def odd_vote(self, session: Session, peer_id: str, forged: bool) -> None:
+    def odd_vote(self, session: RoundBuffers, peer_id: str, forged: bool) -> None:
         """A member signed another link than this peer, or none that it could have signed."""
 
-    async def explain(self, standing: Standing | None, session: Session, differ: GroupsDifferError) -> RoundAborted:
+    async def explain(
+        self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError
+    ) -> RoundAborted:
         """Why this round cannot be; with the name of the member that equivocated, if that can be shown."""
 
 
 class Unobserved:
     """The observer of a peer without a guard."""
 
-    def joined(self, standing: Standing, round: int, session: Session) -> None: ...
+    def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None: ...
 
-    def begins(self, session: Session) -> bool:  # noqa: ARG002
+    def begins(self, session: RoundBuffers) -> bool:  # noqa: ARG002
         return False
 
-    def reduced(self, kept: Kept) -> None: ...
+    def reduced(self, kept: ReductionProof) -> None: ...
 
-    def heard(self, heard: Heard) -> None: ...
+    def heard(self, heard: ReducedParts) -> None: ...
 
-    def committed(self, session: Session) -> None: ...
+    def committed(self, session: RoundBuffers) -> None: ...
 
     def saw(self, error: RoundAborted) -> None: ...
 
-    def malformed(self, session: Session, error: RoundAborted) -> None: ...
+    def malformed(self, session: RoundBuffers, error: RoundAborted) -> None: ...
 
-    def odd_vote(self, session: Session, peer_id: str, forged: bool) -> None: ...
+    def odd_vote(self, session: RoundBuffers, peer_id: str, forged: bool) -> None: ...
 
     async def explain(
-        self, standing: Standing | None, session: Session, differ: GroupsDifferError  # noqa: ARG002
+        self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError  # noqa: ARG002
     ) -> RoundAborted:
         return RoundAborted("exchange", differ.reason)

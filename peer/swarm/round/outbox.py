@@ -11,17 +11,21 @@ from peer.errors import AtollError
 from peer.outer.round import RoundAborted
 from peer.protocol.statements import Leaves
 from peer.protocol.wire import Kind
-from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.round.deadline import Budget
-from peer.swarm.round.inbox import Session
-from peer.swarm.round.strategy import Contribute, Work
+from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.round.deadline import DeadlineEstimator
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.strategy import Contribute, ExchangeStrategy
 
 log = logging.getLogger(__name__)
-Open = Callable[[str], Awaitable[Stream]]
+OpenStream = Callable[[str], Awaitable[FrameStream]]
 
 
 def start_senders(
-    session: Session, work: Work, contribute: Contribute, open_stream: Open, first: tuple[Kind, bytes] | None
+    session: RoundBuffers,
+    work: ExchangeStrategy,
+    contribute: Contribute,
+    open_stream: OpenStream,
+    first: tuple[Kind, bytes] | None,
 ) -> None:
     """Start a sender to each other member; what the session's present senders still have to say comes first.
 
@@ -58,7 +62,7 @@ def start_senders(
 
 
 async def bounded(
-    wanted: Sequence[asyncio.Future[Any]], session: Session, clock: Callable[[], float], budget: Budget
+    wanted: Sequence[asyncio.Future[Any]], session: RoundBuffers, clock: Callable[[], float], budget: DeadlineEstimator
 ) -> None:
     """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
     work = _completed(wanted, session.senders.values())

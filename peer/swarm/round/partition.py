@@ -8,14 +8,14 @@ from typing import Protocol
 
 from peer.outer.compress.sliced import Sliced
 from peer.outer.state.flat_layout import cell_of, parts_of
-from peer.outer.state.gathered_update import Gathering
+from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.outer_state import OuterState
 
 UNIT_BYTES = 1 << 19  # of a gathered payload; part of the protocol, since members sign a tree of units
 Ranges = Sequence[tuple[int, int]]
 
 
-class Cut(Protocol):
+class Partition(Protocol):
     """For a member's place in a roster of so many."""
 
     def slices(self, members: int, place: int) -> Ranges:
@@ -29,7 +29,7 @@ class Cut(Protocol):
 
 
 @dataclass(frozen=True)
-class ReducedCut:
+class ReducePartition:
     """Each member reduces one part of the vector: it is sent the slices of that part, and sends their aggregates."""
 
     numel: int
@@ -45,24 +45,24 @@ class ReducedCut:
         return cell_of(self.numel, self.codec.block)
 
     def slices(self, members: int, place: int) -> Ranges:
-        """See `Cut.slices`."""
+        """See `Partition.slices`."""
         return self.codec.slices(*self.bounds(members)[place])
 
     def slice_bytes(self, members: int, place: int) -> list[int]:
-        """See `Cut.slice_bytes`."""
+        """See `Partition.slice_bytes`."""
         return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
 
     def unit_bytes(self, members: int, place: int) -> list[int]:
-        """See `Cut.unit_bytes`."""
+        """See `Partition.unit_bytes`."""
         return self.slice_bytes(members, place)
 
 
 @dataclass(frozen=True)
-class GatheredCut:
+class GatherPartition:
     """Nobody reduces: each member sends its whole payload to all others."""
 
     numel: int
-    gathering: Gathering
+    gathering: GatherFormat
 
     def slices(self, members: int, place: int) -> Ranges:  # noqa: ARG002
         """None."""
@@ -73,15 +73,15 @@ class GatheredCut:
         return []
 
     def unit_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
-        """See `Cut.unit_bytes`."""
+        """See `Partition.unit_bytes`."""
         full, rest = divmod(self.gathering.wire_bytes(self.numel), UNIT_BYTES)
         return [UNIT_BYTES] * full + ([rest] if rest else [])
 
 
-def cut_of(state: OuterState) -> ReducedCut | GatheredCut:
+def partition_of(state: OuterState) -> ReducePartition | GatherPartition:
     """How the rounds of this state are cut."""
-    if isinstance(state.compressor, Gathering):
-        return GatheredCut(state.numel, state.compressor)
+    if isinstance(state.compressor, GatherFormat):
+        return GatherPartition(state.numel, state.compressor)
     codec = state.compressor
     assert isinstance(codec, Sliced), f"{codec.name}: updates must be written as they are exchanged, in slices"
-    return ReducedCut(state.numel, codec)
+    return ReducePartition(state.numel, codec)

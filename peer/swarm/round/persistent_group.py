@@ -16,15 +16,15 @@ from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
 from peer.protocol.lineage import Position
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
-from peer.swarm.net.stream import FINISH_TIMEOUT_S, Stream, StreamClosedError
-from peer.swarm.round.inbox import Inbox, Session
+from peer.swarm.net.stream import FINISH_TIMEOUT_S, FrameStream, StreamClosedError
+from peer.swarm.round.inbox import Inbox, RoundBuffers
 
 log = logging.getLogger(__name__)
 ABORT_TIMEOUT_S = 1.0
 OpenJoin = Callable[[bytes, str, Position], JoinMessage]
 
 
-class Standing:
+class PersistentGroup:
     """The streams of one group and the round that runs on them.
 
     Args:
@@ -43,25 +43,25 @@ class Standing:
 
     def __init__(
         self,
-        first: Session,
+        first: RoundBuffers,
         identifier: str,
         open_join: OpenJoin | None,
         on_join: Callable[[], None],
-        on_break: Callable[[Standing], None],
+        on_break: Callable[[PersistentGroup], None],
         on_offence: Callable[[RoundAborted], None] = lambda _: None,
     ) -> None:
         self.session, self.identifier = first, identifier
         self.position: Position | None = None
         self.members = frozenset(first.order)
         self.broken: RoundAborted | None = None
-        self.outbound: dict[str, Stream] = {}
+        self.outbound: dict[str, FrameStream] = {}
         self._open_join, self._on_join, self._on_break = open_join, on_join, on_break
         self._on_offence = on_offence
-        self._inbound: dict[str, Stream] = {}
+        self._inbound: dict[str, FrameStream] = {}
         self._advances = 0
         self._moved = asyncio.Event()
 
-    async def follow(self, stream: Stream) -> None:
+    async def follow(self, stream: FrameStream) -> None:
         """Read what a member sends, until the group ends."""
         remote = stream.remote
         if remote in self._inbound or remote not in self.session.inboxes:
@@ -83,7 +83,7 @@ class Standing:
         except RoundAborted as abort:
             self._fail(inbox, remote, abort)
 
-    async def _next(self, stream: Stream, before: int) -> tuple[int, Inbox]:
+    async def _next(self, stream: FrameStream, before: int) -> tuple[int, Inbox]:
         """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""
         kind, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
         if kind is not Kind.JOIN:
@@ -101,7 +101,7 @@ class Standing:
         self._on_join()
         return self._advances, inbox
 
-    def advance(self, session: Session, position: Position) -> None:
+    def advance(self, session: RoundBuffers, position: Position) -> None:
         """This peer has applied the round: the next one may begin."""
         self.session, self.position = session, position
         self._advances += 1
@@ -146,7 +146,7 @@ class Standing:
             await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), ABORT_TIMEOUT_S)
 
 
-async def part(stream: Stream, message: AbortMessage) -> None:
+async def part(stream: FrameStream, message: AbortMessage) -> None:
     """Say on a stream to a member that nothing more comes, behind all that was said; the other end closes it then."""
     if not stream.sending:
         with contextlib.suppress(StreamClosedError, asyncio.TimeoutError):

@@ -78,7 +78,7 @@ def leaves_of(values: Tensor, cell: int) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class Left:
+class SignedResidual:
     """What a reducer was left with in one round: the first element of its part, the digests of its cells."""
 
     start: int
@@ -104,7 +104,7 @@ class Attempt:
     start: int
     stop: int
     cell: int
-    earlier: Sequence[Left | None]
+    earlier: Sequence[SignedResidual | None]
     leaves: list[bytes] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
     applied: bool = False
@@ -157,7 +157,7 @@ class ReducerResidual:
     def __init__(self, feedback: ErrorFeedback, numel: int, block: int, own_id: str, chain: Chain) -> None:
         self._residual, self._own_id, self._chain = Residual(feedback, numel), own_id, chain
         self._cell = cell_of(numel, block)
-        self._left: list[Left | None] = [None] * -(-numel // self._cell)
+        self._left: list[SignedResidual | None] = [None] * -(-numel // self._cell)
         self._since = -1
         self._known = 0, ""  # the round and lineage id up to which the chain is known to agree with the residual
         self._attempt: Attempt | None = None
@@ -206,7 +206,7 @@ class ReducerResidual:
         if attempt is not None and not attempt.applied:
             attempt.applied = True
             first = attempt.start // self._cell
-            left = Left(attempt.start, attempt.leaves)
+            left = SignedResidual(attempt.start, attempt.leaves)
             self._left[first : first + len(attempt.leaves)] = [left] * len(attempt.leaves)
 
     def _agrees(self, chain: Sequence[Certificate]) -> bool:

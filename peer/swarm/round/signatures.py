@@ -39,7 +39,7 @@ class GroupsDifferError(RoundAborted):
 
 
 @dataclass(frozen=True)
-class Kept:
+class ReductionProof:
     """What a reducer can show of its last exchange.
 
     Attributes:
@@ -72,7 +72,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReducedParts:
     """What the others' reduced parts were, and their signatures: seal and unit digests by peer id."""
 
     sitting: Sitting
@@ -88,7 +88,7 @@ def sitting_of(group: Group) -> Sitting:
 def close_reduction(
     identity: Identity, sitting: Sitting, leaves: Mapping[str, Leaves], seals: Mapping[str, Seal], outputs: Leaves,
     payloads: Sequence[Sequence[Payload]], residual: Attempt | None,
-) -> Kept:
+) -> ReductionProof:
     """Check what the others say they have sent, then sign what was made of it.
 
     Args:
@@ -111,10 +111,10 @@ def close_reduction(
     left = residual.digest if residual is not None else NO_RESIDUAL
     own = seal_reduced(identity, sitting, inputs_of(entries), root_of(outputs.digests), left)
     signatures = [signature for _, signature in entries]
-    return Kept(sitting, me, digests, signatures, outputs.digests, own, payloads, residual)
+    return ReductionProof(sitting, me, digests, signatures, outputs.digests, own, payloads, residual)
 
 
-def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Seal], outputs: Leaves) -> Kept:
+def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Seal], outputs: Leaves) -> ReductionProof:
     """Sign this peer's payload, once all others are bound to theirs by their signatures, which cannot be checked yet.
 
     Args:
@@ -131,12 +131,12 @@ def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Se
     signatures = [seals[member.peer_id].signature if member.peer_id != me else b"" for member in sitting.members]
     inputs = inputs_of([(nothing, signature) for signature in signatures])
     own = seal_reduced(identity, sitting, inputs, root_of(outputs.digests))
-    return Kept(sitting, me, [[] for _ in signatures], signatures, outputs.digests, own, ())
+    return ReductionProof(sitting, me, [[] for _ in signatures], signatures, outputs.digests, own, ())
 
 
 def hear(
     sitting: Sitting, seals: Mapping[str, ReducedSeal], leaves: Mapping[str, Leaves], residuals: bool
-) -> Heard:
+) -> ReducedParts:
     """Check the reducers' signatures over the parts that have come; raises MalformedError.
 
     Args:
@@ -147,4 +147,4 @@ def hear(
             raise MalformedError("it signed a residual where there is none", peer_id)
         if not has_reduced(sitting, peer_id, root_of(leaves[peer_id].digests), seal):
             raise MalformedError("its signature is not that of the reduced part", peer_id)
-    return Heard(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})
+    return ReducedParts(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

@@ -17,9 +17,9 @@ from peer.outer.round import Due, Exchanged, Group
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
-from peer.swarm.round.inbox import Session
+from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.reducer_residual import Attempt
-from peer.swarm.round.signatures import Heard, Kept, close_reduction, hear
+from peer.swarm.round.signatures import ReducedParts, ReductionProof, close_reduction, hear
 
 log = logging.getLogger(__name__)
 FEWEST_TO_BEAR_ONE = 4  # a quarter
@@ -51,7 +51,7 @@ class Produced(NamedTuple):
     dropped: tuple[Drop, ...] = ()
 
 
-class Work(ABC):
+class ExchangeStrategy(ABC):
     """What one kind of exchange makes of contributions.
 
     Args:
@@ -74,7 +74,12 @@ class Work(ABC):
 
     @abstractmethod
     async def produce(
-        self, session: Session, group: Group, contribute: Contribute, keep: bool, on_signed: Callable[[Kept], None]
+        self,
+        session: RoundBuffers,
+        group: Group,
+        contribute: Contribute,
+        keep: bool,
+        on_signed: Callable[[ReductionProof], None],
     ) -> Produced:
         """Make what this peer sends to all, a unit at a time.
 
@@ -88,7 +93,7 @@ class Work(ABC):
 
     @abstractmethod
     async def finish(
-        self, session: Session, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
+        self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
     ) -> Exchanged:
         """The update of all members' payloads, in roster order; raises RoundAborted, with the name of whose is
         malformed.
@@ -99,7 +104,7 @@ class Work(ABC):
         """Whether a reducer has a residual."""
         return False
 
-    def residuals(self, session: Session) -> tuple[str, ...]:  # noqa: ARG002
+    def residuals(self, session: RoundBuffers) -> tuple[str, ...]:  # noqa: ARG002
         """What each reducer has signed of its residual, in roster order; none without error feedback of reducers."""
         return ()
 
@@ -143,16 +148,16 @@ class Work(ABC):
         if not running.cancelled():
             running.exception()  # retrieved: raised where somebody still waits
 
-    async def seal(self, session: Session, reducer: str, leaves: Leaves) -> Seal:
+    async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:
         """Sign what this peer sent to `reducer`, once all have joined."""
         sitting = await asyncio.shield(session.sitting)
         return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
 
-    async def hear(self, session: Session) -> Heard:
+    async def hear(self, session: RoundBuffers) -> ReducedParts:
         """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
         seals = {peer_id: inbox.signed.result() for peer_id, inbox in session.inboxes.items()}
 
-        def work() -> Heard:
+        def work() -> ReducedParts:
             leaves = {peer_id: Leaves() for peer_id in seals}
             for index, peer_id in enumerate(session.order):
                 position = 0
@@ -165,9 +170,13 @@ class Work(ABC):
         return await self.compute(work)
 
     async def sign(
-        self, session: Session, leaves: Mapping[str, Leaves], outputs: Leaves, payloads: Sequence[Sequence[Payload]],
+        self,
+        session: RoundBuffers,
+        leaves: Mapping[str, Leaves],
+        outputs: Leaves,
+        payloads: Sequence[Sequence[Payload]],
         residual: Attempt | None,
-    ) -> Kept:
+    ) -> ReductionProof:
         """Check the others' signatures over what they sent to this peer, and make its own."""
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
         statement = (session.sitting.result(), leaves, seals, outputs, payloads, residual)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from peer.outer.round import RoundAborted
 from peer.protocol.identity import verify
 from peer.protocol.lineage import VOTE_DOMAIN, Link, quorum
-from peer.swarm.round.inbox import Session
+from peer.swarm.round.inbox import RoundBuffers
 
 log = logging.getLogger(__name__)
 LATE_S = 1.0  # after the deadline: this machine has slept, and the others have given the round up meanwhile
 
 
 async def collect_votes(
-    session: Session, link: Link, own: dict[str, str], clock: Callable[[], float],
+    session: RoundBuffers, link: Link, own: dict[str, str], clock: Callable[[], float],
     on_odd: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
@@ -48,7 +48,7 @@ async def collect_votes(
 
 
 async def _vote_of(
-    session: Session, peer_id: str, link_id: str, on_odd: Callable[[str, bool], None]
+    session: RoundBuffers, peer_id: str, link_id: str, on_odd: Callable[[str, bool], None]
 ) -> tuple[str, str] | None:
     """(peer id, signature) if that member signed the same link, else None."""
     try:
@@ -67,7 +67,7 @@ async def _vote_of(
     return peer_id, vote.signature
 
 
-def _disagreement(session: Session, link_id: str, signatures: dict[str, str]) -> str:
+def _disagreement(session: RoundBuffers, link_id: str, signatures: dict[str, str]) -> str:
     missing = [peer_id for peer_id in session.inboxes if peer_id not in signatures]
     return (
         f"{len(signatures)} of {len(session.order)} signed link {link_id[:12]}; "

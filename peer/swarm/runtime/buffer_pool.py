@@ -29,7 +29,7 @@ class _Kept:
     lent: Callable[[], Bytes | None] = lambda: None
 
 
-class Buffers:
+class BufferPool:
     """Lends memory, and lends it again once nobody holds a view of it any more.
 
     The system clears what it maps: a tenth of a round of 125M parameters in a virtual machine, and a quarter while

@@ -10,6 +10,6 @@ import time
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS counts them in its POSIX clock
 
 
-def uptime() -> float:
+def boot_clock() -> float:
     """Seconds since some moment, never fewer than before."""
     return time.clock_gettime(_CLOCK)

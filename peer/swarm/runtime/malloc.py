@@ -11,7 +11,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 
-def return_freed_memory() -> None:
+def trim_malloc_arenas() -> None:
     """Let glibc keep one heap for all threads, and give every block of 1.5 MiB and more back to the system as soon as
     it is freed. To be called before there are threads.
 

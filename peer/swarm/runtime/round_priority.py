@@ -24,7 +24,7 @@ async def _go_on() -> None:
     """The same in the loop."""
 
 
-class Turn(NamedTuple):
+class IoSlot(NamedTuple):
     """The time for one chunk, of which a part may be left when a round begins: that goes first, as before the turn.
 
     Attributes:
@@ -36,7 +36,7 @@ class Turn(NamedTuple):
     wait: Callable[[], Awaitable[None]] = _go_on
 
 
-class Courtesy:
+class RoundPriority:
     """Who serves history takes a `turn` for each chunk; rounds say when they begin and end.
 
     What is left to do for a round when it is over belongs to it: the next one would have to wait for that.
@@ -68,19 +68,19 @@ class Courtesy:
             rest.add_done_callback(lambda _: self._let_in() if self._rounds == over else None)
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[Turn]:
+    async def turn(self) -> AsyncIterator[IoSlot]:
         """The time for one chunk: at once where no round is exchanged, or after MOST_S. Before that, in a round that
         lasts, one after another, with so much time between them that the round has nearly all of it.
         """
         latest = self._clock() + MOST_S
         await self._wait(latest)
         if self._quiet.is_set():
-            yield Turn(partial(self._stand_aside, latest), partial(self._wait, latest))
+            yield IoSlot(partial(self._stand_aside, latest), partial(self._wait, latest))
             return
         began = self._clock()
         self._next = began + MOST_S  # nobody else, until it is known how long this takes
         try:
-            yield Turn()
+            yield IoSlot()
         finally:
             now = self._clock()
             self._next = now + min((now - began) * (1 / SHARE - 1), MOST_S)

@@ -23,7 +23,7 @@ PIECE = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class History:
+class ChainStore:
     """What happened in a run, as far as this peer holds it.
 
     Args:

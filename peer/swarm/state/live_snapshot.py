@@ -14,22 +14,22 @@ from typing import NamedTuple
 
 import torch
 
-from peer.outer.numerics.offload import beside
+from peer.outer.numerics.offload import run_offloaded
 from peer.outer.state.outer_state import CHUNK, AnyUpdate, OuterState
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
-from peer.swarm.runtime.round_priority import Courtesy, Turn
-from peer.swarm.state.chain import KEPT_UPDATES, History
+from peer.swarm.runtime.round_priority import IoSlot, RoundPriority
+from peer.swarm.state.chain import KEPT_UPDATES, ChainStore
 from peer.swarm.state.snapshot_file import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
-Turns = Callable[[], AbstractAsyncContextManager[Turn]]
+Turns = Callable[[], AbstractAsyncContextManager[IoSlot]]
 PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
 PIECE_BYTES = 4 << 20  # of an update, in one turn
 
 
-class Way(NamedTuple):
+class ReplayPlan(NamedTuple):
     """How the columns of a file become those of one round.
 
     Attributes:
@@ -41,7 +41,7 @@ class Way(NamedTuple):
     chain: Sequence[Certificate]
 
 
-class Capture:
+class LiveSnapshotter:
     """Makes snapshot files, one at a time, in the folder of the history.
 
     Args:
@@ -50,11 +50,11 @@ class Capture:
     """
 
     def __init__(
-        self, history: History, state: OuterState, still: Callable[[], AbstractAsyncContextManager[None]],
-        valid: Callable[[], bool], courtesy: Courtesy, update: Callable[[str], Awaitable[Path | None]],
+        self, history: ChainStore, state: OuterState, still: Callable[[], AbstractAsyncContextManager[None]],
+        valid: Callable[[], bool], priority: RoundPriority, update: Callable[[str], Awaitable[Path | None]],
     ) -> None:  # fmt: skip
         self._history, self._state, self._still, self._valid = history, state, still, valid
-        self._courtesy, self._update, self._stopped = courtesy, update, False
+        self._priority, self._update, self._stopped = priority, update, False
         self.spare = history.folder / "snapshot.tmp"
 
     def stop(self) -> None:
@@ -85,26 +85,26 @@ class Capture:
             for column in writer.columns:
                 if self._stopped:
                     return None
-                async with self._courtesy.turn() as turn:
+                async with self._priority.turn() as turn:
                     await asyncio.to_thread(writer.copy_from, column, source, file)
                     await asyncio.to_thread(partial(writer.put, column, aside=turn.aside))
-            return await self._finish(writer, Way(chain[-1].link.id, chain), self._courtesy.turn)
+            return await self._finish(writer, ReplayPlan(chain[-1].link.id, chain), self._priority.turn)
 
-    async def _copy(self, writer: SnapshotWriter) -> Way | None:
+    async def _copy(self, writer: SnapshotWriter) -> ReplayPlan | None:
         """Copy the state column by column, between rounds or in them."""
         state, history, began = self._state, self._history, (self._state.round, self._state.lineage_id)
-        way: Way | None = None
+        way: ReplayPlan | None = None
         for column in writer.columns:
             async with self._turn(writer, PATIENT_ROUNDS) as turn:
                 async with self._still():
                     if self._stopped or not self._valid() or not history.leads_through(*began):
                         return None
-                    await beside(CHUNK * (1 + len(state.buffers)), writer.copy, column)
-                    way = Way(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
+                    await run_offloaded(CHUNK * (1 + len(state.buffers)), writer.copy, column)
+                    way = ReplayPlan(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
                 await asyncio.to_thread(partial(writer.put, column, aside=turn.aside))
         return way
 
-    async def _finish(self, writer: SnapshotWriter, way: Way, turns: Turns) -> SnapshotFile | None:
+    async def _finish(self, writer: SnapshotWriter, way: ReplayPlan, turns: Turns) -> SnapshotFile | None:
         """Carry columns on until all are of the last round, and hash them."""
         for certificate in way.chain:
             path = await self._update(certificate.link.update_digest)
@@ -145,7 +145,7 @@ class Capture:
                 return await asyncio.to_thread(self._state.split_update, payload, weights, link.round)
         return None
 
-    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[Turn]:
+    def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[IoSlot]:
         """Rounds go first, unless there have been so many since the earliest column."""
         late = self._state.round - min(writer.rounds.values(), default=self._state.round) > patience
-        return contextlib.nullcontext(Turn()) if late else self._courtesy.turn()
+        return contextlib.nullcontext(IoSlot()) if late else self._priority.turn()

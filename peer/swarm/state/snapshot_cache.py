@@ -12,9 +12,9 @@ from typing import Protocol
 
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import Certificate
-from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.state.chain import History
-from peer.swarm.state.live_snapshot import Capture
+from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.live_snapshot import LiveSnapshotter
 from peer.swarm.state.snapshot_file import DamagedError, SnapshotFile
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class OneSnapshot:
         return None
 
 
-class Shelf:
+class SnapshotCache:
     """The snapshots of a state that goes on: the two newest, and none before somebody has asked.
 
     A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
@@ -82,17 +82,17 @@ class Shelf:
 
     def __init__(
         self,
-        history: History,
+        history: ChainStore,
         state: OuterState,
         still: Callable[[], AbstractAsyncContextManager[None]],
         valid: Callable[[], bool],
         digest: Callable[[], Awaitable[str]],
         written: Callable[[], Awaitable[None]],
     ) -> None:
-        self.courtesy, self._written = Courtesy(), written
+        self.priority, self._written = RoundPriority(), written
         self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
         self._writing = asyncio.Lock()
-        self._capture = Capture(history, state, still, valid, self.courtesy, self.update)
+        self._capture = LiveSnapshotter(history, state, still, valid, self.priority, self.update)
         self.files: list[SnapshotFile] = []
         for path in history.folder.glob("snapshot*"):  # of an earlier life
             path.unlink(missing_ok=True)

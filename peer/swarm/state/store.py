@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
-from peer.outer.numerics.offload import beside
+from peer.outer.numerics.offload import run_offloaded
 from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Position
-from peer.swarm.state.chain import History
-from peer.swarm.state.snapshot_cache import Shelf
+from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.snapshot_cache import SnapshotCache
 from peer.swarm.state.snapshot_file import load_snapshot
 
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class StateStore:
     """Owns every change of the outer state.
 
     Args:
@@ -33,7 +33,7 @@ class Keeper:
         shelf: the snapshots that joiners take.
     """
 
-    def __init__(self, memory: SharedState, state: OuterState, history: History) -> None:
+    def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
         self.memory, self.state, self.history = memory, state, history
         self.valid = False
         self.position = Position(0, history.genesis, 0)
@@ -41,7 +41,7 @@ class Keeper:
         self._writing: asyncio.Future[None] | None = None
         self._digest = ""
         self._hashing: asyncio.Future[None] | None = None
-        self.shelf = Shelf(history, state, self.still, lambda: self.valid, self.digest, self.written)
+        self.snapshot_cache = SnapshotCache(history, state, self.still, lambda: self.valid, self.digest, self.written)
 
     def restore(self, chains: list[Path]) -> Head | None:
         """Take up what the shared memory holds: a state with a head, whose chain is in one of the files, or genesis.
@@ -77,7 +77,7 @@ class Keeper:
         async with self._lock:
             await self.written()
             await self.digest()  # a chain must not be ahead of its state, should this fail
-            await beside(update.numel, self._step, update, certificate)
+            await run_offloaded(update.numel, self._step, update, certificate)
             self._write_head(contributed)
             self._writing = asyncio.ensure_future(self._keep(update))
 
@@ -122,7 +122,7 @@ class Keeper:
         async with self._lock:
             await self.digest()  # which is still being read
             self._unsettle()
-        await self.shelf.clear()
+        await self.snapshot_cache.clear()
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

@@ -13,9 +13,9 @@ from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.group.roster import RosterMessage
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Between, Stream, StreamClosedError
-from peer.swarm.round.signatures import Heard, Kept
-from peer.swarm.runtime.round_priority import Courtesy
+from peer.swarm.net.stream import Between, FrameStream, StreamClosedError
+from peer.swarm.round.signatures import ReducedParts, ReductionProof
+from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.trust.judge import reduction_of
 
 REQUEST_TIMEOUT_S = 5.0
@@ -33,17 +33,17 @@ def audit_name(run_id: str) -> str:
     return f"atoll/{run_id[:16]}/audit"
 
 
-class Showing:
+class AuditServer:
     """What this peer can show of its last exchanges, and to whom.
 
     Args:
         courtesy: asked for a turn before TURN_BYTES of payloads: rounds go first.
     """
 
-    def __init__(self, node: Node, run_id: str, courtesy: Courtesy) -> None:
-        self._node, self._run_id, self._courtesy = node, run_id, courtesy
-        self._kept: dict[bytes, Kept] = {}
-        self._heard: Heard | None = None
+    def __init__(self, node: Node, run_id: str, priority: RoundPriority) -> None:
+        self._node, self._run_id, self._priority = node, run_id, priority
+        self._kept: dict[bytes, ReductionProof] = {}
+        self._heard: ReducedParts | None = None
         self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
         self._asked: Counter[str] = Counter()
         self._serving: Counter[str] = Counter()
@@ -70,15 +70,15 @@ class Showing:
         self._kept.clear()
         self._heard = None
 
-    def reduced(self, kept: Kept) -> None:
+    def reduced(self, kept: ReductionProof) -> None:
         """This peer has reduced its part."""
         self._kept[kept.sitting.id] = kept
 
-    def heard(self, heard: Heard) -> None:
+    def heard(self, heard: ReducedParts) -> None:
         """The others' parts have come, signed."""
         self._heard = heard
 
-    async def _on_stream(self, stream: Stream) -> None:
+    async def _on_stream(self, stream: FrameStream) -> None:
         request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, AuditRequest), REQUEST_TIMEOUT_S)
         remote = stream.remote
         busy = self._serving.total() >= AT_ONCE or len(self._asked) >= MAX_ASKING
@@ -94,7 +94,7 @@ class Showing:
             self._serving[remote] -= 1
             self._serving += Counter()
 
-    async def _show(self, stream: Stream, request: AuditRequest) -> None:
+    async def _show(self, stream: FrameStream, request: AuditRequest) -> None:
         """Nothing is sent of what this peer does not have, or has not for this peer."""
         if request.what == "joins":
             group, round, joins = self._joins
@@ -109,7 +109,7 @@ class Showing:
         else:
             await self._show_unit(stream, request)
 
-    async def _show_unit(self, stream: Stream, request: AuditRequest) -> None:
+    async def _show_unit(self, stream: FrameStream, request: AuditRequest) -> None:
         kept = self._kept.get(bytes.fromhex(request.of))
         if kept is None or not kept.payloads:
             return
@@ -120,14 +120,14 @@ class Showing:
         await _send(stream, Kind.EVIDENCE, dump_json(reduction))
         payloads = deque(kept.unit(request.unit))
         while payloads:
-            async with self._courtesy.turn() as turn:
+            async with self._priority.turn() as turn:
                 sent = 0
                 while payloads and sent < TURN_BYTES:
                     sent += len(payloads[0])
                     await _send(stream, Kind.DATA, payloads.popleft(), turn.wait)
 
 
-def signed_by_all(heard: Heard, kept: Kept) -> bytes:
+def signed_by_all(heard: ReducedParts, kept: ReductionProof) -> bytes:
     """The root of its part and the seal of every reducer, in roster order."""
     told = {**heard.reduced, kept.reducer: (kept.seal, kept.outputs)}
     entries = (told[member.peer_id] for member in heard.sitting.members)
@@ -135,7 +135,7 @@ def signed_by_all(heard: Heard, kept: Kept) -> bytes:
 
 
 async def _send(
-    stream: Stream, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None
+    stream: FrameStream, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None
 ) -> None:
     try:
         await asyncio.wait_for(stream.send(kind, memoryview(body), between), SEND_TIMEOUT_S)

@@ -18,9 +18,9 @@ from peer.protocol.statements import DIGEST_BYTES, REDUCED_SEAL_BYTES, ReducedSe
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AuditRequest, Kind
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.node import Node
-from peer.swarm.net.request import asking
-from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.round.signatures import Heard
+from peer.swarm.net.request import open_request
+from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.round.signatures import ReducedParts
 from peer.swarm.trust.audit_server import audit_name
 from peer.swarm.trust.judge import Judge, signed_roots
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError, RightError, Verdict
@@ -37,7 +37,7 @@ def probability(members: int) -> float:
 
 
 @dataclass(frozen=True)
-class Found:
+class Conviction:
     """Evidence that convicts, with the payloads that it needs."""
 
     verdict: Verdict
@@ -54,7 +54,7 @@ class Audit:
     unit: int
     outcome: Literal["right", "not shown", "false", "not judged"]
     detail: str = ""
-    found: Found | None = None
+    found: Conviction | None = None
 
 
 class Auditor:
@@ -68,7 +68,7 @@ class Auditor:
     def __init__(self, node: Node, run_id: str, judge: Judge, rng: random.Random) -> None:
         self._node, self._name, self._judge, self._rng = node, audit_name(run_id), judge, rng
 
-    def draw(self, heard: Heard) -> tuple[str, int] | None:
+    def draw(self, heard: ReducedParts) -> tuple[str, int] | None:
         """Whether to audit this round, and what: any unit of the others' parts is as likely as any other."""
         members = heard.sitting.members
         if self._rng.random() >= probability(len(members)):
@@ -76,12 +76,12 @@ class Auditor:
         units = [
             (member.peer_id, unit)
             for place, member in enumerate(members)
-            if member.peer_id in heard.reduced and self._judge.reckoner.can_audit(len(members), place)
+            if member.peer_id in heard.reduced and self._judge.recomputer.can_audit(len(members), place)
             for unit in range(len(heard.reduced[member.peer_id][1]))
         ]
         return self._rng.choice(units) if units else None
 
-    async def audit(self, heard: Heard, reducer: str, unit: int) -> Audit:
+    async def audit(self, heard: ReducedParts, reducer: str, unit: int) -> Audit:
         """Fetch one unit and compute it again."""
         round = heard.sitting.round + 1
         try:
@@ -93,9 +93,9 @@ class Auditor:
             return Audit(round, reducer, unit, "not shown", in_words(error))
         if found is None:
             return Audit(round, reducer, unit, "right")
-        return Audit(round, reducer, unit, "false", found.verdict.deed, found)
+        return Audit(round, reducer, unit, "false", found.verdict.offence, found)
 
-    async def _fetch_and_judge(self, heard: Heard, reducer: str, unit: int) -> Found | None:
+    async def _fetch_and_judge(self, heard: ReducedParts, reducer: str, unit: int) -> Conviction | None:
         reduction, payloads = await self._unit(heard, reducer, unit)
         roots = self._judge.roots(reduction)
         seal, leaves = heard.reduced[reducer]
@@ -108,20 +108,20 @@ class Auditor:
         except RightError:
             return None
 
-    async def _convict(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Found:
+    async def _convict(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Conviction:
         """Raises NoEvidenceError."""
-        return Found(await asyncio.to_thread(self._judge.judge, evidence, payloads), evidence, payloads)
+        return Conviction(await asyncio.to_thread(self._judge.judge, evidence, payloads), evidence, payloads)
 
-    async def _suspect(self, evidence: Evidence) -> Found | None:
+    async def _suspect(self, evidence: Evidence) -> Conviction | None:
         try:
             return await self._convict(evidence)
         except NoEvidenceError:
             return None
 
-    async def _unit(self, heard: Heard, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
+    async def _unit(self, heard: ReducedParts, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
         """What a reducer shows of a unit: about this sitting, payloads and digests in agreement."""
         sitting, members = heard.sitting, len(heard.sitting.members)
-        sizes = self._judge.reckoner.sizes(members, sitting.place(reducer), unit)
+        sizes = self._judge.recomputer.sizes(members, sitting.place(reducer), unit)
         async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
             body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
@@ -135,7 +135,7 @@ class Auditor:
                 payloads.append(payload)
         return reduction, payloads
 
-    async def compare(self, heard: Heard, remote: str) -> Found | None:
+    async def compare(self, heard: ReducedParts, remote: str) -> Conviction | None:
         """Whether a reducer told `remote` another result than this peer, where their links differ."""
         sitting = heard.sitting
         width = DIGEST_BYTES + REDUCED_SEAL_BYTES
@@ -158,7 +158,7 @@ class Auditor:
                 return found
         return None
 
-    async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Found | None:
+    async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Conviction | None:
         """Who told `remote` another join than this peer for the same round of a standing group; None: it shows nothing.
 
         Raises:
@@ -182,11 +182,11 @@ class Auditor:
                     return found
         raise NoEvidenceError(f"{remote} shows no joins that may not both stand")
 
-    def _asking(self, remote: str, request: AuditRequest) -> AbstractAsyncContextManager[Stream]:
-        return asking(self._node, remote, self._name, "audit", request, timeout_s=ASK_TIMEOUT_S)
+    def _asking(self, remote: str, request: AuditRequest) -> AbstractAsyncContextManager[FrameStream]:
+        return open_request(self._node, remote, self._name, "audit", request, timeout_s=ASK_TIMEOUT_S)
 
 
-async def _answer(stream: Stream, wanted: Kind, limit: int) -> bytes:
+async def _answer(stream: FrameStream, wanted: Kind, limit: int) -> bytes:
     """The body that was asked for; raises StreamClosedError when the other end does not show it."""
     kind, body = await asyncio.wait_for(stream.receive({wanted: limit, Kind.BUSY: 0, Kind.END: 0}), ASK_TIMEOUT_S)
     if kind is not wanted:

@@ -23,7 +23,7 @@ class Ban(Spec):
     """A verdict that this peer reached itself, and what it rests on."""
 
     culprit: PeerIdText
-    deed: str
+    offence: str
     evidence: Evidence
 
 
@@ -35,7 +35,7 @@ class Proof:
     payloads: Path | None
 
 
-class Bans:
+class BanList:
     """The banned peers of one run.
 
     Args:
@@ -60,13 +60,13 @@ class Bans:
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._bans))
 
-    def deed(self, peer_id: str) -> str:
+    def offence(self, peer_id: str) -> str:
         """What a banned peer did."""
-        return self._bans[peer_id].deed
+        return self._bans[peer_id].offence
 
     def add(self, verdict: Verdict, evidence: Evidence, payloads: Sequence[Payload] | None) -> None:
         """Ban; and write it down, so that it survives this process. Blocks on the disk; raises OSError."""
-        ban = Ban(culprit=verdict.culprit, deed=verdict.deed, evidence=evidence)
+        ban = Ban(culprit=verdict.culprit, offence=verdict.offence, evidence=evidence)
         self._bans[verdict.culprit] = ban
         self._folder.mkdir(parents=True, exist_ok=True)
         if payloads is not None and self._held() + sum(map(len, payloads)) <= MAX_PAYLOAD_BYTES:

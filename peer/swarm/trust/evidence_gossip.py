@@ -14,9 +14,9 @@ from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence, Reduction
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import Kind
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Stream, StreamClosedError
-from peer.swarm.trust.auditor import Found
-from peer.swarm.trust.ban_list import Bans
+from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.trust.auditor import Conviction
+from peer.swarm.trust.ban_list import BanList
 from peer.swarm.trust.judge import Judge
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
@@ -29,7 +29,7 @@ TOLD_AT_MOST = 32  # peers that one peer tells of one culprit; each of them pass
 REMEMBERED = 4096
 
 
-class Spreading:
+class EvidenceGossip:
     """Both sides of an offer of evidence.
 
     Args:
@@ -46,9 +46,9 @@ class Spreading:
         node: Node,
         run_id: str,
         judge: Judge,
-        bans: Bans,
+        bans: BanList,
         refuses: Callable[[str], bool],
-        on_found: Callable[[Found, str], None],
+        on_found: Callable[[Conviction, str], None],
         on_false: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -94,7 +94,7 @@ class Spreading:
             log.info("could not tell %s of %s: %s", peer_id, culprit, in_words(error))
             return False
 
-    async def _hand_over(self, stream: Stream, culprit: str) -> bool:
+    async def _hand_over(self, stream: FrameStream, culprit: str) -> bool:
         proof = self._bans.proof(culprit)
         try:
             needed = await asyncio.to_thread(self._judge.needs, proof.evidence)
@@ -110,7 +110,7 @@ class Spreading:
             await stream.receive({Kind.END: 0})
         return kind is not Kind.BUSY
 
-    async def _on_stream(self, stream: Stream) -> None:
+    async def _on_stream(self, stream: FrameStream) -> None:
         remote = stream.remote
         if self._refuses(remote) or not self._admits(remote):
             await stream.send(Kind.BUSY)
@@ -140,7 +140,7 @@ class Spreading:
         self._offers[remote] = times
         return True
 
-    async def _hear(self, stream: Stream, evidence: Evidence) -> None:
+    async def _hear(self, stream: FrameStream, evidence: Evidence) -> None:
         needed = await asyncio.to_thread(self._judge.needs, evidence)
         payloads: list[Payload] | None = None
         if needed:
@@ -151,7 +151,7 @@ class Spreading:
         verdict = await asyncio.to_thread(self._judge.judge, evidence, payloads)
         self.knows(stream.remote, verdict.culprit)
         if verdict.culprit not in self._bans:
-            self._on_found(Found(verdict, evidence, payloads), stream.remote)
+            self._on_found(Conviction(verdict, evidence, payloads), stream.remote)
 
 
 def _read(path: Path, sizes: Sequence[int]) -> list[bytes]:

@@ -13,19 +13,19 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import RoundAborted
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.round.inbox import Session
-from peer.swarm.round.partition import cut_of
-from peer.swarm.round.persistent_group import Standing
-from peer.swarm.round.signatures import GroupsDifferError, Heard, Kept
-from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.state.store import Keeper
-from peer.swarm.trust.audit_server import Showing
-from peer.swarm.trust.auditor import Audit, Auditor, Found
-from peer.swarm.trust.ban_list import Bans
-from peer.swarm.trust.evidence_gossip import Spreading
+from peer.swarm.round.inbox import RoundBuffers
+from peer.swarm.round.partition import partition_of
+from peer.swarm.round.persistent_group import PersistentGroup
+from peer.swarm.round.signatures import GroupsDifferError, ReducedParts, ReductionProof
+from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.state.store import StateStore
+from peer.swarm.trust.audit_server import AuditServer
+from peer.swarm.trust.auditor import Audit, Auditor, Conviction
+from peer.swarm.trust.ban_list import BanList
+from peer.swarm.trust.evidence_gossip import EvidenceGossip
 from peer.swarm.trust.judge import Judge
-from peer.swarm.trust.recompute import Reckoner
-from peer.swarm.trust.strikes import Conduct
+from peer.swarm.trust.recompute import Recomputer
+from peer.swarm.trust.strikes import StrikeCounter
 from peer.swarm.trust.verdict import NoEvidenceError
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,12 @@ MAX_NOTES = 8
 
 
 def guard_of(
-    node: Node, directory: Directory, run_id: str, recipe: Recipe, keeper: Keeper, on_ban: Callable[[str, str], None]
+    node: Node, directory: Directory, run_id: str, recipe: Recipe, store: StateStore, on_ban: Callable[[str, str], None]
 ) -> Guard:
     """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
-    judge = Judge(run_id, Reckoner(cut_of(keeper.state), recipe, lambda: keeper.history.chain))
-    folder, courtesy = keeper.history.folder / "bans", keeper.shelf.courtesy
-    guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, courtesy)
+    judge = Judge(run_id, Recomputer(partition_of(store.state), recipe, lambda: store.history.chain))
+    folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
+    guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, priority)
     node.refuses = directory.banned = guard.banned
     return guard
 
@@ -66,18 +66,18 @@ class Guard:
         folder: Path,
         on_ban: Callable[[str, str], None] = lambda *_: None,
         audience: Callable[[], Iterable[str]] = tuple,
-        courtesy: Courtesy | None = None,
+        priority: RoundPriority | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._judge = node, judge
         self._on_ban, self._audience = on_ban, audience
-        self._courtesy = courtesy or Courtesy()
-        self.bans, self.conduct = Bans(folder), Conduct(clock)
-        self._showing = Showing(node, run_id, self._courtesy)
+        self._priority = priority or RoundPriority()
+        self.bans, self.strikes = BanList(folder), StrikeCounter(clock)
+        self._audit_server = AuditServer(node, run_id, self._priority)
         self._auditor = Auditor(node, run_id, judge, rng or random.SystemRandom())
-        self._spreading = Spreading(
-            node, run_id, judge, self.bans, self.conduct.refuses, self._on_offer, self.conduct.saw, clock
+        self._evidence_gossip = EvidenceGossip(
+            node, run_id, judge, self.bans, self.strikes.refuses, self._on_offer, self.strikes.saw, clock
         )
         self._members: tuple[str, ...] = ()
         self._freeing: asyncio.TimerHandle | None = None
@@ -86,8 +86,8 @@ class Guard:
         self._notes: list[str] = []
 
     async def start(self) -> None:
-        await self._showing.start()
-        await self._spreading.start()
+        await self._audit_server.start()
+        await self._evidence_gossip.start()
 
     def banned(self, peer_id: str) -> bool:
         """Nothing is taken from it, and nothing given."""
@@ -95,7 +95,7 @@ class Guard:
 
     def refuses(self, peer_id: str) -> bool:
         """It gets no seat: banned, or seen to break the protocol lately."""
-        return self.banned(peer_id) or self.conduct.refuses(peer_id)
+        return self.banned(peer_id) or self.strikes.refuses(peer_id)
 
     def notes(self) -> tuple[str, ...]:
         """What has been audited since this was last asked, in words."""
@@ -104,11 +104,11 @@ class Guard:
 
     # -- during a round ----------------------------------------------------------------------------------------------
 
-    def joined(self, standing: Standing, round: int, session: Session) -> None:
+    def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None:
         """All have joined a round of a standing group."""
-        self._showing.joined(standing.identifier, round, session.joins)
+        self._audit_server.joined(standing.identifier, round, session.joins)
 
-    def begins(self, session: Session) -> bool:
+    def begins(self, session: RoundBuffers) -> bool:
         """An exchange begins: what the last ones left is freed, but for little.
 
         Returns:
@@ -116,34 +116,34 @@ class Guard:
         """
         if self._freeing is not None:
             self._freeing.cancel()
-        self._showing.begins()
+        self._audit_server.begins()
         self._members = tuple(peer_id for peer_id in session.order if peer_id != self._node.peer_id)
         self.meet(self._members)
-        return self._judge.reckoner.can_audit(len(session.order), session.me)
+        return self._judge.recomputer.can_audit(len(session.order), session.me)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
         """Tell these of whom this peer has banned, unless it has done so."""
         culprits = list(self.bans)
         if culprits:
-            self._node.spawn(self._spreading.tell(list(peer_ids), culprits))
+            self._node.spawn(self._evidence_gossip.tell(list(peer_ids), culprits))
 
-    def reduced(self, kept: Kept) -> None:
+    def reduced(self, kept: ReductionProof) -> None:
         """This peer has reduced its part."""
-        self._showing.reduced(kept)
+        self._audit_server.reduced(kept)
         if self._freeing is not None:
             self._freeing.cancel()
-        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self._showing.free)
+        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self._audit_server.free)
 
-    def heard(self, heard: Heard) -> None:
+    def heard(self, heard: ReducedParts) -> None:
         """The others' parts have come, signed."""
-        self._showing.heard(heard)
+        self._audit_server.heard(heard)
 
     def saw(self, error: RoundAborted) -> None:
         """A member broke the protocol before this peer's eyes."""
         if error.culprit is not None:
-            self.conduct.saw(error.culprit, error.reason)
+            self.strikes.saw(error.culprit, error.reason)
 
-    def malformed(self, session: Session, error: RoundAborted) -> None:
+    def malformed(self, session: RoundBuffers, error: RoundAborted) -> None:
         """A member's payload is malformed; if it sent another one to others, that can be shown."""
         self.saw(error)
         if session.heard is not None:
@@ -151,16 +151,18 @@ class Guard:
                 if peer_id != error.culprit:
                     self._disagreed(session.heard, peer_id)
 
-    def odd_vote(self, session: Session, peer_id: str, forged: bool) -> None:
+    def odd_vote(self, session: RoundBuffers, peer_id: str, forged: bool) -> None:
         """A member signed another link than this peer, or none that it could have signed."""
         if session.heard is None:
             return
         if forged:
-            self.conduct.saw(peer_id, "signed its vote wrongly")
+            self.strikes.saw(peer_id, "signed its vote wrongly")
         else:
             self._disagreed(session.heard, peer_id)
 
-    async def explain(self, standing: Standing | None, session: Session, differ: GroupsDifferError) -> RoundAborted:
+    async def explain(
+        self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError
+    ) -> RoundAborted:
         """Why this round cannot be; with the name of the member that equivocated, if that can be shown."""
         culprit = None
         if standing is not None and standing.position is not None:
@@ -173,7 +175,7 @@ class Guard:
 
     # -- after it ----------------------------------------------------------------------------------------------------
 
-    def committed(self, session: Session) -> None:
+    def committed(self, session: RoundBuffers) -> None:
         """The round is committed: audit it, perhaps."""
         if (heard := session.heard) is None:
             return
@@ -181,7 +183,7 @@ class Guard:
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
 
-    def _disagreed(self, heard: Heard, remote: str) -> None:
+    def _disagreed(self, heard: ReducedParts, remote: str) -> None:
         """A member signed another link than this peer: find out whether a reducer told two results."""
         self._node.spawn(self._compare(heard, remote))
 
@@ -190,20 +192,20 @@ class Guard:
         try:
             found = await self._auditor.two_faces(remote, group, round, joins)
         except NoEvidenceError as error:
-            self.conduct.saw(remote, f"said that it has other joins: {error}")
+            self.strikes.saw(remote, f"said that it has other joins: {error}")
             return None
         if found is None:
-            self.conduct.unanswered(remote)
+            self.strikes.unanswered(remote)
             return None
         await self._ban(found, f"this peer and {remote} compared their joins")
         return found.verdict.culprit
 
-    async def _compare(self, heard: Heard, remote: str) -> None:
+    async def _compare(self, heard: ReducedParts, remote: str) -> None:
         found = await self._auditor.compare(heard, remote)
         if found is not None:
             await self._ban(found, f"this peer and {remote} compared what they were told")
 
-    async def _audit(self, heard: Heard, reducer: str, unit: int) -> None:
+    async def _audit(self, heard: ReducedParts, reducer: str, unit: int) -> None:
         await self.take(await self._auditor.audit(heard, reducer, unit))
 
     async def take(self, audit: Audit) -> None:
@@ -213,18 +215,18 @@ class Guard:
         self._notes = [*self._notes, f"{what}: {words}{f' ({audit.detail})' if audit.detail else ''}"][-MAX_NOTES:]
         log.info("audit of %s: %s %s", what, words, audit.detail)
         if audit.outcome == "right":
-            self.conduct.answered(audit.reducer)
+            self.strikes.answered(audit.reducer)
         elif audit.found is not None:
             await self._ban(audit.found, "this peer audited it")
         elif audit.outcome == "not shown":
-            self.conduct.unanswered(audit.reducer)
+            self.strikes.unanswered(audit.reducer)
 
     # -- bans --------------------------------------------------------------------------------------------------------
 
-    def _on_offer(self, found: Found, remote: str) -> None:
+    def _on_offer(self, found: Conviction, remote: str) -> None:
         self._node.spawn(self._ban(found, f"{remote} showed the evidence, and it holds"))
 
-    async def _ban(self, found: Found, how: str) -> None:
+    async def _ban(self, found: Conviction, how: str) -> None:
         verdict = found.verdict
         async with self._banning:
             if verdict.culprit in self.bans or verdict.culprit == self._node.peer_id:
@@ -233,7 +235,7 @@ class Guard:
                 await asyncio.to_thread(self.bans.add, verdict, found.evidence, found.payloads)
             except OSError as error:
                 log.error("the ban of %s holds until this peer restarts: %s", verdict.culprit, error)
-        log.error("%s is banned: it %s; %s", verdict.culprit, verdict.deed, how)
-        self._on_ban(verdict.culprit, f"it {verdict.deed}; {how}")
+        log.error("%s is banned: it %s; %s", verdict.culprit, verdict.offence, how)
+        self._on_ban(verdict.culprit, f"it {verdict.offence}; {how}")
         audience = dict.fromkeys([*self._members, *self._audience()])
-        self._node.spawn(self._spreading.tell(list(audience), [verdict.culprit]))
+        self._node.spawn(self._evidence_gossip.tell(list(audience), [verdict.culprit]))

@@ -23,8 +23,8 @@ from peer.protocol.statements import (
 )
 from peer.protocol.wire import JoinMessage
 from peer.swarm.group.roster import JOIN_DOMAIN
-from peer.swarm.round.signatures import Kept
-from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.round.signatures import ReductionProof
+from peer.swarm.trust.recompute import Recomputer
 from peer.swarm.trust.verdict import NoEvidenceError, RightError, Verdict
 
 
@@ -42,7 +42,7 @@ class Judge:
     """
 
     run_id: str
-    reckoner: Reckoner
+    recomputer: Recomputer
 
     def judge(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Verdict:
         """Whom it convicts.
@@ -74,26 +74,26 @@ class Judge:
             finding = evidence.finding
             assert isinstance(finding, Reduction)
             sitting = finding.sitting
-            return self.reckoner.sizes(len(sitting.members), sitting.place(finding.reducer), finding.unit)
+            return self.recomputer.sizes(len(sitting.members), sitting.place(finding.reducer), finding.unit)
         return []
 
     def roots(self, reduction: Reduction) -> SignedRoots:
         """What the reducer signed, if all of it hangs together; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
-        count = len(self.reckoner.cut.unit_bytes(len(sitting.members), place))
+        count = len(self.recomputer.cut.unit_bytes(len(sitting.members), place))
         self._check_run(sitting)
         if reduction.unit >= count or len(reduction.inputs) != len(sitting.members):
             raise NoEvidenceError(f"unit {reduction.unit} of {count}, {len(reduction.inputs)} inputs")
         if reduction.output.signature is None:
             raise NoEvidenceError("the reducer has signed nothing")
         residue = reduction.residue
-        if (residue is None) != (self.reckoner.recipe.feedback is None):
+        if (residue is None) != (self.recomputer.recipe.feedback is None):
             raise NoEvidenceError("of a residual where there is none, or none where there is one")
         entries = [(_climb(unit, reduction.unit, count), _signature(unit)) for unit in reduction.inputs]
         outputs = _climb(reduction.output, reduction.unit, count)
         left = NO_RESIDUAL
         if residue is not None:
-            part = self.reckoner.part(len(sitting.members), place)
+            part = self.recomputer.part(len(sitting.members), place)
             left = residual_of(residue.since, part, bytes.fromhex(residue.root))
         seal = ReducedSeal(inputs_of(entries), left, _signature(reduction.output))
         if not has_reduced(sitting, reduction.reducer, outputs, seal):
@@ -133,33 +133,33 @@ class Judge:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
         what = f"in round {sitting.round + 1}, unit {finding.unit} of its part"
-        count = len(self.reckoner.cut.unit_bytes(len(sitting.members), place))
+        count = len(self.recomputer.cut.unit_bytes(len(sitting.members), place))
         for member, unit in zip(sitting.members, finding.inputs, strict=True):
             root = _climb(unit, finding.unit, count)
             if member.peer_id == finding.reducer:
                 continue
             if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(unit)):
                 return Verdict(finding.reducer, f"reduced what {member.peer_id} never signed, {what}")
-        if not self.reckoner.can_audit(len(sitting.members), place):
+        if not self.recomputer.can_audit(len(sitting.members), place):
             raise NoEvidenceError("units of that size cannot be shown")
         if finding.residue is not None:
             if finding.residue.since > sitting.round:
                 return Verdict(finding.reducer, f"signed a residual that begins later, {what}")
-            self.reckoner.origins(finding, finding.residue)
+            self.recomputer.origins(finding, finding.residue)
         if payloads is None:
             raise _PayloadsMissingError("nothing without the payloads")
-        if [len(payload) for payload in payloads] != self.reckoner.sizes(len(sitting.members), place, finding.unit):
+        if [len(payload) for payload in payloads] != self.recomputer.sizes(len(sitting.members), place, finding.unit):
             raise NoEvidenceError("payloads of other sizes")
         inputs = payloads[: len(sitting.members)]
         if [leaf_of(payload).hex() for payload in inputs] != [unit.leaf for unit in finding.inputs]:
             raise NoEvidenceError("payloads that nobody signed")
-        deed = self.reckoner.deed(finding, payloads)
-        if deed is not None:
-            return Verdict(finding.reducer, f"{deed}, {what}")
+        offence = self.recomputer.offence(finding, payloads)
+        if offence is not None:
+            return Verdict(finding.reducer, f"{offence}, {what}")
         raise RightError("the reduction is right")
 
 
-def reduction_of(kept: Kept, unit: int) -> Reduction:
+def reduction_of(kept: ReductionProof, unit: int) -> Reduction:
     """What this peer signed about one unit of its part."""
     def proof(leaves: Sequence[bytes], signature: bytes) -> Unit:
         path = tuple(digest.hex() for digest in path_of(leaves, unit, unit + 1))

@@ -15,7 +15,7 @@ from peer.outer.compress.residual import Residual
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.evidence import Reduction, Residue
 from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
-from peer.swarm.round.partition import GatheredCut, ReducedCut
+from peer.swarm.round.partition import GatherPartition, ReducePartition
 from peer.swarm.round.reducer_residual import Chain, Origin, leaves_of, origins, split
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
@@ -23,7 +23,7 @@ MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memo
 
 
 @dataclass(frozen=True)
-class Reckoner:
+class Recomputer:
     """Knows the arithmetic of one run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Reckoner:
         chain: -> this peer's lineage: with error feedback it holds what reducers carry on from.
     """
 
-    cut: ReducedCut | GatheredCut
+    cut: ReducePartition | GatherPartition
     recipe: Recipe
     chain: Chain
 
@@ -41,7 +41,7 @@ class Reckoner:
 
         Where payloads are gathered, nobody reduces: there is nothing to audit.
         """
-        if isinstance(self.cut, GatheredCut):
+        if isinstance(self.cut, GatherPartition):
             return False
         units = self.cut.unit_bytes(members, place)
         return bool(units) and members * units[0] <= MAX_AUDIT_BYTES
@@ -61,11 +61,11 @@ class Reckoner:
         return self._reduced.bounds(members)[place]
 
     @property
-    def _reduced(self) -> ReducedCut:
-        assert isinstance(self.cut, ReducedCut), "of gathered payloads nothing is reduced"
+    def _reduced(self) -> ReducePartition:
+        assert isinstance(self.cut, ReducePartition), "of gathered payloads nothing is reduced"
         return self.cut
 
-    def deed(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
+    def offence(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
         """What the reducer did, in words; None if it reduced as it had to.
 
         Args:

@@ -21,7 +21,7 @@ class _Past:
     until: float = 0.0
 
 
-class Conduct:
+class StrikeCounter:
     """What others did in this peer's own sight; what a third party says of somebody does not come here.
 
     Args:

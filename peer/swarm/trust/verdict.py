@@ -12,7 +12,7 @@ class Verdict:
     """Whom evidence convicts, and of what, for a person."""
 
     culprit: str
-    deed: str
+    offence: str
 
 
 class NoEvidenceError(ProtocolError):

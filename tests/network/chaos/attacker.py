@@ -32,10 +32,10 @@ from peer.protocol.wire import (
     Kind,
     StatusMessage,
 )
-from peer.swarm.group.roster import Rosters
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import write_record
 from peer.swarm.net.node import Handler, Node, NodeConfig, start_node
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.system.death_signal import children_die_with_us, die_with_parent
 
 HANDLERS = ("join", "invite", "round", "history")
@@ -64,7 +64,7 @@ class Attacker:
         self, node: Node, run_id: str, honest: tuple[str, ...], rng: random.Random, answers: dict[str, Handler]
     ) -> None:
         self.node, self.run_id, self.honest, self.rng, self.answers = node, run_id, honest, rng, answers
-        self.rosters = Rosters(node.identity, run_id, RoundSpec(), WeightRule())
+        self.rosters = RosterAuthority(node.identity, run_id, RoundSpec(), WeightRule())
 
     @property
     def target(self) -> str:
@@ -77,16 +77,16 @@ class Attacker:
     def name(self, handler: str) -> str:
         return f"atoll/{self.run_id[:16]}/{handler}"
 
-    async def open(self, handler: str, peer_id: str | None = None) -> Stream:
+    async def open(self, handler: str, peer_id: str | None = None) -> FrameStream:
         return await self.node.open(peer_id or self.target, self.name(handler), "round")
 
     @staticmethod
-    def raw(stream: Stream, data: bytes) -> None:
+    def raw(stream: FrameStream, data: bytes) -> None:
         """Bytes as they are, no frame around them."""
         with contextlib.suppress(OSError, RuntimeError):
             stream._pipe.write(data)
 
-    async def dropped(self, stream: Stream, within_s: float = DROPPED_WITHIN_S) -> None:
+    async def dropped(self, stream: FrameStream, within_s: float = DROPPED_WITHIN_S) -> None:
         """The target must end this stream, whatever it says before."""
         deadline = time.monotonic() + within_s
         try:
@@ -166,7 +166,7 @@ class Attacker:
         group = self.rosters.read(body, sealed, join, leader)
         return json.loads(body), group.id
 
-    async def speak(self, group_id: str, peer_id: str) -> Stream:
+    async def speak(self, group_id: str, peer_id: str) -> FrameStream:
         """The stream of a member to another, with its proper beginning."""
         stream = await self.open("round", peer_id)
         await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
@@ -175,19 +175,19 @@ class Attacker:
     def absorb(self) -> None:
         """Accept the streams of the others, answer nothing."""
 
-        async def read(stream: Stream) -> None:
+        async def read(stream: FrameStream) -> None:
             while True:
                 await stream.receive(dict.fromkeys(Kind, 1 << 28))
 
         self.answers["round"] = read
 
     @contextlib.asynccontextmanager
-    async def leading(self) -> AsyncIterator[asyncio.Queue[tuple[Stream, bytes]]]:
+    async def leading(self) -> AsyncIterator[asyncio.Queue[tuple[FrameStream, bytes]]]:
         """Be who the honest follow; -> their joins, each with the stream that waits for an answer."""
-        joins: asyncio.Queue[tuple[Stream, bytes]] = asyncio.Queue()
+        joins: asyncio.Queue[tuple[FrameStream, bytes]] = asyncio.Queue()
         over = asyncio.Event()
 
-        async def gather(stream: Stream) -> None:
+        async def gather(stream: FrameStream) -> None:
             _, sealed = await stream.receive({Kind.JOIN: MAX_RECORD_BYTES})
             now = await self.position()
             await stream.send_message(Kind.STATUS, StatusMessage(
@@ -280,7 +280,7 @@ async def _come(
     return node
 
 
-async def _answer(answers: dict[str, Handler], handler: str, stream: Stream) -> None:
+async def _answer(answers: dict[str, Handler], handler: str, stream: FrameStream) -> None:
     if handler in answers:
         await answers[handler](stream)
 

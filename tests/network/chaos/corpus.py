@@ -31,9 +31,9 @@ from peer.protocol.weights import WeightRule
 from peer.protocol.wire import (
     AbortMessage,
     AuditRequest,
+    DirectEndpoint,
     DirectMessage,
     DirectRequest,
-    Door,
     EntryMessage,
     GossipJoin,
     GossipRoster,
@@ -54,7 +54,7 @@ from peer.protocol.wire import (
     unpack_header,
 )
 from peer.swarm.catchup.partial_file import PartialFile
-from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage, Rosters
+from peer.swarm.group.roster import JOIN_DOMAIN, RosterAuthority, RosterMessage
 from peer.swarm.net.dht_validator import SealedRecordValidator
 from peer.swarm.state.chain import read_chain
 from peer.swarm.state.snapshot_file import chunk_lengths
@@ -82,7 +82,7 @@ def _messages(run: Run) -> list[Parser]:
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
     snapshot = SnapshotMeta(round=3, lineage_id=digest, numel=1000, num_buffers=1, num_chunks=2)
-    door = Door(port=31338, fingerprint=digest, token="b" * 64)
+    door = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
     samples: list[Spec] = [
         AuditRequest(what="unit", of=digest, unit=3),
         AuditRequest(what="joins", of=digest, round=5),
@@ -137,7 +137,7 @@ def _messages(run: Run) -> list[Parser]:
 def _signed() -> list[Parser]:
     """Sealed records, joins, rosters, and what the DHT stores for others."""
     me, other = Identity.generate(), Identity.generate()
-    rosters = Rosters(me, RUN, RoundSpec(min_group=2, max_group=4), WeightRule(nominal_tokens=1000))
+    rosters = RosterAuthority(me, RUN, RoundSpec(min_group=2, max_group=4), WeightRule(nominal_tokens=1000))
     position = Position(5, "a" * 64, 100)
     join, mine = rosters.join(position, 10)
     theirs_join = JoinMessage(run_id=RUN, round=5, parent="a" * 64, tokens=20)

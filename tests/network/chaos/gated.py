@@ -111,18 +111,18 @@ def watch_phases(gate: Gate) -> None:
     the state old, and with the state new but its head not written.
     """
     from peer.outer.state.outer_state import OuterState
-    from peer.swarm.catchup.fork_choice import Following
-    from peer.swarm.lineage.round_loop import Rounds
-    from peer.swarm.state.store import Keeper
+    from peer.swarm.catchup.fork_choice import ForkChoice
+    from peer.swarm.lineage.round_loop import LineageRounds
+    from peer.swarm.state.store import StateStore
 
-    gate.watch(Rounds, "_wait_for_work", "train")
+    gate.watch(LineageRounds, "_wait_for_work", "train")
     for phase in ("match", "exchange", "commit", "install"):
-        gate.watch(Rounds, phase, phase)
+        gate.watch(LineageRounds, phase, phase)
     gate.watch(OuterState, "apply", "install")
-    gate.watch(Keeper, "_write_head", "install")
-    gate.watch(Rounds, "join", "catch_up")
-    gate.watch(Following, "catch_up", "catch_up")
-    gate.watch(Keeper, "adopt", "catch_up")
+    gate.watch(StateStore, "_write_head", "install")
+    gate.watch(LineageRounds, "join", "catch_up")
+    gate.watch(ForkChoice, "catch_up", "catch_up")
+    gate.watch(StateStore, "adopt", "catch_up")
 
 
 def main() -> None:
@@ -130,12 +130,12 @@ def main() -> None:
     gate = Gate(Path(sys.argv.pop(1)) / "gate")
     from peer.swarm.agent import process as agent
 
-    prepare = agent.return_freed_memory
+    prepare = agent.trim_malloc_arenas
 
     def prepare_and_watch() -> None:
         prepare()
         watch_phases(gate)
 
-    agent.return_freed_memory = prepare_and_watch
+    agent.trim_malloc_arenas = prepare_and_watch
     agent.main()
 

@@ -23,7 +23,7 @@ from peer.protocol.wire import (
 )
 from peer.swarm.group.roster import JOIN_DOMAIN, roster_key
 from peer.swarm.net.directory import write_record
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from tests.network.chaos.attacker import Attacker, header
 from tests.network.chaos.scripts import ATTACKS, FLOOD, HEAVIER, Script, attack
 
@@ -61,7 +61,7 @@ async def _(a: Attacker) -> None:
         (Kind.END, b""), (Kind.DATA, b"{}"), (Kind.DATA, b"[" * 60_000), (Kind.VOTE, b""), (Kind.DATA, bytes(65_537)),
     ]  # fmt: skip
 
-    async def lie(stream: Stream) -> None:
+    async def lie(stream: FrameStream) -> None:
         await stream.receive({Kind.REQUEST: 1 << 16})
         await stream.send(*a.rng.choice(answers))
         await stream.closed()
@@ -71,7 +71,7 @@ async def _(a: Attacker) -> None:
 
 @attack("directory: a donor whose snapshot is absurd")
 async def _(a: Attacker) -> None:
-    async def lie(stream: Stream) -> None:
+    async def lie(stream: FrameStream) -> None:
         await stream.receive({Kind.REQUEST: 1 << 16})
         meta = SnapshotMeta(round=9, lineage_id="e" * 64, numel=2**39, num_buffers=4, num_chunks=2**24 - 1)
         await stream.send_message(Kind.META, meta)
@@ -82,7 +82,7 @@ async def _(a: Attacker) -> None:
 
 @attack("directory: a donor that says nothing")
 async def _(a: Attacker) -> None:
-    async def lie(stream: Stream) -> None:
+    async def lie(stream: FrameStream) -> None:
         await stream.receive({Kind.REQUEST: 1 << 16})
         await stream.closed()
 
@@ -91,7 +91,7 @@ async def _(a: Attacker) -> None:
 
 @attack("directory: a donor whose answer never ends")
 async def _(a: Attacker) -> None:
-    async def lie(stream: Stream) -> None:
+    async def lie(stream: FrameStream) -> None:
         await stream.receive({Kind.REQUEST: 1 << 16})
         a.raw(stream, header(Kind.DATA, 60_000))
         with contextlib.suppress(StreamClosedError):
@@ -102,10 +102,10 @@ async def _(a: Attacker) -> None:
     await _hostile_donor(a, lie)
 
 
-async def _hostile_donor(a: Attacker, lie: Callable[[Stream], Awaitable[None]]) -> None:
+async def _hostile_donor(a: Attacker, lie: Callable[[FrameStream], Awaitable[None]]) -> None:
     asked = asyncio.Event()
 
-    async def answer(stream: Stream) -> None:
+    async def answer(stream: FrameStream) -> None:
         asked.set()
         await lie(stream)
 

@@ -63,7 +63,7 @@ def evidence(seed: int) -> list[Parser]:
             verdict = shop.judge.judge(evidence, shown)
         except RightError:
             return True
-        raise AssertionError(f"an honest reducer is convicted: it {verdict.deed}")
+        raise AssertionError(f"an honest reducer is convicted: it {verdict.offence}")
 
     def said(data: bytes) -> Any:
         return judged(parse_json(Evidence, data), honest)

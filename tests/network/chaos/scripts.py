@@ -19,7 +19,7 @@ from peer.protocol.wire import (
     StatusMessage,
 )
 from peer.swarm.group.roster import JOIN_DOMAIN
-from peer.swarm.net.stream import Stream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from tests.network.chaos.attacker import HANDLERS, Attacker, header
 
 Script = Callable[[Attacker], Awaitable[None]]
@@ -165,7 +165,7 @@ async def _(a: Attacker) -> None:
 async def _(a: Attacker) -> None:
     """To the leader, who must not call every round off for it; it lasts long enough for many."""
 
-    async def claim(stream: Stream) -> None:
+    async def claim(stream: FrameStream) -> None:
         await stream.receive({Kind.INVITE: 1 << 16})
         status = StatusMessage(coming=False, round=2**40, lineage_id="d" * 64, weight=HEAVIER, leader=a.me)
         await stream.send_message(Kind.STATUS, status)
@@ -196,7 +196,7 @@ async def _(a: Attacker) -> None:
     await a.dropped(stream)
 
 
-async def _ask(a: Attacker, request: HistoryRequest) -> Stream:
+async def _ask(a: Attacker, request: HistoryRequest) -> FrameStream:
     stream = await a.open("history")
     await stream.send_message(Kind.REQUEST, request)
     return stream

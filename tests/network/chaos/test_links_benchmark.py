@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import links
-from benchmarks.links import Line, build_parser, exchange, state
+from benchmarks.links import ShapedLine, build_parser, exchange, state
 from peer.outer.compress.registry import compressor
 
 NUMEL, MBIT = 1_000_000, 400
@@ -13,7 +13,7 @@ def test_state_transfers_and_exchanges_cross_the_line(monkeypatch):
     wire = compressor("int8").wire_bytes(NUMEL)
     monkeypatch.setattr(links, "EXCHANGED", NUMEL)
     monkeypatch.setattr(links, "SECONDS_OF_LINE", 2 * 8e-6 * wire / MBIT)
-    line = Line(MBIT, build_parser().parse_args(["--repeats", "2", "--delay-ms", "5"]))
+    line = ShapedLine(MBIT, build_parser().parse_args(["--repeats", "2", "--delay-ms", "5"]))
     for row, payload, transfers in ((state(line, 8 * NUMEL), 8 * NUMEL, 2), (exchange(line), wire, 4)):
         assert row["bytes"] == payload
         assert len(row["seconds"]) == transfers

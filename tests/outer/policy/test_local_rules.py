@@ -11,7 +11,7 @@ from peer.outer.policy import local_rules as local_module
 from peer.outer.policy import merge_rules
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Spider
 from peer.outer.policy.merge_rules import Carry, Elastic, MergeRule, Mix
-from peer.outer.state.carry import merge_
+from peer.outer.state.carry import carry_progress_
 
 
 def vectors(count: int, numel: int = 1001) -> list[Tensor]:
@@ -146,7 +146,7 @@ def test_carry_is_merge_and_without_steps_the_anchor() -> None:
     local, base, old, new = vectors(4)
     carried, expected = local.clone(), local.clone()
     Carry().merge_(carried, base, old, new)
-    merge_(expected, base, new)
+    carry_progress_(expected, base, new)
     assert bits(carried) == bits(expected)
     Carry().merge_(local, None, old, new)
     assert bits(local) == bits(new)

@@ -15,7 +15,7 @@ from peer.outer.compress.base import NonFiniteError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
 from peer.outer.optim.optimizers import Sgd
-from peer.outer.state.gathered_update import Gathered, Gathering, PartError, round_seed
+from peer.outer.state.gathered_update import Gathered, GatherFormat, PartError, round_seed
 from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
 
@@ -24,7 +24,7 @@ SPARSE = "top16/256+int4"
 
 
 def state_of(expression: str = SPARSE, aggregator: Aggregator = Mean(), round: int = 0) -> OuterState:
-    written = Gathering(codec(expression).bind(((NUMEL,),)), aggregator, seed=7)
+    written = GatherFormat(codec(expression).bind(((NUMEL,),)), aggregator, seed=7)
     return OuterState(torch.linspace(-1.0, 1.0, NUMEL), [], Sgd(lr=1.0), written, round)
 
 
@@ -34,12 +34,12 @@ def locals_of(state: OuterState, count: int, scale: float = 0.01) -> list[Tensor
 
 
 def payloads_of(state: OuterState, locals_: Sequence[Tensor]) -> list[bytes]:
-    assert isinstance(state.compressor, Gathering)
+    assert isinstance(state.compressor, GatherFormat)
     return [state.encode_whole(local, Encoder(state.compressor.codec, None, NUMEL)).payload for local in locals_]
 
 
 def decoded(state: OuterState, payloads: Sequence[bytes]) -> list[Tensor]:
-    assert isinstance(state.compressor, Gathering)
+    assert isinstance(state.compressor, GatherFormat)
     own = state.compressor.codec.seeded(state.compressor.seed_at(state.round))
     return [own.decode(payload, NUMEL) for payload in payloads]
 
@@ -156,7 +156,7 @@ def test_the_cosine_is_that_of_what_was_decoded() -> None:
 
 def test_what_was_not_sent_comes_later_and_an_abandoned_round_changes_nothing() -> None:
     state = state_of()
-    assert isinstance(state.compressor, Gathering)
+    assert isinstance(state.compressor, GatherFormat)
     encoder = Encoder(state.compressor.codec, ErrorFeedback(decay=1.0), NUMEL)
     (local,) = locals_of(state, 1)
     first = state.encode_whole(local, encoder)

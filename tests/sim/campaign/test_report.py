@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from peer.errors import UserError
-from peer.sim.campaign.report import Report, read_report
+from peer.sim.campaign.report import CampaignReport, read_report
 from peer.sim.cli.plots import draw, mean_lines
 from peer.sim.cli.tables import result_table, simulator_console
 
@@ -30,7 +30,9 @@ def point(tokens, num_bytes, loss):
 
 
 def report(*rows, labels=("ddp", "diloco"), seeds=(0, 1), settings=SETTINGS):
-    made = Report(command="atoll compare", task={"parameters": 7}, settings=settings, labels=labels, seeds=seeds)
+    made = CampaignReport(
+        command="atoll compare", task={"parameters": 7}, settings=settings, labels=labels, seeds=seeds
+    )
     for one in rows:
         made.add(one)
     return made

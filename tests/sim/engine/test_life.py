@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peer.errors import UserError
 from peer.sim.campaign.simulation import Simulation
-from peer.sim.world.scenario import Partition, PeerProfile, load_scenario, parse_scenario
+from peer.sim.world.scenario import NetworkSplit, PeerProfile, load_scenario, parse_scenario
 from tests.sim.tiny import PUBLISHED, SGD, alone, close, commits_of, simulate
 from tests.sim.tiny_task import BATCH, DriftTask, TinyTask
 
@@ -96,7 +96,7 @@ def test_a_killed_exchange_changes_nothing() -> None:
 
 def test_a_round_that_nobody_could_finish_is_carried_by_the_next() -> None:
     """A cut of half a second during the exchange: one round of twice the steps, and of twice the weight."""
-    cut = Partition(start_s=12.0, end_s=12.5, sides=(0.5, 0.5))
+    cut = NetworkSplit(start_s=12.0, end_s=12.5, sides=(0.5, 0.5))
     run, commits = commits_of(
         "fedavg", profiles=(SLOW_LINK,) * 4, steps=20, steps_per_round=10, inner=SGD, partitions=[cut]
     )
@@ -107,7 +107,7 @@ def test_a_round_that_nobody_could_finish_is_carried_by_the_next() -> None:
 
 @pytest.mark.parametrize("name", ["sparseloco", "selsync"])
 def test_what_was_encoded_for_nothing_comes_back_to_the_residual(name: str) -> None:
-    cut = Partition(start_s=10.25, end_s=10.5, sides=(0.5, 0.5))
+    cut = NetworkSplit(start_s=10.25, end_s=10.5, sides=(0.5, 0.5))
     feedback = {"name": "error-feedback", "decay": 1.0}
     compression = {"compressor": "top4/64+fp32", "exchange": "gather", "feedback": feedback}
     arguments = {"steps_per_round": 10} if name == "sparseloco" else {"schedule": {"delta": 0.05, "smoothing": 3}}
@@ -236,7 +236,10 @@ def test_there_is_one_lineage_after_a_partition(name: str, overrides: dict[str, 
         sides.update(r.side for r in simulation.replicas)
         anchors.add(len(now))
 
-    parts = [Partition(start_s=7.5, end_s=14.5, sides=(0.25, 0.75)), Partition(start_s=20, end_s=25, sides=(0.5, 0.5))]
+    parts = [
+        NetworkSplit(start_s=7.5, end_s=14.5, sides=(0.25, 0.75)),
+        NetworkSplit(start_s=20, end_s=25, sides=(0.5, 0.5)),
+    ]
     run = simulate(name, steps=30, partitions=parts, watch=watch, **overrides)
     assert (sides, anchors, run.result.tally.heals) == ({0, 1}, {1, 2}, 2)
     learners = [replica.learner for replica in run.simulation.replicas if replica.learner is not None]
@@ -248,7 +251,7 @@ def test_there_is_one_lineage_after_a_partition(name: str, overrides: dict[str, 
 
 def test_the_larger_side_wins_and_the_smaller_one_loses_no_work() -> None:
     """Cut between steps 10 and 19: at 20 one side brings 5 steps on top of the new anchor, the other all of its 10."""
-    part = Partition(start_s=10.5, end_s=19.5, sides=(0.25, 0.75))
+    part = NetworkSplit(start_s=10.5, end_s=19.5, sides=(0.25, 0.75))
     _, commits = commits_of("fedavg", steps=20, steps_per_round=5, inner=SGD, partitions=[part], task=DriftTask())
     everybody = (0, 1, 2, 3)
     assert [commit.members for commit in commits] == [everybody, everybody, (0,), (1, 2, 3), everybody]

@@ -9,7 +9,7 @@ import pytest
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.campaign.label import parse_label
-from peer.sim.campaign.simulation import Result, Setup, Simulation
+from peer.sim.campaign.simulation import Result, Simulation, SimulationSetup
 from peer.sim.world.overlap import WHOLE, Layer, layers_of, pipelined
 from peer.sim.world.scenario import PeerProfile
 
@@ -31,7 +31,7 @@ def timed(
     model: FlatLayout | None = None,
 ) -> tuple[Result, Simulation]:
     """A simulation of `steps` steps of one second (at speed 1) for each peer, and of nothing but time."""
-    setup = Setup(
+    setup = SimulationSetup(
         recipe=parse_label(label).recipe(), inner=InnerSpec(), profiles=profiles, tokens=steps * len(profiles),
         step_s=1.0, layerwise=layerwise,
     )

@@ -14,7 +14,7 @@ from peer.errors import UserError
 from peer.sim.world.scenario import (
     MAX_PEERS,
     MAX_SCENARIO_BYTES,
-    Partition,
+    NetworkSplit,
     PeerProfile,
     interleaved,
     largest_remainder,
@@ -280,4 +280,4 @@ def test_everything_is_frozen():
 
 
 def test_sides_are_runs_of_neighbours():
-    assert Partition(start_s=0, end_s=1, sides=(0.5, 0.25, 0.25)).side_of(5) == (0, 0, 0, 1, 2)
+    assert NetworkSplit(start_s=0, end_s=1, sides=(0.5, 0.25, 0.25)).side_of(5) == (0, 0, 0, 1, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peer.explain.journal import JournalReader, RoundJournal
-from peer.link.messages import Anchor, Round
+from peer.link.messages import Anchor, RoundEnded
 from peer.outer.record import RoundRecord
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.recorder import Recorder
@@ -24,12 +24,12 @@ class Agent:
 
     def _hear(self, message):
         on_disk = self._reader.poll().records
-        if isinstance(message, Round):
+        if isinstance(message, RoundEnded):
             assert on_disk == [message.record]
         self.told.append(message)
 
     def tell(self, **fields):
-        self._recorder.tell(Round(record=RoundRecord(lineage_id="a" * 64, **fields)))
+        self._recorder.tell(RoundEnded(record=RoundRecord(lineage_id="a" * 64, **fields)))
         return self.told[-1].record
 
     def pass_on(self, message):

@@ -11,7 +11,7 @@ import pytest
 from peer.protocol.records import dump_json
 from peer.protocol.wire import Kind
 from peer.swarm.catchup import chunk_download
-from peer.swarm.catchup.chunk_download import Lane, much_slower
+from peer.swarm.catchup.chunk_download import DonorStream, much_slower
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.net.stream import StreamClosedError
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
@@ -294,7 +294,7 @@ def damage(path, position):
 
 
 def lane(took, asked=(1,), since=0.0):
-    return Lane("donor", deque(asked), since, deque(took))
+    return DonorStream("donor", deque(asked), since, deque(took))
 
 
 SLOW = {  # the lane that is judged, the others, now, idle, is it much slower

@@ -12,8 +12,8 @@ from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind
-from peer.swarm.catchup.donors import Standing, ahead
 from peer.swarm.catchup import history_client
+from peer.swarm.catchup.donors import LocalState, ahead
 from peer.swarm.catchup.history_client import CatchUpError, NotHeavierError
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.net.stream import StreamClosedError
@@ -278,7 +278,7 @@ def test_donors_are_sought_by_weight_then_id(tmp_path):
         "joining": record(ours + 9, "e" * 64, "joining"),
         "known liar": record(ours + 9, "e" * 64),
     }
-    valid = Standing(state=run.state, history=run.history, valid=True, digest=asyncio.Event().wait)
+    valid = LocalState(state=run.state, history=run.history, valid=True, digest=asyncio.Event().wait)
     assert ahead(peers, valid, {"known liar"}) == ["finished", "heaviest", "heavier", "tie, lower id"]
     lost = dataclasses.replace(valid, valid=False)
     assert ahead(peers, lost, {"known liar"})[2:] == ["heavier", "tie, lower id", "same", "tie, higher id", "lighter"]

@@ -12,8 +12,8 @@ from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup import chunk_download, history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
-from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.state.snapshot_cache import Shelf
+from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.donor import Joiner, assert_same
 from tests.swarm.runs import RUN, Run
 
@@ -25,8 +25,8 @@ def serve(network, tmp_path):
     async def start(numel=1000, rounds=3, snapshot=True, **options):
         run = Run(tmp_path / "donor", numel=numel).commit(rounds)
         node = network.node()
-        shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: snapshot, run.digest, run.written)
-        await HistoryServer(node, RUN, run.history, shelf, **options).start()
+        snapshot_cache = SnapshotCache(run.history, run.state, asyncio.Lock, lambda: snapshot, run.digest, run.written)
+        await HistoryServer(node, RUN, run.history, snapshot_cache, **options).start()
         return run, node
 
     return start
@@ -142,13 +142,13 @@ async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
 
 async def test_who_waits_for_a_snapshot_that_is_being_written_hears_so(serve, network, monkeypatch):
     monkeypatch.setattr(history_server, "BUSY_EVERY_S", 0.001)
-    written, offer = asyncio.Event(), Shelf.offer
+    written, offer = asyncio.Event(), SnapshotCache.offer
 
     async def slowly(*arguments):
         await written.wait()
         return await offer(*arguments)
 
-    monkeypatch.setattr(Shelf, "offer", slowly)
+    monkeypatch.setattr(SnapshotCache, "offer", slowly)
     _, server = await serve(rounds=2)
     leaving, staying = network.node(), network.node()
     streams = [await ask(node, server, what="snapshot") for node in (leaving, staying)]
@@ -176,9 +176,9 @@ async def test_chunks_come_in_the_order_in_which_they_are_asked_for(serve, netwo
 
 
 async def test_a_round_that_begins_in_the_middle_of_a_chunk_goes_first(serve, network):
-    rounds, pieces = Courtesy(), []
+    rounds, pieces = RoundPriority(), []
 
-    class Overtaken(Courtesy):
+    class Overtaken(RoundPriority):
         @contextlib.asynccontextmanager
         async def turn(self):
             async with rounds.turn() as turn:
@@ -191,7 +191,7 @@ async def test_a_round_that_begins_in_the_middle_of_a_chunk_goes_first(serve, ne
 
                 yield turn._replace(wait=wait)
 
-    run, server = await serve(numel=CHUNK, courtesy=Overtaken())
+    run, server = await serve(numel=CHUNK, priority=Overtaken())
     stream = await ask(network.node(), server, what="chunks", digest=run.state.lineage_id, indexes=(0,))
     chunk = memoryview(bytearray(4 * CHUNK))
     assert await asyncio.wait_for(stream.receive_header(LIMITS), 10.0) == (Kind.DATA, len(chunk))

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from peer.link.messages import Anchor, Round
+from peer.link.messages import Anchor, RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
 from peer.swarm.catchup.history_client import FRAME_TIMEOUT_S
 from peer.swarm.catchup.history_server import history_name
-from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S, went_on
+from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S, find_continuation
 from peer.swarm.lineage import retry as retry_module
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.donor import ScriptedDonor, two_donors
@@ -31,7 +31,7 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     donor = await ScriptedDonor(network.node(run.identities[-1]), run).start()
     run.identities = [mine, *run.identities]
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._following.missed.sending(rounds.position().lineage_id, 7)
+    rounds._fork_choice.missed.sending(rounds.position().lineage_id, 7)
     restored = []
     feedback = SimpleNamespace(restore=lambda: restored.append(rounds.position().round))
     rounds._exchange._work.feedbacks = lambda: [feedback]
@@ -39,14 +39,14 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
         instead="retry", members=(mine.peer_id, donor.peer_id),
     )  # fmt: skip
-    await rounds._aftermath.of(record)
+    await rounds._retry.of(record)
     assert told == []  # no other snapshot is asked for: the one that was sent must stay
-    assert await rounds._following.catch_up()
-    rounds._handover.announce_anchor(rounds._following.missed.contributed)
-    assert rounds.keeper.state.digest() == run.state.digest()
+    assert await rounds._fork_choice.catch_up()
+    rounds._slot.announce_anchor(rounds._fork_choice.missed.contributed)
+    assert rounds.store.state.digest() == run.state.digest()
     (anchor,) = [message for message in told if isinstance(message, Anchor)]
     assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)
-    assert rounds.keeper.memory.head.contributed == anchor.contributed
+    assert rounds.store.memory.head.contributed == anchor.contributed
     assert restored == ([1] if in_it else [])  # once, as soon as the round that this peer gave up is replayed
 
 
@@ -59,12 +59,12 @@ async def test_nobody_waits_for_the_answer_of_whom_the_round_failed_through(netw
         instead="retry", members=(run.identities[0].peer_id, sleeping.peer_id, donor.peer_id),
         culprit=sleeping.peer_id,
     )  # fmt: skip
-    await asyncio.wait_for(rounds._aftermath.of(record), ASK_TIMEOUT_S / 2)
+    await asyncio.wait_for(rounds._retry.of(record), ASK_TIMEOUT_S / 2)
     assert donor.asked == ["chain"]
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
     called.clear()
     alone = record.model_copy(update={"members": (run.identities[0].peer_id, sleeping.peer_id)})
-    asking = asyncio.ensure_future(rounds._aftermath.of(alone))
+    asking = asyncio.ensure_future(rounds._retry.of(alone))
     await asyncio.wait_for(called.wait(), 5.0)  # nobody else knows
     await cancel_and_wait([asking])
 
@@ -86,9 +86,9 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
         instead="retry", members=(mine.peer_id, liar.peer_id, committed.peer_id), culprit=committed.peer_id,
     )  # fmt: skip
-    await rounds._aftermath.of(record)
+    await rounds._retry.of(record)
     assert told == []  # no other snapshot: what it has sent is in a round
-    assert rounds._following.donors()[0] == committed.peer_id
+    assert rounds._fork_choice.donors()[0] == committed.peer_id
 
 
 async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, tmp_path, monkeypatch):
@@ -98,18 +98,18 @@ async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, 
     run.commit(1)
     donor = ScriptedDonor(network.node(run.identities[-1]), run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._aftermath._directory.fresh = False
+    rounds._retry._directory.fresh = False
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
         instead="retry", members=(run.identities[0].peer_id, donor.node.peer_id),
     )  # fmt: skip
-    finding_out = asyncio.ensure_future(rounds._aftermath.of(record))
+    finding_out = asyncio.ensure_future(rounds._retry.of(record))
     await asyncio.wait({finding_out}, timeout=0.5)
     assert (finding_out.done(), told) == (False, [])
     await donor.start()
     await asyncio.wait_for(finding_out, 5.0)
     assert told == []
-    assert rounds._following.donors() == [donor.node.peer_id]
+    assert rounds._fork_choice.donors() == [donor.node.peer_id]
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -118,12 +118,12 @@ async def test_nobody_asks_for_ever_what_became_of_a_round(network, tmp_path, mo
     monkeypatch.setattr(retry_module, "UNHEARD_S", 0.1)
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._aftermath._directory.fresh = fresh
+    rounds._retry._directory.fresh = fresh
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
         instead="retry", members=(run.identities[0].peer_id, run.identities[1].peer_id),
     )  # fmt: skip
-    await asyncio.wait_for(rounds._aftermath.of(record), 5.0)
+    await asyncio.wait_for(rounds._retry.of(record), 5.0)
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
 
 
@@ -135,7 +135,7 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
         instead="retry", members=(run.identities[0].peer_id, donor.peer_id),
     )  # fmt: skip
-    await rounds._aftermath.of(record)
+    await rounds._retry.of(record)
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
     assert donor.asked == ["chain"]
 
@@ -143,15 +143,15 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
 async def test_what_was_not_asked_for_while_a_donor_was_in_sight_is_asked_for_when_it_cannot_serve(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._following.nudge("nobody", 10**6, "f" * 64)  # says that it is ahead, and is gone
+    rounds._fork_choice.nudge("nobody", 10**6, "f" * 64)  # says that it is ahead, and is gone
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="match", reason="x", instead="retry",
     )  # fmt: skip
-    await rounds._aftermath.of(record)
+    await rounds._retry.of(record)
     assert told == []
-    assert not await rounds._following.catch_up()
-    rounds._aftermath.settle()
-    rounds._aftermath.settle()
+    assert not await rounds._fork_choice.catch_up()
+    rounds._retry.settle()
+    rounds._retry.settle()
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
 
 
@@ -160,8 +160,10 @@ async def test_whether_a_round_went_on_is_known_as_soon_as_one_says_so(network, 
     run.commit(1)
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    following = rounds._following
-    asked = went_on(following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1))
+    following = rounds._fork_choice
+    asked = find_continuation(
+        following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1)
+    )
     found = await asyncio.wait_for(asked, ASK_TIMEOUT_S / 2)
     assert found is not None
     assert (found[0], found[2]) == (donor.peer_id, run.state.lineage_id)
@@ -174,11 +176,11 @@ async def test_a_donor_that_sleeps_holds_nobody_up(network, tmp_path):
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     for each in (sleeping, donor):
-        rounds._following.nudge(each.peer_id, run.history.weight, run.state.lineage_id)
-    assert await asyncio.wait_for(rounds._following.catch_up(), FRAME_TIMEOUT_S / 2)
+        rounds._fork_choice.nudge(each.peer_id, run.history.weight, run.state.lineage_id)
+    assert await asyncio.wait_for(rounds._fork_choice.catch_up(), FRAME_TIMEOUT_S / 2)
     assert called.is_set()  # it was asked first
-    assert rounds.keeper.state.digest() == run.state.digest()
-    (caught_up,) = [message.record for message in told if isinstance(message, Round)]
+    assert rounds.store.state.digest() == run.state.digest()
+    (caught_up,) = [message.record for message in told if isinstance(message, RoundEnded)]
     assert (caught_up.donor, caught_up.replayed) == (donor.peer_id, 2)
 
 
@@ -195,13 +197,13 @@ async def test_nobody_sits_down_with_the_banned_and_their_leader_is_told(network
     async def match(_):
         return SimpleNamespace(others=(banned, leader))
 
-    rounds._exchange.stands = lambda _: frozenset({banned, rounds._node.peer_id})
+    rounds._exchange.can_continue = lambda _: frozenset({banned, rounds._node.peer_id})
     rounds._exchange.dissolve, rounds._matchmaker.match = dissolve, match
     rounds._matchmaker.included = lambda _: None
     rounds._guard.meet = met.extend
-    rounds._exchange.hellos.decline = lambda group, abort: declined.append((group.others, abort.culprit))
+    rounds._exchange.group_streams.decline = lambda group, abort: declined.append((group.others, abort.culprit))
     with pytest.raises(RoundAborted, match="is banned, and has a seat") as caught:
-        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+        await rounds.match(Due(1, 100, rounds.store.memory.snapshot))
     assert caught.value.culprit == banned
     assert dissolved == [f"{banned} is banned"]
     assert declined == [((banned, leader), banned)]

@@ -8,7 +8,7 @@ import pytest
 
 from peer.protocol.wire import Kind
 from peer.swarm.catchup import chunk_download
-from peer.swarm.net.stream import Stream
+from peer.swarm.net.stream import FrameStream
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -59,7 +59,7 @@ async def test_a_lone_donor_is_asked_over_two_streams_from_the_first_chunk(run, 
 
 
 async def test_a_lone_donor_with_a_connection_of_its_own_is_asked_over_that_alone(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(Stream, "direct", True)
+    monkeypatch.setattr(FrameStream, "direct", True)
     await joiner.catch_up(donors[0])
     assert_same(joiner, run)
     assert donors[0].asked.count("chunks") == 1

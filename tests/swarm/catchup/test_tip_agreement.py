@@ -14,9 +14,9 @@ from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup import history_client, tip_agreement
 from peer.swarm.catchup.history_client import CatchUpError
 from peer.swarm.catchup.history_server import HistoryServer, history_name
-from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, believers, members_of, most_named
+from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, donors_matching_quorum, members_of, most_named
 from peer.swarm.lineage import round_loop as rounds_module
-from peer.swarm.state.snapshot_cache import Shelf
+from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -161,10 +161,10 @@ def test_two_thirds_or_all_who_answer_decide(run, said, named, of_first, of_seco
         others = [peer_id for peer_id in (*ids, *strangers) if peer_id != donor]
         if outcome == "takes":
             same = [peer_id for peer_id in others if statements.get(peer_id) == statements[donor]]
-            assert believers([donor, *others], link, statements) == [donor, *same]
+            assert donors_matching_quorum([donor, *others], link, statements) == [donor, *same]
         elif outcome is not None:
             with pytest.raises(UndecidedError if outcome == "undecided" else CatchUpError) as caught:
-                believers([donor, *others], link, statements)
+                donors_matching_quorum([donor, *others], link, statements)
             assert isinstance(caught.value, UndecidedError) is (outcome == "undecided")
 
 
@@ -192,18 +192,18 @@ async def test_one_liar_convinces_nobody_where_honest_members_are_in_sight(netwo
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
     rounds._directory.peers = rounds._directory.reachable = standing_at(run, [donor.peer_id for donor in donors])
     for _ in range(3):
-        assert not await rounds._following.catch_up()  # five of eight are fewer than two thirds
-        rounds._following._distrusted.clear()
+        assert not await rounds._fork_choice.catch_up()  # five of eight are fewer than two thirds
+        rounds._fork_choice._distrusted.clear()
     last = await ScriptedDonor(network.node(run.identities[6]), run).start()
     rounds._directory.reachable.update(standing_at(run, [last.peer_id]))
-    assert await rounds._following.catch_up()
-    assert rounds.keeper.state.digest() == run.states[3]
+    assert await rounds._fork_choice.catch_up()
+    assert rounds.store.state.digest() == run.states[3]
 
 
 async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run, joiner):
     server, valid = network.node(run.identities[0]), [True]
-    shelf = Shelf(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest, run.written)
-    await HistoryServer(server, RUN, run.history, shelf).start()
+    snapshot_cache = SnapshotCache(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest, run.written)
+    await HistoryServer(server, RUN, run.history, snapshot_cache).start()
 
     links = [certificate.link for certificate in run.history.chain]
 
@@ -213,7 +213,7 @@ async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run,
     assert [await said(link) for link in links] == run.states[1:]
     for unknown in (links[1].model_copy(update={"round": 7}), links[1].model_copy(update={"update_digest": "f" * 64})):
         assert await said(unknown) is None
-    assert await shelf.digest(0, run.history.genesis) == run.states[0]
+    assert await snapshot_cache.digest(0, run.history.genesis) == run.states[0]
     valid[0] = False
     assert [await said(link) for link in links] == [*run.states[1:3], None]
 
@@ -237,21 +237,21 @@ async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_tak
         liar.poison()
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
     peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [liar.peer_id])
-    assert await rounds._following.catch_up()  # nobody else is in sight
+    assert await rounds._fork_choice.catch_up()  # nobody else is in sight
     before = rounds.position()
-    assert (before.lineage_id, await rounds.keeper.digest() == run.states[3]) == (run.state.lineage_id, told == "true")
+    assert (before.lineage_id, await rounds.store.digest() == run.states[3]) == (run.state.lineage_id, told == "true")
     del peers[liar.peer_id]
     peers.update(standing_at(run, [donor.peer_id for donor in honest]))
     record = RoundRecord(
         status="aborted", round=4, lineage_id=before.lineage_id, phase="commit", reason="1 of 3 signed link",
         instead="retry", members=(rounds._node.peer_id, honest[0].peer_id),
     )  # fmt: skip
-    await rounds._aftermath.of(record)
-    assert rounds.keeper.valid is (told == "true")
-    assert rounds._following.donors() == (sorted(peers) if told == "false" else [])
+    await rounds._retry.of(record)
+    assert rounds.store.valid is (told == "true")
+    assert rounds._fork_choice.donors() == (sorted(peers) if told == "false" else [])
     if told == "false":
-        assert await rounds._following.catch_up()
-    assert (rounds.position(), rounds.keeper.state.digest()) == (before, run.states[3])
+        assert await rounds._fork_choice.catch_up()
+    assert (rounds.position(), rounds.store.state.digest()) == (before, run.states[3])
 
 
 async def test_one_members_word_topples_nobody(network, run, tmp_path, caplog):
@@ -259,12 +259,12 @@ async def test_one_members_word_topples_nobody(network, run, tmp_path, caplog):
     honest.updates.clear()
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
     peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [honest.peer_id])
-    assert await rounds._following.catch_up()
+    assert await rounds._fork_choice.catch_up()
     liar.poison()
     del peers[honest.peer_id]
     peers.update(standing_at(run, [liar.peer_id]))
-    await rounds._following.look_at_own_state()
-    assert rounds.keeper.valid
+    await rounds._fork_choice.look_at_own_state()
+    assert rounds.store.valid
     assert "1 of the 4 members of round 3 hold" in caplog.text
     assert "nobody can tell which is right" in caplog.text
 
@@ -278,12 +278,12 @@ async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_pat
         rounds.leaving = True
 
     monkeypatch.setattr(rounds, "_one_round", one_round)
-    await rounds.keeper.doubt()
-    rounds._handover.due = "a contribution"
+    await rounds.store.doubt()
+    rounds._slot.due = "a contribution"
     running = asyncio.ensure_future(rounds.run())
     for _ in range(200):  # turns of the loop
         await asyncio.sleep(0)
     assert began == []
-    rounds.keeper.valid = True
+    rounds.store.valid = True
     await asyncio.wait_for(running, 5.0)
     assert began == ["a contribution"]

@@ -16,10 +16,10 @@ from peer.protocol.wire import GossipJoin, GossipRoster, GossipState, Kind, rost
 from peer.swarm.agent.session import save_outer_state
 from peer.swarm.gossip.inbox import round_name
 from peer.swarm.gossip.initial_state import STATE_DOMAIN
-from peer.swarm.gossip.store import OwnKeeper
+from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.round.deadline import Budget
-from peer.swarm.state.chain import History
+from peer.swarm.round.deadline import DeadlineEstimator
+from peer.swarm.state.chain import ChainStore
 from tests.swarm.gossiping import NOLOCO, everybody_rounds, gossip, plain_groups, scatter
 
 NAN = struct.pack("<f", float("nan"))
@@ -102,7 +102,7 @@ async def test_who_sends_nonsense_is_named_and_the_round_made_alone(network, tmp
 async def test_who_stops_half_way_is_waited_for_no_longer_than_the_round_may_take(network, tmp_path, frames):
     """Three frames are all there are: then it only never says that it holds everything."""
     puppet, victim = await pair(network, tmp_path)
-    victim.rounds._budget = Budget(0.5)
+    victim.rounds._budget = DeadlineEstimator(0.5)
     round = asyncio.ensure_future(victim.round())
     await puppet.speak(1, *puppet.honest()[:frames])
     record = await round
@@ -149,7 +149,7 @@ async def test_a_join_that_names_others_or_lies_about_its_roster_is_not_one(netw
     stream = await puppet.peer.node.open(victim.peer_id, round_name(puppet.peer.manifest.run_id), "round")
     await stream.send_message(Kind.JOIN, stranger)
     await stream.closed()
-    assert not victim.rounds._inlets.waiting
+    assert not victim.rounds._inboxes.waiting
     forged = dump_json(puppet.join(1)).replace(puppet.join(1).digest.encode(), b"0" * 64)
     with pytest.raises(ProtocolError, match="digest is not that of its roster"):
         parse_json(GossipJoin, forged)
@@ -163,7 +163,7 @@ async def test_a_round_that_is_over_is_not_joined_again(network, tmp_path):
     await stream.send_message(Kind.JOIN, puppet.join(1))
     kind, _ = await stream.receive({Kind.REJECT: 1000})
     assert kind is Kind.REJECT
-    assert not peers[1].rounds._inlets.waiting
+    assert not peers[1].rounds._inboxes.waiting
 
 
 async def test_a_donor_that_serves_another_state_than_it_signs_is_left_for_the_next(network, tmp_path):
@@ -193,12 +193,12 @@ async def test_a_state_outlives_its_agent_and_is_saved_whole(network, tmp_path):
     peer = peers[0]
     saved = await save_outer_state(peer.rounds, tmp_path)
     assert (saved.round, saved.lineage_id, saved.problem) == (1, peer.state.digest(), None)
-    again = OwnKeeper(peer.memory, peer.state, History(tmp_path / "again", peer.manifest.genesis))
+    again = LocalStateStore(peer.memory, peer.state, ChainStore(tmp_path / "again", peer.manifest.genesis))
     head = again.restore()
     assert isinstance(head, Head)
     assert (head.round, head.contributed, again.valid) == (1, 1, True)
     peer.memory.anchor[0] += 1.0  # it died while it wrote
-    torn = OwnKeeper(peer.memory, peer.state, History(tmp_path / "torn", peer.manifest.genesis))
+    torn = LocalStateStore(peer.memory, peer.state, ChainStore(tmp_path / "torn", peer.manifest.genesis))
     assert torn.restore() is None
     assert not torn.valid
 

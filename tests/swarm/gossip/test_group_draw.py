@@ -6,7 +6,7 @@ import pytest
 
 from peer.outer.topology.topologies import Groups, RandomPairs
 from peer.protocol.identity import Identity
-from peer.swarm.gossip.group_draw import Draw, number_of, round_after
+from peer.swarm.gossip.group_draw import GroupDraw, number_of, round_after
 from tests.swarm.runs import RUN
 
 PEERS = sorted((Identity.generate().peer_id for _ in range(9)), key=lambda peer_id: number_of(RUN, peer_id))
@@ -16,7 +16,8 @@ PEERS = sorted((Identity.generate().peer_id for _ in range(9)), key=lambda peer_
 @pytest.mark.parametrize("round", [1, 2, 7])
 def test_members_who_see_the_same_peers_draw_the_same_groups(topology, round):
     drawn = {
-        peer: Draw(topology, 3, RUN, peer).group(round, [other for other in PEERS if other != peer]) for peer in PEERS
+        peer: GroupDraw(topology, 3, RUN, peer).group(round, [other for other in PEERS if other != peer])
+        for peer in PEERS
     }
     for peer, group in drawn.items():
         assert peer in group

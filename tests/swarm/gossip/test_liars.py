@@ -48,7 +48,7 @@ async def test_no_member_has_another_to_itself_by_saying_that_the_others_did_not
 
     await liar.node.serve(name, "round", answer)
     first = asyncio.ensure_future(honest[0].round())
-    await until(lambda: liar.peer_id in honest[0].rounds._inlets.waiting or first.done(), 30.0)
+    await until(lambda: liar.peer_id in honest[0].rounds._inboxes.waiting or first.done(), 30.0)
     records = await asyncio.gather(first, *(peer.round() for peer in honest[1:]))
     for peer, record, norm in zip(honest, records, before, strict=True):
         assert record.status == "committed"
@@ -75,8 +75,8 @@ async def test_a_newcomer_takes_no_state_that_is_not_finite_or_far_ahead(network
         donor.memory.anchor.fill_(float("nan"))
     digest = donor.state.digest()
     donor.state.round, donor.state.lineage_id = round, digest
-    donor.keeper.position = type(donor.keeper.position)(1, digest, 1)
-    donor.keeper.shelf.files.clear()
+    donor.store.position = type(donor.store.position)(1, digest, 1)
+    donor.store.snapshot_cache.files.clear()
     anchor = torch.sin(torch.arange(300, dtype=torch.float32))
     node = network.node(Identity.generate())
     new = GossipPeer(peers, node, plain_groups(4), anchor, tmp_path / "new", 128, total=50)
@@ -97,7 +97,7 @@ async def test_only_whom_a_peer_would_meet_sets_its_pace_and_once_a_round(networ
     async def come(join):
         stream = await liar.node.open(victim.peer_id, name, "round")
         await stream.send_message(Kind.JOIN, join)
-        await until(lambda: getattr(victim.rounds._inlets.waiting.get(liar.peer_id), "join", None) == join)
+        await until(lambda: getattr(victim.rounds._inboxes.waiting.get(liar.peer_id), "join", None) == join)
 
     await come(puppet.join(1))  # of two, where the draw is of four
     await come(puppet.join(900, roster=victim.rounds._draw.group(900, victim.rounds._live())))  # long before its time
@@ -120,4 +120,4 @@ async def test_strangers_take_no_more_than_their_share_of_the_places(network, tm
     for stream in streams[-3:]:
         kind, _ = await asyncio.wait_for(stream.receive(LIMITS), 30.0)
         assert kind is Kind.REJECT
-    assert len(victim.rounds._inlets.waiting) == MAX_STRANGERS
+    assert len(victim.rounds._inboxes.waiting) == MAX_STRANGERS

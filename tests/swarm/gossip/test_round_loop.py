@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.outer.recipe.resolve import run_recipe
-from peer.sim.campaign.simulation import Setup, Simulation
+from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import ADAMW
 from tests.sim.tiny_task import TinyTask
@@ -36,7 +36,7 @@ class Simulated:
 
     def __init__(self, peers, recipe):
         count = len(peers)
-        setup = Setup(
+        setup = SimulationSetup(
             recipe=recipe, inner=ADAMW, profiles=(PeerProfile(),) * count, tokens=1, seed=peers[0].manifest.seed
         )
         simulation = Simulation(setup, TinyTask())

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
-from peer.swarm.group.regrouping import FIRST_WAIT_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.group.regrouping import FIRST_WAIT_S, LONGEST_WAIT_S, RegroupPolicy
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN
 
@@ -23,8 +23,8 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
     clock = Clock()
     members = frozenset({first.peer_id, second.peer_id})
     matchmaker = second.matchmaker
-    matchmaker._me = matchmaker._invitations._me = replace(matchmaker._me, standing=lambda: members)
-    matchmaker._newcomers = Newcomers(clock)
+    matchmaker._me = matchmaker._invites._me = replace(matchmaker._me, standing=lambda: members)
+    matchmaker._regrouping = RegroupPolicy(clock)
     answers = []
     for wait_s in (0.0, 0.0, FIRST_WAIT_S):
         clock.now += wait_s
@@ -35,7 +35,7 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
         status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), 5.0)
         wanted = bool(matchmaker.newcomers(members))
         answers.append((status.coming, wanted))
-        matchmaker._newcomers.missed([third.peer_id])
+        matchmaker._regrouping.missed([third.peer_id])
         stream.close()
     assert answers == [(True, True), (True, True), (False, False)]
     assert LONGEST_WAIT_S > FIRST_WAIT_S
@@ -48,7 +48,7 @@ async def test_where_peers_call_for_rounds_whoever_invites_is_answered_and_else_
 
     async def hurries(called):
         me = replace(asked.matchmaker._me, called=called, due_in_s=lambda: float("inf"))
-        asked.matchmaker._invitations._me = me
+        asked.matchmaker._invites._me = me
         asked.hurried.clear()
         stream = await caller.node.open(asked.peer_id, f"atoll/{RUN[:16]}/invite", "round")
         invite = InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=1.0)

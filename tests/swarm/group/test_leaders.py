@@ -45,8 +45,8 @@ async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(ne
     monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.5)
     leader, member = await gather(network, 2)
     following = asyncio.ensure_future(member.match())
-    await until(lambda: member.peer_id in leader.matchmaker._seats)
-    stream = leader.matchmaker._seats._taken[member.peer_id].stream
+    await until(lambda: member.peer_id in leader.matchmaker._lobby)
+    stream = leader.matchmaker._lobby._taken[member.peer_id].stream
     mark = stream.traffic.sent
     await asyncio.wait({following}, timeout=1.0)  # twice as long as it would wait for a silent one
     assert not following.done()
@@ -59,8 +59,8 @@ async def test_a_member_that_reads_nothing_costs_its_leader_one_round_and_no_mor
     """The leader is in the middle of telling it something when the group forms."""
     leader, deaf = await gather(network, 2, wait=0.3)
     stream = await deaf.hand_in(leader, join_of(deaf.node.identity)[0])
-    await until(lambda: deaf.peer_id in leader.matchmaker._seats)
-    monkeypatch.setattr(leader.matchmaker._seats._taken[deaf.peer_id].stream, "sending", True)
+    await until(lambda: deaf.peer_id in leader.matchmaker._lobby)
+    monkeypatch.setattr(leader.matchmaker._lobby._taken[deaf.peer_id].stream, "sending", True)
     with pytest.raises(RoundAborted, match="left while the roster was sent") as caught:
         await leader.match()
     assert caught.value.culprit == deaf.peer_id
@@ -72,7 +72,7 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     first, second, third = await gather(network, 3)
     third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
-    await third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic())
+    await third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic())
     assert (first.peer_id == third.matchmaker.view.leader()) == level
 
 
@@ -86,7 +86,7 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic())
+    await third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic())
     assert read == []
     assert third.matchmaker.view.leader() == first.peer_id
 
@@ -102,11 +102,11 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await asyncio.wait_for(third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic()), 5.0)
+    await asyncio.wait_for(third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic()), 5.0)
     assert third.matchmaker.view.leader() == first.peer_id
     await asyncio.wait_for(reading.wait(), 5.0)  # beside that
     third.matchmaker.view.avoid(first.peer_id)  # it was not there
-    waiting = asyncio.ensure_future(third.matchmaker._joining._heed(reject, second.peer_id, time.monotonic()))
+    waiting = asyncio.ensure_future(third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic()))
     third.matchmaker.view.company = ()
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()
@@ -139,13 +139,13 @@ async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_i
     monkeypatch.setattr(follower, "SILENT_S", 0.05)
     leader, second, third = await gather(network, 3)
     waiting = asyncio.ensure_future(third.match())
-    await until(lambda: third.peer_id in leader.matchmaker._seats)
-    inviting = asyncio.ensure_future(second.matchmaker._invitations.send(third.peer_id, 1.0))
-    await until(lambda: third.matchmaker._invitations._inviters)
+    await until(lambda: third.peer_id in leader.matchmaker._lobby)
+    inviting = asyncio.ensure_future(second.matchmaker._invites.send(third.peer_id, 1.0))
+    await until(lambda: third.matchmaker._invites._inviters)
     await asyncio.wait({waiting}, timeout=0.3)
-    assert third.peer_id in leader.matchmaker._seats
+    assert third.peer_id in leader.matchmaker._lobby
     await cancel_and_wait([inviting])
-    await until(lambda: not third.matchmaker._invitations._inviters)
+    await until(lambda: not third.matchmaker._invites._inviters)
     groups = await together(leader.match(), second.match(), waiting)
     assert {len(group.members) for group in groups} == {3}
 
@@ -169,7 +169,7 @@ async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(net
 async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(network):
     """They waited there as well, for longer than the window: whoever is first would make the round without them."""
     (leader,) = await gather(network, 1, wait=30.0)
-    closes = leader.matchmaker._leading._closes
+    closes = leader.matchmaker._leader._closes
     assert closes(100.0, 100.0) == 130.0
     assert closes(100.0, 110.0) == 130.0
     assert closes(100.0, 140.0) == 147.5
@@ -179,9 +179,9 @@ async def test_a_leader_whose_window_ended_at_another_one_waits_for_who_is_on_it
     leader, second, third = await gather(network, 3, wait=30.0)
     join, sealed = leader.matchmaker._rosters.join(leader.position, 100)
     long_ago = leader.matchmaker._clock() - 100.0
-    leading = asyncio.ensure_future(leader.matchmaker._leading.lead(sealed, join, long_ago))
+    leading = asyncio.ensure_future(leader.matchmaker._leader.lead(sealed, join, long_ago))
     waiting = asyncio.ensure_future(second.match())
-    await until(lambda: second.peer_id in leader.matchmaker._seats)
+    await until(lambda: second.peer_id in leader.matchmaker._lobby)
     await asyncio.wait({leading}, timeout=0.6)  # it looks around every quarter of a second
     assert not leading.done()
     groups = await together(leading, waiting, third.match())
@@ -271,13 +271,13 @@ async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there
     first, second, third = await gather(network, 3)
     unheard = [each.directory.peers.pop(first.peer_id) for each in (second, third)]
     waiting = asyncio.ensure_future(third.match())
-    await until(lambda: third.peer_id in second.matchmaker._seats)
+    await until(lambda: third.peer_id in second.matchmaker._lobby)
     for each, record in zip((second, third), unheard, strict=True):
         each.directory.peers[first.peer_id] = record
     if due:
         groups = await asyncio.wait_for(together(first.match(), second.match(), waiting), 10.0)
         assert [len(names(group)) for group in groups] == [3, 3, 3]
     else:
-        await until(lambda: third.peer_id in first.matchmaker._seats)
+        await until(lambda: third.peer_id in first.matchmaker._lobby)
         assert not second.matchmaker.anybody_waiting
         await cancel_and_wait([waiting])

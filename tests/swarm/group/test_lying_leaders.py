@@ -66,7 +66,7 @@ async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, nam
 
 async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypatch):
     leader, third, member, _ = await gather(network, 4)
-    one, seen = member.matchmaker._joining, {}
+    one, seen = member.matchmaker._follower, {}
     monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
     for name in (leader.peer_id, third.peer_id):
         for _ in range(2):
@@ -85,7 +85,7 @@ async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypat
 async def test_leaders_that_waste_time_are_not_remembered_without_end(network, monkeypatch):
     monkeypatch.setattr(follower, "MAX_WASTEFUL", 3)
     (member,) = await gather(network, 1)
-    one = member.matchmaker._joining
+    one = member.matchmaker._follower
     for number in range(10):
         one._waste(f"leader {number}", time.monotonic())
     assert list(one._wasted) == ["leader 7", "leader 8", "leader 9"]
@@ -151,14 +151,14 @@ async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes
         await asyncio.wait_for(grouped.wait(), 20.0)
     finally:
         await cancel_and_wait(training)
-    assert liar.peer_id in {leader for one in honest for leader in one.matchmaker._joining._wasted}
+    assert liar.peer_id in {leader for one in honest for leader in one.matchmaker._follower._wasted}
 
 
 async def test_an_invitation_of_whom_nobody_believes_holds_it_up_for_nobody(network):
     """It would wait for who says that it comes."""
     leader, member = await gather(network, 2)
     member.matchmaker.view.disbelieve(leader.peer_id, 60.0)
-    await asyncio.wait_for(leader.matchmaker._invitations.send(member.peer_id, 30.0), 5.0)
+    await asyncio.wait_for(leader.matchmaker._invites.send(member.peer_id, 30.0), 5.0)
     assert not member.hurried.is_set()
 
 
@@ -166,11 +166,11 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
     """It waits for a third one, or so it may be; or nobody else can be reached."""
     leader, one, *clients = await gather(network, 4, clients=(2, 3))
     for client in clients:
-        assert client.matchmaker._joining._view.others_than(leader.peer_id) == 1
+        assert client.matchmaker._follower._view.others_than(leader.peer_id) == 1
     assert one.matchmaker.view.others_than(leader.peer_id) == 1  # only one of the clients, which reach no other
     for number, member in enumerate((one, clients[0])):
         member.directory.peers = {leader.peer_id: leader.record(), clients[1].peer_id: clients[1].record()}
-        waste = member.matchmaker._joining._waste
+        waste = member.matchmaker._follower._waste
         for _ in range(2):
             waste(leader.peer_id, time.monotonic() - follower.WASTED_S - 1.0)
         assert member.matchmaker.view.disbelieves(leader.peer_id) == (number == 0)

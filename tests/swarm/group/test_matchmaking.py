@@ -53,7 +53,7 @@ async def test_the_lowest_hash_leads_whoever_is_due_first(network):
     members = await gather(network, 3)
     members[0].due_in_s = 1.0
     followers = [asyncio.ensure_future(member.match()) for member in members[1:]]
-    await until(lambda: len(members[0].matchmaker._seats) == 2)
+    await until(lambda: len(members[0].matchmaker._lobby) == 2)
     assert not members[1].matchmaker.anybody_waiting
     assert not members[0].hurried.is_set()  # due within the window anyway
     groups = await together(members[0].match(), *followers)
@@ -119,10 +119,10 @@ async def test_a_seat_is_free_when_its_member_dies(network):
     leader, member, dying = await gather(network, 3, wait=0.5)
     stream = await dying.hand_in(leader, join_of(dying.node.identity)[0])
     waiting = asyncio.ensure_future(member.match())
-    await until(lambda: len(leader.matchmaker._seats) == 2)
+    await until(lambda: len(leader.matchmaker._lobby) == 2)
     stream.close()
     network.cut(dying.peer_id)
-    await until(lambda: len(leader.matchmaker._seats) == 1)
+    await until(lambda: len(leader.matchmaker._lobby) == 1)
     group, _ = await together(leader.match(), waiting)
     assert names(group) == {leader.peer_id, member.peer_id}
 
@@ -130,9 +130,9 @@ async def test_a_seat_is_free_when_its_member_dies(network):
 async def test_a_group_one_of_whom_left_as_it_formed_is_declined_by_its_leader(network):
     leader, member, leaving = await gather(network, 3, wait=30.0)
     declined = []
-    leader.matchmaker._leading._decline = lambda group, abort: declined.append((names(group), abort.culprit))
+    leader.matchmaker._leader._decline = lambda group, abort: declined.append((names(group), abort.culprit))
     lead, follow, leave = (asyncio.ensure_future(each.match()) for each in (leader, member, leaving))
-    seats = leader.matchmaker._seats
+    seats = leader.matchmaker._lobby
     write = leader.matchmaker._rosters.write
 
     def write_late(*joins):

@@ -47,7 +47,7 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
     view.knock(other.peer_id)
     assert view.expected() == []
     view._clock = lambda: later + 2.0
-    inviting = asyncio.ensure_future(other.matchmaker._invitations.send(one.peer_id, 1.0))
+    inviting = asyncio.ensure_future(other.matchmaker._invites.send(one.peer_id, 1.0))
     await until(lambda: view.expected() == [other.peer_id])
     await cancel_and_wait([inviting])
     view.disbelieve(other.peer_id, 30.0)

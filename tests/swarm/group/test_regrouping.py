@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from peer.swarm.group.regrouping import EXCUSED_EVERY_S, FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, Newcomers
+from peer.swarm.group.regrouping import EXCUSED_EVERY_S, FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, RegroupPolicy
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 
 def test_whoever_does_not_come_is_tried_ever_more_rarely():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     tries = []
     for _ in range(4000):
         if newcomers.among(["x"]):
@@ -31,7 +31,7 @@ def test_whoever_does_not_come_is_tried_ever_more_rarely():
 
 def test_whoever_came_is_a_newcomer_like_any_other_the_next_time():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     newcomers.missed(["x", "y"])
     assert newcomers.among(["z", "y", "x"]) == ["z"]
     newcomers.came(["x"])
@@ -40,7 +40,7 @@ def test_whoever_came_is_a_newcomer_like_any_other_the_next_time():
 
 def test_missing_it_twice_in_one_wait_counts_once():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     newcomers.missed(["x"])
     newcomers.missed(["x"])
     clock.now += FIRST_WAIT_S
@@ -49,7 +49,7 @@ def test_missing_it_twice_in_one_wait_counts_once():
 
 def test_old_entries_are_forgotten():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     for number in range(1000):
         newcomers.missed([f"peer {number}"])
         clock.now += 1.0
@@ -59,7 +59,7 @@ def test_old_entries_are_forgotten():
 @pytest.mark.parametrize("how", ["knocked", "invited"])
 def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     shown = getattr(newcomers, how)
     tries = 0
     for _ in range(4 * 1000):  # somebody who shows itself without end, and with whom no group ever forms
@@ -67,7 +67,7 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
             tries += 1
             newcomers.missed(["x"])
         clock.now += 0.25
-    quiet = Newcomers(clock)
+    quiet = RegroupPolicy(clock)
     tries_without = 0
     for _ in range(4 * 1000):
         if quiet.among(["x"]):
@@ -80,7 +80,7 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
 
 def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     for _ in range(5):  # it was away for minutes, and group after group has formed without it
         newcomers.missed(["x"])
         clock.now += FIRST_WAIT_S * 32
@@ -98,7 +98,7 @@ def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
 
 
 def test_who_comes_back_sits_and_leaves_has_no_excuse():
-    newcomers = Newcomers(Clock())
+    newcomers = RegroupPolicy(Clock())
     newcomers.knocked("x")
     assert newcomers.sits("x")
     newcomers.left("x")
@@ -108,7 +108,7 @@ def test_who_comes_back_sits_and_leaves_has_no_excuse():
 
 def test_excuses_are_rare_and_forgotten():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     excused = 0
     for second in range(10 * int(EXCUSED_EVERY_S)):  # it knocks each second, and is never in a group
         newcomers.knocked("x")
@@ -129,7 +129,7 @@ def test_excuses_are_rare_and_forgotten():
 
 def test_nobody_interrupts_a_group_again_and_again():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     interrupted = []
     for _ in range(400):
         if newcomers.interrupts("x"):
@@ -144,7 +144,7 @@ def test_nobody_interrupts_a_group_again_and_again():
 
 def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
     clock = Clock()
-    newcomers = Newcomers(clock)
+    newcomers = RegroupPolicy(clock)
     for _ in range(5):
         newcomers.missed(["x"])
         assert newcomers.among(["x"]) == []

@@ -63,27 +63,27 @@ async def test_a_group_that_has_given_somebody_up_takes_it_in_when_it_comes_back
         late.move(NEXT)
     for tries in range(2):
         for _ in range(1 + tries):  # the first one after it has knocked is excused: it had to catch up
-            first.matchmaker._newcomers.missed([late.peer_id])
+            first.matchmaker._regrouping.missed([late.peer_id])
         assert first.matchmaker.newcomers(group) == []
         stream = await late.hand_in(first, late.matchmaker._rosters.join(late.position, 100)[1])
         if level:
-            await until(lambda: late.peer_id in first.matchmaker._seats)
+            await until(lambda: late.peer_id in first.matchmaker._lobby)
         else:
             await stream.receive({Kind.REJECT: 10_000})
         assert first.matchmaker.newcomers(group) == ([] if tries else [late.peer_id])  # it may be a nuisance
         stream.close()
-        await until(lambda: late.peer_id not in first.matchmaker._seats)
+        await until(lambda: late.peer_id not in first.matchmaker._lobby)
 
 
 async def test_a_member_that_waits_for_its_group_hears_of_who_sits_there(network):
     first, second, late, other = await gather(network, 4)
     group = frozenset((first.peer_id, second.peer_id, other.peer_id))
-    first.matchmaker._newcomers.missed([late.peer_id])
+    first.matchmaker._regrouping.missed([late.peer_id])
     coming = asyncio.ensure_future(first.matchmaker.newcomer(group))
     streams = []
     for member in (other, late):  # one of the group itself is none
         streams.append(await member.hand_in(first, member.matchmaker._rosters.join(member.position, 100)[1]))
-        await until(lambda member=member: member.peer_id in first.matchmaker._seats)
+        await until(lambda member=member: member.peer_id in first.matchmaker._lobby)
         await asyncio.wait({coming}, timeout=0.05)
         assert coming.done() == (member is late)
     for stream in streams:
@@ -93,10 +93,10 @@ async def test_a_member_that_waits_for_its_group_hears_of_who_sits_there(network
 async def test_who_sits_there_before_its_leader_is_level_is_taken_in_like_any_other(network):
     leader, second, late = await gather(network, 3)
     group = frozenset((leader.peer_id, second.peer_id))
-    leader.matchmaker._newcomers.missed([late.peer_id])
+    leader.matchmaker._regrouping.missed([late.peer_id])
     late.move(NEXT)  # it has caught up from a member that was quicker than its leader
     stream = await late.hand_in(leader, late.matchmaker._rosters.join(late.position, 100)[1])
-    await until(lambda: late.peer_id in leader.matchmaker._seats)
+    await until(lambda: late.peer_id in leader.matchmaker._lobby)
     assert leader.matchmaker.newcomers(group) == []
     leader.move(NEXT)
     assert leader.matchmaker.newcomers(group) == [late.peer_id]
@@ -152,9 +152,9 @@ async def test_an_invitation_hurries_nobody_within_a_window_of_its_last_commit(n
     """Whoever has caught up instead has nothing in that round."""
     leader, member = await gather(network, 2, wait=0.4)
     member.due_in_s, member.halfway = 1000.0, False
-    member.matchmaker._invitations._committed_at -= 10.0
+    member.matchmaker._invites._committed_at -= 10.0
     if committed:
-        member.matchmaker._invitations.committed()
+        member.matchmaker._invites.committed()
     member.move(NEXT)
     moved = time.monotonic()
     stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
@@ -213,7 +213,7 @@ async def test_a_leader_invites_for_who_waited_before_it_came_to_that_round(netw
     for member in (leader, late):
         member.move(NEXT)
     await asyncio.sleep(0)
-    assert not leader.matchmaker._leading._invited
+    assert not leader.matchmaker._leader._invited
     leader.due_in_s = 1000.0
     contributions = [asyncio.ensure_future(contribute_when_hurried(member)) for member in (leader, late)]
     groups = await asyncio.gather(waiting, *contributions)
@@ -225,11 +225,11 @@ async def test_nobody_is_invited_any_more_once_nobody_waits(network):
     leader.due_in_s = other.due_in_s = 1000.0
     leader.halfway = other.halfway = False
     stream = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
-    await until(lambda: other.peer_id in leader.matchmaker._leading._invited)
+    await until(lambda: other.peer_id in leader.matchmaker._leader._invited)
     stream.close()
     network.cut(early.peer_id)
-    await until(lambda: leader.matchmaker._leading._inviting.done())
-    assert not leader.matchmaker._leading._invited
+    await until(lambda: leader.matchmaker._leader._inviting.done())
+    assert not leader.matchmaker._leader._invited
     assert not other.hurried.is_set()
 
 
@@ -247,7 +247,7 @@ async def test_a_full_group_is_not_hurried_by_those_whom_it_has_no_place_for(net
     await passed.wait()
     assert not leader.hurried.is_set()
     assert not member.hurried.is_set()
-    assert not leader.matchmaker._leading._invited
+    assert not leader.matchmaker._leader._invited
     stream.close()
 
 
@@ -268,7 +268,7 @@ async def test_who_was_invited_to_the_last_round_is_invited_to_this_one(network)
     leader, early, other = await gather(network, 3, wait=30.0)
     leader.due_in_s = other.due_in_s = 1000.0
     leader.halfway = other.halfway = False
-    invited = leader.matchmaker._leading
+    invited = leader.matchmaker._leader
     first = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
     await until(lambda: other.peer_id in invited._invited)
     before = invited._invited[other.peer_id]
@@ -276,7 +276,7 @@ async def test_who_was_invited_to_the_last_round_is_invited_to_this_one(network)
         member.move(NEXT)
     early.matchmaker.view.learn(leader.peer_id)
     second = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
-    await until(lambda: leader.matchmaker._seats._taken[early.peer_id].join.parent == NEXT)
+    await until(lambda: leader.matchmaker._lobby._taken[early.peer_id].join.parent == NEXT)
     leader.move(NEXT)
     await until(lambda: other.peer_id in invited._invited and invited._invited[other.peer_id] is not before)
     await until(before.done)

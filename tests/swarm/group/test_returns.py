@@ -48,7 +48,7 @@ async def test_nobody_is_hurried_by_it(network):
 async def test_who_commits_a_round_without_it_says_so(network):
     one, others = await returned(network, 3, 2)
     one.matchmaker.caught_up()
-    await until(lambda: all(other.matchmaker._invitations._inviters for other in others))
+    await until(lambda: all(other.matchmaker._invites._inviters for other in others))
     others[0].move(NEXT)
     await until(lambda: one.nudges)
     assert one.nudges == [(others[0].peer_id, 200, NEXT)]
@@ -57,11 +57,11 @@ async def test_who_commits_a_round_without_it_says_so(network):
 async def test_who_is_in_a_group_says_no_more_that_it_is_back(network):
     one, others = await returned(network, 2, 1)
     one.matchmaker.caught_up()
-    await until(lambda: others[0].matchmaker._invitations._inviters)
+    await until(lambda: others[0].matchmaker._invites._inviters)
     group, _ = await together(one.match(), others[0].match())
-    assert others[0].matchmaker._invitations._inviters
+    assert others[0].matchmaker._invites._inviters
     one.matchmaker.included(group)
-    await until(lambda: not others[0].matchmaker._invitations._inviters)
+    await until(lambda: not others[0].matchmaker._invites._inviters)
 
 
 async def test_it_is_not_said_for_ever(network, monkeypatch):
@@ -69,8 +69,8 @@ async def test_it_is_not_said_for_ever(network, monkeypatch):
     monkeypatch.setattr(matchmaking, "INVITED_S", 0.05)
     one, others = await returned(network, 3, 2)
     one.matchmaker.caught_up()
-    await until(lambda: all(other.matchmaker._invitations._inviters for other in others))
-    await until(lambda: not any(other.matchmaker._invitations._inviters for other in others))
+    await until(lambda: all(other.matchmaker._invites._inviters for other in others))
+    await until(lambda: not any(other.matchmaker._invites._inviters for other in others))
 
 
 async def test_it_finds_out_who_sleeps_before_it_waits_there(network):

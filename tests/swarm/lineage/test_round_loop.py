@@ -13,11 +13,11 @@ from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.lineage import retry as retry_module
-from peer.swarm.lineage.retry import Aftermath
-from peer.swarm.lineage.round_loop import Rounds
+from peer.swarm.lineage.retry import RetryPolicy
+from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.runtime.round_priority import Courtesy
-from peer.swarm.state.chain import History
+from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.state.chain import ChainStore
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN, make_state
 
@@ -26,7 +26,7 @@ QUICKSTART = Path(__file__).parents[3] / "configs/runs/quickstart.yaml"
 
 @pytest.mark.parametrize("how", ["it leaves between rounds", "its rounds are cancelled"])
 async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
-    rounds, ended = Rounds.__new__(Rounds), []
+    rounds, ended = LineageRounds.__new__(LineageRounds), []
 
     async def wait(_):
         await asyncio.Event().wait()
@@ -34,8 +34,8 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
     async def dissolve(abort, tell=False):
         ended.append((abort.reason, tell))
 
-    monkeypatch.setattr(Rounds, "_wait_for_work", wait)
-    monkeypatch.setattr(Rounds, "finished", False)
+    monkeypatch.setattr(LineageRounds, "_wait_for_work", wait)
+    monkeypatch.setattr(LineageRounds, "finished", False)
     rounds._exchange, rounds.leaving = SimpleNamespace(dissolve=dissolve), how == "it leaves between rounds"
     running = asyncio.ensure_future(rounds.run())
     await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
 
     directory = SimpleNamespace(refresh=refresh)
     following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
-    after = Aftermath(leader.peer_id, directory, leader.matchmaker, following, None, None, random.Random(1))
+    after = RetryPolicy(leader.peer_id, directory, leader.matchmaker, following, None, None, random.Random(1))
     assert leader.matchmaker.view.expected() == [liar.peer_id]
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
     await after.of(record)
@@ -81,13 +81,14 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     ahead = PeerRecord(run_id=RUN, nickname="x", state="training", round=9, lineage_id="f" * 64, lineage_weight=99,
                        expires_at=1e10)  # fmt: skip
     state = make_state()
-    keeper = SimpleNamespace(
-        state=state, history=History(tmp_path, state.lineage_id), valid=True, position=Position(0, state.lineage_id, 0),
-        adopt=None, digest=None, shelf=SimpleNamespace(courtesy=Courtesy()),
+    store = SimpleNamespace(
+        state=state, history=ChainStore(tmp_path, state.lineage_id), valid=True,
+        position=Position(0, state.lineage_id, 0), adopt=None, digest=None,
+        snapshot_cache=SimpleNamespace(priority=RoundPriority()),
     )  # fmt: skip
     directory = SimpleNamespace(peers={"donor": ahead}, reachable={"donor": ahead})
     manifest = parse_manifest(QUICKSTART.read_text(), "quickstart")
-    rounds = Rounds(node, directory, manifest, keeper, "organiser", 64, print, random.Random(0))
+    rounds = LineageRounds(node, directory, manifest, store, "organiser", 64, print, random.Random(0))
     running = asyncio.ensure_future(rounds.run())
     for _ in range(200):  # turns of the loop
         await asyncio.sleep(0)
@@ -101,8 +102,8 @@ async def test_however_often_rounds_fail_the_next_one_is_tried(network, monkeypa
     monkeypatch.setattr(retry_module, "MAX_BACKOFF_S", 0.0)
     wanted = []
     following = SimpleNamespace(donors=list)
-    handover = SimpleNamespace(want_snapshot=lambda: wanted.append(1))
-    after = Aftermath(leader.peer_id, None, leader.matchmaker, following, handover, None, random.Random(1))
+    slot = SimpleNamespace(want_snapshot=lambda: wanted.append(1))
+    after = RetryPolicy(leader.peer_id, None, leader.matchmaker, following, slot, None, random.Random(1))
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, phase="match", reason="x", instead="retry")
     for _ in range(1100):
         await after.of(record)

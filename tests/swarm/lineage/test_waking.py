@@ -34,7 +34,7 @@ async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, t
         raise RoundAborted("match", "nobody is there")
 
     rounds._matchmaker.match = match
-    round = rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+    round = rounds.match(Due(1, 100, rounds.store.memory.snapshot))
     with pytest.raises(RoundAborted) as caught:
         await asyncio.wait_for(round, ASK_TIMEOUT_S / 2)
     assert (caught.value.behind, caught.value.culprit) == ((False, None) if fresh else (True, donor.peer_id))
@@ -47,14 +47,14 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._directory.fresh, rounds._matchmaker.view.company = False, (sleeping.peer_id,)
-    rounds._following.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
+    rounds._fork_choice.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
     rounds._matchmaker.view.avoid(donor.peer_id)  # it had been out of reach a moment before
-    assert await rounds._following.catch_up()
+    assert await rounds._fork_choice.catch_up()
     rounds._matchmaker.view.expect(donor.peer_id)
     assert rounds._matchmaker.view.expected() == [donor.peer_id]
     await rounds._look_around()
     assert not called.is_set()
-    rounds._following.caught_up_at -= CAUGHT_UP_S
+    rounds._fork_choice.caught_up_at -= CAUGHT_UP_S
     await rounds._look_around()
     assert called.is_set()
 
@@ -83,7 +83,7 @@ async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(net
     run.commit(2)
     donor.chain.extend(run.history.chain)
     await asyncio.wait_for(rounds._wait_for_work(), 5.0)
-    assert rounds._following.donors() == [donor.peer_id]
+    assert rounds._fork_choice.donors() == [donor.peer_id]
 
 
 async def test_a_group_forms_anew_for_who_asks_what_it_has_missed(network, tmp_path):
@@ -93,7 +93,7 @@ async def test_a_group_forms_anew_for_who_asks_what_it_has_missed(network, tmp_p
     matchmaker = rounds._matchmaker
     matchmaker.view.avoid(away)  # it took no invitation
     for _ in range(3):
-        matchmaker._newcomers.missed([away])  # group after group has formed without it
+        matchmaker._regrouping.missed([away])  # group after group has formed without it
     assert matchmaker.newcomers(members) == []
     rounds.on_return(away)
     assert matchmaker.newcomers(members) == [away]
@@ -112,7 +112,7 @@ async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(n
 
     rounds._directory.refresh = refresh
     with pytest.raises(RoundAborted, match=f"{ahead} is on a heavier lineage") as caught:
-        await rounds.match(Due(1, 100, rounds.keeper.memory.snapshot))
+        await rounds.match(Due(1, 100, rounds.store.memory.snapshot))
     assert (caught.value.instead, caught.value.culprit) == ("catch_up", ahead)
 
 
@@ -139,9 +139,9 @@ async def test_who_has_slept_goes_on_with_its_last_group_whatever_the_directory_
 
     rounds._matchmaker.match, rounds._directory.refresh = match, refresh
     for _ in range(2):
-        rounds._following.caught_up_at = asyncio.get_running_loop().time()
+        rounds._fork_choice.caught_up_at = asyncio.get_running_loop().time()
         with pytest.raises(RoundAborted, match="nobody is there"):
-            await asyncio.wait_for(rounds.match(Due(1, 100, rounds.keeper.memory.snapshot)), ASK_TIMEOUT_S / 2)
+            await asyncio.wait_for(rounds.match(Due(1, 100, rounds.store.memory.snapshot)), ASK_TIMEOUT_S / 2)
         await asyncio.wait_for(reading.wait(), 5.0)
     assert expected == [[sleeping.peer_id, donor.peer_id]] * 2
     assert reads == [True]  # beside that, and not one beside the other

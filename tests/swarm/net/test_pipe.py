@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from peer.swarm.net.pipe import DIRECT_BYTES, STAGING_BYTES, Pipe
+from peer.swarm.net.pipe import DIRECT_BYTES, STAGING_BYTES, ZeroCopyProtocol
 from tests.swarm.uvlooped import run_case, run_on_uvloop
 
 BODY = os.urandom(3 * STAGING_BYTES + 17)
@@ -16,7 +16,7 @@ async def pair():
     """A plain socket's writer, and a pipe at the other end."""
     ours, theirs = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=ours)
-    return writer, Pipe.adopt(*await asyncio.open_connection(sock=theirs))
+    return writer, ZeroCopyProtocol.adopt(*await asyncio.open_connection(sock=theirs))
 
 
 async def read(pipe, length):
@@ -44,7 +44,7 @@ async def what_the_reader_holds_already_is_not_lost():
     await reader.readexactly(100)  # it has taken much more from the socket by now: as much as its limits allow
     while len(reader._buffer) < 2 * STAGING_BYTES - 100:
         await asyncio.sleep(0)
-    pipe = Pipe.adopt(reader, other)
+    pipe = ZeroCopyProtocol.adopt(reader, other)
     assert await read(pipe, len(BODY) - 100) == BODY[100:]
     pipe.close()
     writer.close()
@@ -67,8 +67,8 @@ async def an_end_in_the_middle_is_an_error():
 
 async def writing_heeds_the_pace_of_the_reader():
     one, two = socket.socketpair()
-    left = Pipe.adopt(*await asyncio.open_connection(sock=one))
-    right = Pipe.adopt(*await asyncio.open_connection(sock=two))
+    left = ZeroCopyProtocol.adopt(*await asyncio.open_connection(sock=one))
+    right = ZeroCopyProtocol.adopt(*await asyncio.open_connection(sock=two))
 
     async def send():
         for start in range(0, len(BODY), 4096):
@@ -106,7 +106,7 @@ async def a_connection_that_broke_before_it_was_adopted_is_an_error():
         await reader.readexactly(2)
         while broken and reader.exception() is None and not reader.at_eof():
             await asyncio.sleep(0)
-        pipe = Pipe.adopt(reader, other)
+        pipe = ZeroCopyProtocol.adopt(reader, other)
         with pytest.raises((ConnectionResetError, EOFError)):
             await asyncio.wait_for(pipe.read_into(memoryview(bytearray(1))), 2.0)
         pipe.close()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from peer.swarm.net import preopened
-from peer.swarm.net.preopened import EarlyStream
+from peer.swarm.net.preopened import PreopenedStream
 from peer.swarm.net.stream import StreamClosedError
 
 
@@ -43,7 +43,7 @@ async def turn():
 
 
 async def test_the_first_who_asks_takes_it_and_the_next_opens_another(opener):
-    stream = EarlyStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor")
     opener.allowed.set()
     await turn()
     assert len(opener.opened) == 1  # before anybody has asked
@@ -57,13 +57,13 @@ async def test_the_first_who_asks_takes_it_and_the_next_opens_another(opener):
 async def test_one_that_the_donor_may_have_given_up_is_closed_and_replaced(opener, monkeypatch):
     monkeypatch.setattr(preopened, "KEPT_S", -1.0)
     opener.allowed.set()
-    stream = EarlyStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor")
     assert await stream.open("donor") is opener.opened[1]
     assert [one.closed for one in opener.opened] == [True, False]
 
 
 async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
-    stream = EarlyStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor")
     opener.error = StreamClosedError("donor", "cannot be reached")
     opener.allowed.set()
     await turn()
@@ -72,7 +72,7 @@ async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
     opener.error = None
     assert await stream.open("donor") is opener.opened[0]
 
-    opener.error, stream = StreamClosedError("donor", "cannot be reached"), EarlyStream(opener, "donor")
+    opener.error, stream = StreamClosedError("donor", "cannot be reached"), PreopenedStream(opener, "donor")
     await turn()
     opener.error = None
     assert await stream.open("donor") is opener.opened[1]
@@ -80,7 +80,7 @@ async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
 
 @pytest.mark.parametrize("when", ["opening", "open", "failed"])
 async def test_what_nobody_took_is_closed(opener, when):
-    stream = EarlyStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor")
     if when == "failed":
         opener.error = StreamClosedError("donor", "cannot be reached")
     if when != "opening":
@@ -92,7 +92,7 @@ async def test_what_nobody_took_is_closed(opener, when):
 
 
 async def test_who_gives_up_while_it_opens_leaves_nothing_open(opener):
-    stream = EarlyStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor")
     asking = asyncio.ensure_future(stream.open("donor"))
     await turn()
     asking.cancel()

@@ -12,7 +12,7 @@ from peer.errors import ProtocolError
 from peer.protocol.records import parse_json
 from peer.protocol.wire import Kind, ReachMessage, ReachRequest
 from peer.swarm.net import reachability
-from peer.swarm.net.reachability import GREETING, REACH_NAME, ReachServer, accepts_connections, greets, tcp_ports
+from peer.swarm.net.reachability import GREETING, REACH_NAME, DialBackServer, accepts_connections, greets, tcp_ports
 
 
 async def listener(greeting: bytes = bytes([len(GREETING)]) + GREETING):
@@ -39,7 +39,7 @@ def seen_at(node, peer_id, *addresses):
 async def ask(network, *ports, addresses=("/ip4/127.0.0.1/tcp/1",)):
     helper, asker = network.node(), network.node()
     seen_at(helper, asker.peer_id, *addresses)
-    await helper.serve(REACH_NAME, "reach", ReachServer(helper.p2p).answer)
+    await helper.serve(REACH_NAME, "reach", DialBackServer(helper.p2p).answer)
 
     async def maddrs():
         return [f"/ip4/10.0.0.2/tcp/{port}" for port in ports]

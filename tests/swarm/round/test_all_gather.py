@@ -15,7 +15,7 @@ from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, root_of, seal_reduced, seal_sent
 from peer.protocol.wire import Kind
 from peer.swarm.round import partition as cut_module
-from peer.swarm.round.partition import GatheredCut, cut_of
+from peer.swarm.round.partition import GatherPartition, partition_of
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
 
@@ -82,8 +82,8 @@ async def test_each_payload_goes_to_each_other_member_once(network):
 
 
 def test_units_are_all_of_a_payload(network):
-    cut = cut_of(make_circle(network, 2).seats[0].state)
-    assert isinstance(cut, GatheredCut)
+    cut = partition_of(make_circle(network, 2).seats[0].state)
+    assert isinstance(cut, GatherPartition)
     units = cut.unit_bytes(2, 1)
     assert sum(units) == cut.gathering.wire_bytes(NUMEL)
     assert set(units[:-1]) == {50}
@@ -192,7 +192,7 @@ async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(ne
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
-    assert "told two results in round 2" in one.guard.bans.deed(liar.peer_id)
+    assert "told two results in round 2" in one.guard.bans.offence(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
 
@@ -205,7 +205,7 @@ async def test_whoever_sends_another_payload_than_it_is_bound_to_is_named_and_co
     assert isinstance(outcomes[1], RoundAborted), outcomes
     assert outcomes[1].culprit == liar.peer_id
     assert outcomes[1].reason == "it sent another payload than it had bound itself to"
-    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
+    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
 
 
 async def test_nobody_sees_a_payload_before_it_is_bound_to_its_own(network):

@@ -12,9 +12,9 @@ from peer.outer.state.flat_layout import parts_of
 from peer.outer.state.outer_state import CHUNK
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
-from peer.swarm.net.stream import Stream
+from peer.swarm.net.stream import FrameStream
 from peer.swarm.round import deadline as budget_module
-from peer.swarm.round.deadline import MIN_BUDGET_S, Budget
+from peer.swarm.round.deadline import MIN_BUDGET_S, DeadlineEstimator
 from tests.swarm.runs import contributions, reduce_all
 from tests.swarm.table import Table
 
@@ -50,13 +50,13 @@ async def test_all_members_get_the_same_update_and_it_is_the_reference(network, 
 
 
 async def test_contributions_go_before_reduced_slices(network, monkeypatch):
-    sent, send = {}, Stream.send
+    sent, send = {}, FrameStream.send
 
     async def noted(stream, kind, body=b""):
         sent.setdefault(stream, []).append(kind)
         await send(stream, kind, body)
 
-    monkeypatch.setattr(Stream, "send", noted)
+    monkeypatch.setattr(FrameStream, "send", noted)
     await Table(network, 2, codec="int8", numel=4 * CHUNK).all()
     orders = [[kind for kind in kinds if kind in (Kind.PART, Kind.REDUCED)] for kinds in sent.values()]
     orders = [order for order in orders if order]
@@ -196,7 +196,7 @@ async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
 
 
 def test_the_budget_follows_what_bytes_took_within_the_cap():
-    budget = Budget(100.0)
+    budget = DeadlineEstimator(100.0)
     assert budget.seconds(10_000_000) == MIN_BUDGET_S + 80.0
     budget.learn(10_000_000, 2.0)
     assert budget.seconds(10_000_000) == MIN_BUDGET_S + 8.0

@@ -19,7 +19,7 @@ async def test_who_declines_ends_the_round_of_those_who_have_begun_at_once(netwo
         await exchange.start()
     begun = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
     abort = RoundAborted("match", "somebody left while the roster was sent", table.nodes[2].peer_id)
-    table.exchanges[0].hellos.decline(table.groups[0], abort)
+    table.exchanges[0].group_streams.decline(table.groups[0], abort)
     for work in begun:
         with pytest.raises(RoundAborted, match="gave up: somebody left while the roster was sent") as caught:
             await asyncio.wait_for(work, 20.0)
@@ -30,7 +30,7 @@ async def test_who_declines_is_not_held_up_by_members_that_are_gone(network, cap
     table = Table(network, 3)
     for index in (1, 2):
         network.cut(table.nodes[index].peer_id)
-    table.exchanges[0].hellos.decline(table.groups[0], RoundAborted("match", "no"))
+    table.exchanges[0].group_streams.decline(table.groups[0], RoundAborted("match", "no"))
     await until(lambda: not table.nodes[0]._tasks)
     assert "Traceback" not in caplog.text
 
@@ -39,14 +39,14 @@ async def test_streams_for_a_declined_group_wait_for_nothing(network, caplog):
     table = Table(network, 3)
     await table.exchanges[0].start()
     before = [await table.speak(index, 0) for index in (1, 2)]
-    hellos = table.exchanges[0].hellos
-    await until(lambda: hellos._early.total() == 2)
-    hellos.decline(table.groups[0], RoundAborted("match", "somebody left"))
+    group_streams = table.exchanges[0].group_streams
+    await until(lambda: group_streams._early.total() == 2)
+    group_streams.decline(table.groups[0], RoundAborted("match", "somebody left"))
     after = [await table.speak(index, 0) for index in (1, 2, 1, 2)]
-    await until(lambda: hellos._early.total() == 0)
+    await until(lambda: group_streams._early.total() == 0)
     for stream in (*before, *after):
         stream.close()
-    await until(lambda: not hellos._early)
+    await until(lambda: not group_streams._early)
     assert "not expected" not in caplog.text
     assert "streams wait" not in caplog.text
 
@@ -73,14 +73,14 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.2)
     table, outsider = Table(network, 2), network.node()
     await table.exchanges[0].start()
-    hellos, told = table.exchanges[0].hellos, []
+    group_streams, told = table.exchanges[0].group_streams, []
 
     async def decline(peer_id, group_id, abort):
         told.append((peer_id, group_id, abort.reason))
 
-    monkeypatch.setattr(hellos, "_decline", decline)
+    monkeypatch.setattr(group_streams, "_decline", decline)
     identifier = table.groups[0].id
-    hellos.ended(SimpleNamespace(identifier=identifier, members={node.peer_id for node in table.nodes}))
+    group_streams.ended(SimpleNamespace(identifier=identifier, members={node.peer_id for node in table.nodes}))
     for node in (table.nodes[1], outsider, table.nodes[1]):
         stream = await node.open(table.nodes[0].peer_id, NAME, "round")
         await stream.send_message(Kind.HELLO, HelloMessage(group_id=identifier))
@@ -88,9 +88,9 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     assert told == [(table.nodes[1].peer_id, identifier, "the group has ended")]
     assert caplog.text.count("which it is not expected in") == 2
     for number in range(hellos_module.ENDED_KEPT):
-        hellos.ended(SimpleNamespace(identifier=str(number), members=()))
-    assert len(hellos._ended) == hellos_module.ENDED_KEPT
-    assert identifier not in hellos._ended
+        group_streams.ended(SimpleNamespace(identifier=str(number), members=()))
+    assert len(group_streams._ended) == hellos_module.ENDED_KEPT
+    assert identifier not in group_streams._ended
 
 
 async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):

@@ -93,8 +93,8 @@ async def test_feedback_on_both_legs_is_carried_from_round_to_round(network):
 async def test_a_member_that_leaves_ends_the_group_for_all_at_once(network):
     circle = await Circle(network, 3).start()
     await circle.round()
-    assert circle.seats[0].exchange.stands(circle.seats[0].position) == {seat.peer_id for seat in circle.seats}
-    waiting = [asyncio.ensure_future(circle.again(index, 30.0)) for index in (0, 1)]
+    assert circle.seats[0].exchange.can_continue(circle.seats[0].position) == {seat.peer_id for seat in circle.seats}
+    waiting = [asyncio.ensure_future(circle.next_round(index, 30.0)) for index in (0, 1)]
     began = time.monotonic()
     await circle.seats[2].exchange.dissolve(RoundAborted("match", "this peer leaves"))
     for task in waiting:
@@ -103,7 +103,7 @@ async def test_a_member_that_leaves_ends_the_group_for_all_at_once(network):
         assert (caught.value.phase, caught.value.culprit) == ("match", circle.seats[2].peer_id)
     assert time.monotonic() - began < 5.0
     for seat in circle.seats:
-        assert seat.exchange.stands(seat.position) == frozenset()
+        assert seat.exchange.can_continue(seat.position) == frozenset()
         assert seat.state.round == 1
 
 
@@ -112,7 +112,7 @@ async def test_whoever_does_not_come_is_named_and_nothing_is_lost(network):
     await circle.round()
     before = [seat.exchange._work._lost.vector.clone() for seat in circle.seats]
     with pytest.raises(RoundAborted, match="did not come within 0 s") as caught:
-        await circle.again(0, 0.2)
+        await circle.next_round(0, 0.2)
     assert caught.value.culprit in {circle.seats[1].peer_id, circle.seats[2].peer_id}
     await circle.seats[0].exchange.dissolve(caught.value)
     for seat, residual in zip(circle.seats, before, strict=True):
@@ -124,7 +124,7 @@ async def test_who_is_ready_first_does_not_wait_for_the_others_when_a_newcomer_s
     circle = await Circle(network, 3).start()
     await circle.round()
     came = asyncio.Event()
-    waiting = asyncio.ensure_future(circle.again(0, 30.0, came.wait))
+    waiting = asyncio.ensure_future(circle.next_round(0, 30.0, came.wait))
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()
     came.set()
@@ -132,24 +132,24 @@ async def test_who_is_ready_first_does_not_wait_for_the_others_when_a_newcomer_s
         await asyncio.wait_for(waiting, 5.0)
     await circle.seats[0].exchange.dissolve(caught.value)
     for index in (1, 2):  # they learn of it when they are ready, or before
-        await until(lambda index=index: not circle.seats[index].exchange.stands(circle.seats[index].position))
+        await until(lambda index=index: not circle.seats[index].exchange.can_continue(circle.seats[index].position))
 
 
 async def test_a_newcomer_that_does_not_come_changes_nothing(network):
     circle = await Circle(network, 3).start()
     await circle.round()
-    groups = await asyncio.gather(*(circle.again(index, 30.0, asyncio.Event().wait) for index in range(3)))
+    groups = await asyncio.gather(*(circle.next_round(index, 30.0, asyncio.Event().wait) for index in range(3)))
     assert {len(group.members) for group in groups} == {3}
 
 
 async def test_a_group_stands_only_where_it_committed(network):
     circle = await Circle(network, 2).start()
-    assert circle.seats[0].exchange.stands(circle.seats[0].position) == frozenset()
+    assert circle.seats[0].exchange.can_continue(circle.seats[0].position) == frozenset()
     await circle.round()
     seat = circle.seats[0]
-    assert seat.exchange.stands(seat.position)
+    assert seat.exchange.can_continue(seat.position)
     seat.state.lineage_id = hashlib.sha256(b"caught up elsewhere").hexdigest()
-    assert seat.exchange.stands(seat.position) == frozenset()
+    assert seat.exchange.can_continue(seat.position) == frozenset()
 
 
 @pytest.mark.parametrize("lie", ["another round", "another parent", "of somebody else", "garbage"])
@@ -165,12 +165,12 @@ async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie)
     signer = circle.seats[1] if lie == "of somebody else" else liar
     sealed = b"\0" * 200 if lie == "garbage" else signer.rosters.join(position, 300)[1]
     stream = liar.exchange._standing.outbound[honest.peer_id]
-    waiting = asyncio.ensure_future(circle.again(0))
+    waiting = asyncio.ensure_future(circle.next_round(0))
     await stream.send(Kind.JOIN, sealed)
     with pytest.raises(RoundAborted) as caught:
         await asyncio.wait_for(waiting, 10.0)
     assert caught.value.culprit == liar.peer_id
-    assert honest.exchange.stands(honest.position) == frozenset()
+    assert honest.exchange.can_continue(honest.position) == frozenset()
 
 
 async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(network):
@@ -204,7 +204,7 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
     )
     assert circle.seats[0].state.round == 2, outcomes  # committed, and applied
     assert session.deadline > time.monotonic()  # nobody waited for its end
-    assert circle.seats[0].exchange.stands(circle.seats[0].position) == frozenset()
+    assert circle.seats[0].exchange.can_continue(circle.seats[0].position) == frozenset()
 
 
 async def test_a_stream_that_ends_between_rounds_ends_the_group_for_all(network):
@@ -214,17 +214,17 @@ async def test_a_stream_that_ends_between_rounds_ends_the_group_for_all(network)
     liar.exchange._standing.outbound[one.peer_id].close()  # the other one is not told
     began = time.monotonic()
     with pytest.raises(RoundAborted) as caught:
-        await circle.again(1, 8.0)
+        await circle.next_round(1, 8.0)
     assert caught.value.culprit == one.peer_id
     assert time.monotonic() - began < 4.0
-    assert two.exchange.stands(two.position) == frozenset()
+    assert two.exchange.can_continue(two.position) == frozenset()
 
 
 async def test_nobody_waits_for_joins_to_a_group_that_has_ended(network):
     circle = await Circle(network, 3).start()
     await circle.round()
     one, _, liar = circle.seats
-    waiting = asyncio.ensure_future(circle.again(0, 8.0))
+    waiting = asyncio.ensure_future(circle.next_round(0, 8.0))
     stream = liar.exchange._standing.outbound[one.peer_id]
     await stream.send(Kind.JOIN, liar.rosters.join(liar.position, 300)[1])
     await stream.send(Kind.STATUS)

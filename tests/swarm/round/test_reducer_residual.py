@@ -21,31 +21,31 @@ DEEDS = (
 )  # fmt: skip
 
 
-def act(shop, deed):
+def act(shop, offence):
     """One round, or what may happen in its place."""
-    roster = shop.gather(with_me=deed != "without me")
-    if deed == "without me":
+    roster = shop.gather(with_me=offence != "without me")
+    if offence == "without me":
         shop.link(roster)
         return
-    if deed == "restart":
+    if offence == "restart":
         shop.restart()
         return
-    if deed.endswith("lineage"):
-        del shop.chain[max(0, len(shop.chain) - (2 if deed == "a shorter lineage" else 1)) :]
+    if offence.endswith("lineage"):
+        del shop.chain[max(0, len(shop.chain) - (2 if offence == "a shorter lineage" else 1)) :]
         shop.link(shop.gather(with_me=False))
         return
     kept = shop.reduce(roster)
-    if deed == "commit":
+    if offence == "commit":
         shop.commit(roster, kept)
         return
-    if deed == "lost":  # the lineage that it is committed in is left at once
+    if offence == "lost":  # the lineage that it is committed in is left at once
         shop.residual.commit()
         shop.link(shop.gather(with_me=False))
         return
     shop.residual.revert()
-    if deed == "missed":  # the others had a certificate
+    if offence == "missed":  # the others had a certificate
         shop.link(roster, kept)
-    elif deed == "another attempt":  # of two that the reducer gave up, the first was committed
+    elif offence == "another attempt":  # of two that the reducer gave up, the first was committed
         second = shop.reduce(roster)
         shop.residual.revert()
         assert second.seal.residual != kept.seal.residual
@@ -56,8 +56,8 @@ def act(shop, deed):
 @given(seed=st.integers(0, 2**20), deeds=st.lists(st.sampled_from(DEEDS), max_size=12))
 def test_no_honest_reducer_is_convicted_whatever_happens_to_it(seed, deeds):
     shop = Workshop(seed)
-    for deed in deeds:
-        act(shop, deed)
+    for offence in deeds:
+        act(shop, offence)
     kept = shop.reduce(shop.gather())
     for unit in shop.units(kept):
         evidence, payloads = shop.evidence(kept, unit)
@@ -80,20 +80,20 @@ def committed(shop, rounds, **how):
 def test_what_a_reducer_was_left_with_outlives_rounds_that_it_gave_up_or_missed():
     shop = Workshop(1)
     committed(shop, 6, others=3)
-    for deed in ("abandon", "without me", "missed", "abandon", "missed"):
-        act(shop, deed)
+    for offence in ("abandon", "without me", "missed", "abandon", "missed"):
+        act(shop, offence)
     kept = shop.reduce(shop.gather(others=3))
     assert kept.residual.since == 0
     assert len(shop.chain) == 9
     assert all(values.any() for values in kept.residual.before)
 
 
-@pytest.mark.parametrize("deed", ["restart", "a shorter lineage", "another lineage", "another attempt", "lost"])
-def test_who_cannot_carry_on_begins_anew_and_says_so(deed):
+@pytest.mark.parametrize("offence", ["restart", "a shorter lineage", "another lineage", "another attempt", "lost"])
+def test_who_cannot_carry_on_begins_anew_and_says_so(offence):
     shop = Workshop(2)
     committed(shop, 6, others=3)
     act(shop, "abandon")  # so that it has seen the last of them
-    act(shop, deed)
+    act(shop, offence)
     kept = shop.reduce(shop.gather(others=3))
     assert kept.residual.since == len(shop.chain)
     assert not any(values.any() for values in kept.residual.before)
@@ -132,7 +132,7 @@ def test_a_reducer_that_feeds_its_residual_something_else_is_convicted(lie):
     kept = shop.reduce(roster, lie=LIES[lie])
     evidence, payloads = shop.evidence(kept, 0)
     verdict = shop.judge.judge(evidence, payloads)
-    assert (verdict.culprit, verdict.deed.split(",")[0]) == (shop.me.peer_id, "reduced falsely")
+    assert (verdict.culprit, verdict.offence.split(",")[0]) == (shop.me.peer_id, "reduced falsely")
     with pytest.raises(RightError):  # nothing was wrong with the other unit
         shop.judge.judge(*shop.evidence(kept, 1))
 
@@ -152,7 +152,7 @@ def test_a_reducer_that_keeps_what_it_was_not_left_with_is_convicted_in_that_rou
     lied = shop.reduce(roster)
     shop.residual._residual.encode = encode
     verdict = shop.judge.judge(*shop.evidence(lied, 0))
-    assert "kept another residual than it was left with, in round 5, unit 0" in verdict.deed
+    assert "kept another residual than it was left with, in round 5, unit 0" in verdict.offence
     shop.commit(roster, lied)
     for kept in committed(shop, 4, others=3):
         for unit in shop.units(kept):
@@ -196,7 +196,7 @@ def test_who_signs_that_its_residual_begins_later_is_convicted():
 
     shop.residual.begin = later
     evidence, _ = shop.evidence(shop.reduce(shop.gather(others=3)), 0)
-    assert "signed a residual that begins later, in round 4, unit 0" in shop.judge.judge(evidence).deed
+    assert "signed a residual that begins later, in round 4, unit 0" in shop.judge.judge(evidence).offence
 
 
 def test_a_part_without_a_cell_restores_nothing_of_another_attempt():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from peer.swarm.runtime import buffer_pool
-from peer.swarm.runtime.buffer_pool import Buffers
+from peer.swarm.runtime.buffer_pool import BufferPool
 
 LENGTH = 10_000
 
@@ -20,7 +20,7 @@ def place(view):
 
 @pytest.fixture
 async def own():
-    own = Buffers()
+    own = BufferPool()
     own.wake(2 * LENGTH)
     return own
 

@@ -7,7 +7,7 @@ import time
 
 from peer.swarm.round import exchange
 from peer.swarm.runtime import clock as clock_module
-from peer.swarm.runtime.clock import uptime as now
+from peer.swarm.runtime.clock import boot_clock as now
 
 
 def test_what_was_slept_counts(monkeypatch):

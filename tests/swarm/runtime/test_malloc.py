@@ -9,7 +9,7 @@ import pytest
 
 PRELUDE = """
 import ctypes, re, resource
-from peer.swarm.runtime.malloc import return_freed_memory
+from peer.swarm.runtime.malloc import trim_malloc_arenas
 
 def resident_kb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
@@ -23,7 +23,7 @@ def block(size):
     ctypes.memset(address, 1, size)
     return address
 
-return_freed_memory()
+trim_malloc_arenas()
 libc.free(block(16 << 20))
 """
 # After one large block was freed, glibc would take the next from its heap, where a later small block holds it fast.

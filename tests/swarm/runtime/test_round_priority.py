@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from peer.swarm.runtime import round_priority
-from peer.swarm.runtime.round_priority import Courtesy
+from peer.swarm.runtime.round_priority import RoundPriority
 
 
 async def settled():
@@ -42,7 +42,7 @@ async def taken(rounds, clock, order, name, took):
 
 
 async def test_a_turn_comes_when_the_round_is_over():
-    rounds, order = Courtesy(), []
+    rounds, order = RoundPriority(), []
 
     async def take(name):
         async with rounds.turn():
@@ -59,7 +59,7 @@ async def test_a_turn_comes_when_the_round_is_over():
 
 
 async def test_what_is_left_to_do_for_a_round_goes_first_too(clock):
-    rounds, order = Courtesy(clock), []
+    rounds, order = RoundPriority(clock), []
     first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
     rounds.round_begins()
     rounds.round_ends(first)
@@ -85,7 +85,7 @@ async def until(condition):
 
 
 async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
-    rounds, order = Courtesy(clock), []
+    rounds, order = RoundPriority(clock), []
     rounds.round_begins()
     turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.03125)) for name in range(2)]
     await settled()
@@ -104,7 +104,7 @@ async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
 
 
 async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
-    rounds, order = Courtesy(clock), []
+    rounds, order = RoundPriority(clock), []
     rounds.round_begins()
     clock.now += round_priority.PATIENCE_S
     async with rounds.turn():  # of somebody who does not read
@@ -117,7 +117,7 @@ async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
 
 
 async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(clock):
-    rounds, order = Courtesy(clock), []
+    rounds, order = RoundPriority(clock), []
     rounds.round_begins()
     clock.now += round_priority.PATIENCE_S
     await taken(rounds, clock, order, "slow", 5.0)
@@ -129,7 +129,7 @@ async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(
 
 
 async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
-    rounds, order = Courtesy(clock), []
+    rounds, order = RoundPriority(clock), []
 
     def work(aside):
         aside()
@@ -147,7 +147,7 @@ async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
 
 
 async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
-    rounds = Courtesy(clock)
+    rounds = RoundPriority(clock)
     async with rounds.turn() as turn:
         rounds.round_begins()
         clock.now += round_priority.PATIENCE_S
@@ -165,7 +165,7 @@ async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
 
 
 async def test_a_turn_that_a_round_overtakes_waits_in_the_loop(clock):
-    rounds = Courtesy(clock)
+    rounds = RoundPriority(clock)
     async with rounds.turn() as turn:
         await turn.wait()  # for nobody
         rounds.round_begins()

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import pytest
 
-from peer.swarm.net.pipe import Pipe
+from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.tls import client_side, server_side
 from peer.swarm.runtime import tasks as tasks_module
 from peer.swarm.runtime.tasks import cancel_and_wait, hush_foreign_noise, staggered
@@ -129,7 +129,7 @@ async def a_connection_that_is_given_up_as_the_other_end_answers_says_nothing():
     server = threading.Thread(target=shake_hands, args=(context, theirs))
     server.start()
     connecting = asyncio.ensure_future(
-        loop.create_connection(Pipe, sock=ours, ssl=client_side(), server_hostname="it")
+        loop.create_connection(ZeroCopyProtocol, sock=ours, ssl=client_side(), server_hostname="it")
     )
     loop.set_exception_handler(lambda _, context: told.append(context))
     await asyncio.sleep(0)  # it has its socket

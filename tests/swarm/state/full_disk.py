@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peer.protocol.lineage import Certificate
-from peer.swarm.state.chain import History, read_chain
+from peer.swarm.state.chain import ChainStore, read_chain
 from tests.swarm.runs import Run, contributions, reduce_all
 
 NUMEL, ROUNDS = 20_000, 12
@@ -39,7 +39,7 @@ def record(run: Run) -> None:
     state.apply(update, state.round + 1, certificate.link.id)
 
 
-def append_until_full(history: History, certificate: Certificate) -> None:
+def append_until_full(history: ChainStore, certificate: Certificate) -> None:
     """Ends with the line for which there is no room."""
     while True:
         history.append(certificate)
@@ -61,14 +61,14 @@ def main(disk: Path) -> None:
     run.commit()
     assert updates(run)[-1], "the newest update is worth more than older ones"
     fill(disk)
-    again = History(run.history.folder, run.history.genesis)
+    again = ChainStore(run.history.folder, run.history.genesis)
     assert again.load(path, run.history.lineage_id(before)), "the next life takes the chain, less its last rounds"
     assert len(read_chain(path)) == before
     for one in run.history.folder.glob("update-*.bin"):
         one.unlink()
     fill(disk)
     whole = path.read_bytes()
-    last = History(run.history.folder, run.history.genesis)
+    last = ChainStore(run.history.folder, run.history.genesis)
     assert last.load(path, run.history.lineage_id(before)), "what is there already is not written again"
     with pytest.raises(OSError, match="No space left on device"):
         append_until_full(last, run.history.chain[0])

@@ -7,7 +7,7 @@ from blake3 import blake3
 from peer.outer.state.outer_state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
 from peer.swarm.state import chain as history_module
-from peer.swarm.state.chain import History, read_chain
+from peer.swarm.state.chain import ChainStore, read_chain
 from peer.swarm.state.snapshot_file import SnapshotFile, chunk_lengths, load_snapshot
 from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
 
@@ -36,7 +36,7 @@ def test_a_chain_loads_up_to_the_state_that_is_there(run, tmp_path):
     run.commit(4)
     for rounds in range(5):
         lineage_id = run.history.chain[rounds - 1].link.id if rounds else run.history.genesis
-        other = History(tmp_path / f"other{rounds}", run.history.genesis)
+        other = ChainStore(tmp_path / f"other{rounds}", run.history.genesis)
         assert other.load(run.history.chain_path, lineage_id)
         assert other.chain == run.history.chain[:rounds]
         assert set(other.seen.values()) == ({rounds} if rounds else set())
@@ -45,7 +45,7 @@ def test_a_chain_loads_up_to_the_state_that_is_there(run, tmp_path):
 
 def test_a_chain_that_does_not_lead_there_is_not_loaded(run, tmp_path):
     run.commit(2)
-    other = History(tmp_path / "other", run.history.genesis)
+    other = ChainStore(tmp_path / "other", run.history.genesis)
     assert not other.load(run.history.chain_path, "f" * 64)
     assert not other.load(tmp_path / "missing.jsonl", "f" * 64)
     assert other.load(tmp_path / "missing.jsonl", run.history.genesis)
@@ -71,7 +71,7 @@ def test_rounds_go_on_after_a_torn_line(run):
     run.commit(2)
     path = run.history.chain_path
     path.write_bytes(path.read_bytes()[:-20])
-    again = History(path.parent, run.history.genesis)
+    again = ChainStore(path.parent, run.history.genesis)
     lineage_id = run.history.chain[0].link.id
     assert again.load(path, lineage_id)
     again.append(run.history.chain[1])
@@ -87,7 +87,7 @@ def test_updates_that_were_torn_by_a_loss_of_power_are_not_served(run, caplog):
     digests = [certificate.link.update_digest for certificate in run.history.chain]
     damage(run.history.update(digests[1]))
     run.history.update(digests[3]).write_bytes(b"")
-    again = History(run.history.folder, run.history.genesis)
+    again = ChainStore(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
     assert again.chain == run.history.chain
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_updates_that_were_torn_by_a_loss_of_power_are_not_served(run, caplog):
 def test_what_this_process_has_written_or_read_is_not_read_again(run):
     run.commit()
     digest = run.history.chain[-1].link.update_digest
-    again = History(run.history.folder, run.history.genesis)
+    again = ChainStore(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
     assert again.whole_update(digest) == again.update(digest)
     damage(again.update(digest))
@@ -117,7 +117,7 @@ def test_what_was_half_written_in_a_crash_is_removed(run):
     half = [run.history.folder / name for name in (f"update-{'f' * 64}.tmp", "chain.tmp")]
     for path in half:
         path.write_bytes(b"half")
-    again = History(run.history.folder, run.history.genesis)
+    again = ChainStore(run.history.folder, run.history.genesis)
     assert again.load(again.chain_path, run.history.chain[-1].link.id)
     assert updates_on_disk(again) == names(run.history.chain)
     assert not any(path.exists() for path in half)

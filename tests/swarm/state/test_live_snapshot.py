@@ -11,10 +11,10 @@ import pytest
 
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import CHUNK, PIECE
-from peer.swarm.runtime.round_priority import Turn
+from peer.swarm.runtime.round_priority import IoSlot
 from peer.swarm.state import live_snapshot, snapshot_file
 from peer.swarm.state import snapshot_cache as shelf_module
-from peer.swarm.state.snapshot_cache import Shelf
+from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.runs import Run
 from tests.swarm.shelves import NUMEL, content, lineage, names, on_disk, take
 
@@ -34,7 +34,7 @@ def interrupted_shelf(run, *entries, by=None):
         held.append(run.state.round)
         yield
 
-    return Shelf(run.history, run.state, still, lambda: True, run.digest, run.written), held
+    return SnapshotCache(run.history, run.state, still, lambda: True, run.digest, run.written), held
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def interrupted_shelf(run, *entries, by=None):
     ],
 )
 async def test_columns_that_rounds_leave_behind_are_carried_on(run, entries, held):
-    shelf, entered = interrupted_shelf(run, *entries)
-    file = await shelf.offer(None, 0)
+    snapshot_cache, entered = interrupted_shelf(run, *entries)
+    file = await snapshot_cache.offer(None, 0)
     assert file.path.read_bytes() == content(run.state)
     assert (file.meta.round, file.digest) == (1 + len(entries), run.states[-1])
     assert on_disk(run) == names(run.state.lineage_id)
@@ -55,30 +55,30 @@ async def test_columns_that_rounds_leave_behind_are_carried_on(run, entries, hel
 
 
 async def test_rounds_that_come_while_columns_are_carried_on_are_for_the_next_file(run):
-    shelf, _ = interrupted_shelf(run, 2, 4, 5)  # 4 and 5: while the update of the first is waited for
-    file = await shelf.offer(None, 0)
+    snapshot_cache, _ = interrupted_shelf(run, 2, 4, 5)  # 4 and 5: while the update of the first is waited for
+    file = await snapshot_cache.offer(None, 0)
     assert (file.meta.round, run.state.round) == (2, 3)
     assert file.digest == run.states[2]
 
 
-async def test_a_snapshot_that_another_donor_has_is_made_of_the_one_that_is_here(run, shelf):
-    first = await shelf.offer(None, 0)
+async def test_a_snapshot_that_another_donor_has_is_made_of_the_one_that_is_here(run, snapshot_cache):
+    first = await snapshot_cache.offer(None, 0)
     run.commit(3)
     expected, wanted = content(run.state), run.state.lineage_id
     run.commit()
-    made = await shelf.get(wanted)
+    made = await snapshot_cache.get(wanted)
     assert (made.meta.round, made.path.read_bytes()) == (4, expected)
-    assert shelf.files == [first, made]
-    assert await shelf.offer(wanted, 0) is made
+    assert snapshot_cache.files == [first, made]
+    assert await snapshot_cache.offer(wanted, 0) is made
 
 
-async def test_a_snapshot_of_many_rounds_later_is_not_made_of_an_old_one(run, shelf):
-    await shelf.offer(None, 0)
+async def test_a_snapshot_of_many_rounds_later_is_not_made_of_an_old_one(run, snapshot_cache):
+    await snapshot_cache.offer(None, 0)
     run.commit(shelf_module.MAX_AGE_ROUNDS + 1)
     wanted = run.state.lineage_id
     run.commit()
-    assert await shelf.get(wanted) is None
-    assert await shelf.get(lineage(run, 1 + shelf_module.MAX_AGE_ROUNDS)) is not None
+    assert await snapshot_cache.get(wanted) is None
+    assert await snapshot_cache.get(lineage(run, 1 + shelf_module.MAX_AGE_ROUNDS)) is not None
 
 
 async def test_no_snapshot_is_made_of_columns_whose_update_is_gone(run, caplog):
@@ -88,20 +88,20 @@ async def test_no_snapshot_is_made_of_columns_whose_update_is_gone(run, caplog):
         run.commit()
         run.history.update(run.history.chain[-1].link.update_digest).unlink()
 
-    shelf, _ = interrupted_shelf(run, 2, by=commit)
-    assert await shelf.offer(None, 0) is None
+    snapshot_cache, _ = interrupted_shelf(run, 2, by=commit)
+    assert await snapshot_cache.offer(None, 0) is None
     assert "no snapshot: the update of round 2 is not kept any more" in caplog.text
     assert on_disk(run) == set()
-    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    assert (await snapshot_cache.offer(None, 0)).path.read_bytes() == content(run.state)
 
 
 async def test_columns_of_two_lineages_are_not_mixed(run, tmp_path):
     other = Run(tmp_path / "other", numel=NUMEL).commit(2, seed=5)
-    shelf, held = interrupted_shelf(run, 2, by=lambda: take(run, other))
-    assert await shelf.offer(None, 0) is None
+    snapshot_cache, held = interrupted_shelf(run, 2, by=lambda: take(run, other))
+    assert await snapshot_cache.offer(None, 0) is None
     assert held == [1, 1, 2]
     assert on_disk(run) == set()
-    assert (await shelf.offer(None, 0)).path.read_bytes() == content(other.state)
+    assert (await snapshot_cache.offer(None, 0)).path.read_bytes() == content(other.state)
 
 
 @pytest.mark.parametrize(
@@ -114,73 +114,73 @@ async def test_columns_of_two_lineages_are_not_mixed(run, tmp_path):
     ],
 )
 async def test_rounds_go_first_until_there_have_been_many(run, behind, copied, carried):
-    shelf, _ = interrupted_shelf(run, 1, by=lambda: run.commit(behind))
+    snapshot_cache, _ = interrupted_shelf(run, 1, by=lambda: run.commit(behind))
     turns = []
 
     @contextlib.asynccontextmanager
     async def turn():
         turns.append(run.state.round)
-        yield Turn()
+        yield IoSlot()
 
-    shelf.courtesy.turn = turn
-    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    snapshot_cache.priority.turn = turn
+    assert (await snapshot_cache.offer(None, 0)).path.read_bytes() == content(run.state)
     assert len(turns) == copied + 3 * carried + 3  # columns; an update, its check, a column for each; to hash
 
 
 async def test_all_that_is_done_to_a_column_stands_aside_for_rounds(run):
-    shelf, _ = interrupted_shelf(run, 2)  # after two of the four columns
+    snapshot_cache, _ = interrupted_shelf(run, 2)  # after two of the four columns
     asides = []
 
     @contextlib.asynccontextmanager
     async def turn():
-        yield Turn(lambda: asides.append(run.state.round))
+        yield IoSlot(lambda: asides.append(run.state.round))
 
-    shelf.courtesy.turn = turn
-    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    snapshot_cache.priority.turn = turn
+    assert (await snapshot_cache.offer(None, 0)).path.read_bytes() == content(run.state)
     put, carried, sealed = 2, 1 + 1 + 2 * 2, 2  # an anchor and a buffer to write; read, a step, both hashed and written
     assert len(asides) == 4 * put + 2 * carried + 2 * sealed
     asides.clear()
     run.commit(3)
     wanted = run.state.lineage_id
     run.commit()
-    assert (await shelf.get(wanted)).meta.round == 5
+    assert (await snapshot_cache.get(wanted)).meta.round == 5
     assert len(asides) == 4 * put + 4 * (3 * (carried - 2) + 2)  # hashed after the last of three rounds
 
 
 async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run):
-    shelf, _ = interrupted_shelf(run, 3, 5, by=lambda: run.commit(2 + shelf_module.MAX_AGE_ROUNDS))
-    first = await shelf.offer(None, 0)
+    snapshot_cache, _ = interrupted_shelf(run, 3, 5, by=lambda: run.commit(2 + shelf_module.MAX_AGE_ROUNDS))
+    first = await snapshot_cache.offer(None, 0)
     assert (first.meta.round, first.finished_at, run.state.round) == (7, 13, 13)
     run.commit(shelf_module.MAX_AGE_ROUNDS)
-    assert await shelf.offer(None, 0) is first
+    assert await snapshot_cache.offer(None, 0) is first
     run.commit()
-    assert await shelf.offer(None, 0) is not first
+    assert await snapshot_cache.offer(None, 0) is not first
 
 
 async def test_updates_are_read_piece_by_piece(run, monkeypatch):
     monkeypatch.setattr(live_snapshot, "PIECE_BYTES", 1000)
-    shelf, _ = interrupted_shelf(run, 1)
+    snapshot_cache, _ = interrupted_shelf(run, 1)
     turns = 0
 
     @contextlib.asynccontextmanager
     async def turn():
         nonlocal turns
         turns += 1
-        yield Turn()
+        yield IoSlot()
 
-    shelf.courtesy.turn = turn
-    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    snapshot_cache.priority.turn = turn
+    assert (await snapshot_cache.offer(None, 0)).path.read_bytes() == content(run.state)
     size = run.history.update(run.history.chain[-1].link.update_digest).stat().st_size
     assert size > 3000
     assert turns == 4 + math.ceil(size / 1000) + 2 + 3  # columns; pieces; checked, and a column; to hash
 
 
 async def test_a_damaged_update_makes_no_snapshot_and_is_not_kept(run, caplog):
-    shelf, _ = interrupted_shelf(run, 1, by=lambda: spoil(run.commit().history))
-    assert await shelf.offer(None, 0) is None
+    snapshot_cache, _ = interrupted_shelf(run, 1, by=lambda: spoil(run.commit().history))
+    assert await snapshot_cache.offer(None, 0) is None
     assert run.history.update(run.history.chain[-1].link.update_digest) is None
     assert "is damaged and is not served any more" in caplog.text
-    assert (await shelf.offer(None, 0)).path.read_bytes() == content(run.state)
+    assert (await snapshot_cache.offer(None, 0)).path.read_bytes() == content(run.state)
 
 
 def spoil(history):
@@ -192,7 +192,7 @@ def spoil(history):
 
 
 async def test_updates_are_read_as_those_of_their_round(run):
-    shelf, _ = interrupted_shelf(run, 2)
+    snapshot_cache, _ = interrupted_shelf(run, 2)
     split, rounds = run.state.split_update, []
 
     def noted(payload, weights, round=None):
@@ -200,50 +200,50 @@ async def test_updates_are_read_as_those_of_their_round(run):
         return split(payload, weights, round)
 
     run.state.split_update = noted
-    assert (await shelf.offer(None, 0)).meta.round == 2
+    assert (await snapshot_cache.offer(None, 0)).meta.round == 2
     assert rounds == [1]
 
 
-async def test_no_file_is_made_of_one_of_another_lineage(run, shelf, tmp_path, caplog):
-    await shelf.offer(None, 0)
+async def test_no_file_is_made_of_one_of_another_lineage(run, snapshot_cache, tmp_path, caplog):
+    await snapshot_cache.offer(None, 0)
     take(run, Run(tmp_path / "other", numel=NUMEL).commit(3, seed=5))
-    assert await shelf.get(lineage(run, 2)) is None
-    assert shelf.files == []
+    assert await snapshot_cache.get(lineage(run, 2)) is None
+    assert snapshot_cache.files == []
     assert "not what it was" not in caplog.text
 
 
-async def test_a_file_that_is_served_does_not_make_room_for_one_that_cannot_be_made(run, shelf, monkeypatch):
+async def test_a_file_that_is_served_does_not_make_room_for_one_that_cannot_be_made(run, snapshot_cache, monkeypatch):
     monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
-    files = [await shelf.offer(None, LATEST)]
+    files = [await snapshot_cache.offer(None, LATEST)]
     run.commit()
-    files.append(await shelf.offer(None, LATEST))
+    files.append(await snapshot_cache.offer(None, LATEST))
     run.commit(3)
     run.history.update(run.history.chain[2].link.update_digest).unlink()
-    assert await shelf.get(lineage(run, 4)) is None
-    assert shelf.files == files
+    assert await snapshot_cache.get(lineage(run, 4)) is None
+    assert snapshot_cache.files == files
 
 
-async def test_who_asks_for_older_rounds_makes_no_donor_write_them(run, shelf):
-    first = await shelf.offer(None, 0)
+async def test_who_asks_for_older_rounds_makes_no_donor_write_them(run, snapshot_cache):
+    first = await snapshot_cache.offer(None, 0)
     run.commit(2 + shelf_module.MAX_AGE_ROUNDS)
-    assert await shelf.get(lineage(run, 2)) is None
-    assert shelf.files == [first]
+    assert await snapshot_cache.get(lineage(run, 2)) is None
+    assert snapshot_cache.files == [first]
 
 
-async def test_a_damaged_file_is_neither_copied_nor_kept(run, shelf, caplog):
-    first = await shelf.offer(None, 0)
+async def test_a_damaged_file_is_neither_copied_nor_kept(run, snapshot_cache, caplog):
+    first = await snapshot_cache.offer(None, 0)
     with first.path.open("r+b") as file:
         file.seek(5000)
         file.write(b"x")
     run.commit()
-    assert await shelf.get(run.state.lineage_id) is None
+    assert await snapshot_cache.get(run.state.lineage_id) is None
     assert f"{first.path.name} is damaged in column 1: it is not served any more" in caplog.text
     assert on_disk(run) == set()
-    assert await shelf.get(run.state.lineage_id) is not None
+    assert await snapshot_cache.get(run.state.lineage_id) is not None
 
 
-async def test_on_a_full_disk_the_file_that_is_here_is_served(run, shelf, monkeypatch, caplog):
-    first = await shelf.offer(None, 0)
+async def test_on_a_full_disk_the_file_that_is_here_is_served(run, snapshot_cache, monkeypatch, caplog):
+    first = await snapshot_cache.offer(None, 0)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -251,15 +251,17 @@ async def test_on_a_full_disk_the_file_that_is_here_is_served(run, shelf, monkey
     run.commit()
     with monkeypatch.context() as patch:
         patch.setattr(snapshot_file.os, "pwrite", full)
-        assert await shelf.offer(None, LATEST) is first
+        assert await snapshot_cache.offer(None, LATEST) is first
     assert "no snapshot for joiners: [Errno 28] No space left on device" in caplog.text
     assert on_disk(run) == names(first.meta.lineage_id)
 
 
 async def test_a_state_that_is_given_up_is_not_written_to_its_end(run):
-    shelf, held = interrupted_shelf(run, 2, by=lambda: clearing.append(asyncio.ensure_future(shelf.clear())))
+    snapshot_cache, held = interrupted_shelf(
+        run, 2, by=lambda: clearing.append(asyncio.ensure_future(snapshot_cache.clear()))
+    )
     clearing = []
-    file = asyncio.ensure_future(shelf.offer(None, 0))
+    file = asyncio.ensure_future(snapshot_cache.offer(None, 0))
     while not clearing:
         await asyncio.sleep(0)
     await asyncio.gather(*clearing)

@@ -19,11 +19,11 @@ from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.round.partition import cut_of
-from peer.swarm.runtime.round_priority import Turn
+from peer.swarm.round.partition import partition_of
+from peer.swarm.runtime.round_priority import IoSlot
 from peer.swarm.trust.audit_server import ASKS_OF_ONE, audit_name
 from peer.swarm.trust.judge import Judge
-from peer.swarm.trust.recompute import Reckoner
+from peer.swarm.trust.recompute import Recomputer
 from peer.swarm.trust.verdict import NoEvidenceError
 from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
 from tests.swarm.circle import RECIPE, Circle
@@ -77,9 +77,9 @@ async def test_slices_that_are_too_large_for_an_audit_are_not_audited_and_cost_n
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     guard = circle.seats[0].guard
-    assert [kept.payloads for kept in guard._showing._kept.values()] == [()]
+    assert [kept.payloads for kept in guard._audit_server._kept.values()] == [()]
     await circle.round()
-    assert len(guard._showing._kept) == 1
+    assert len(guard._audit_server._kept) == 1
     guard._auditor._rng = random.Random(0)
     assert {guard._auditor.draw(heard(circle, 0)) for _ in range(50)} == {None}
 
@@ -99,7 +99,7 @@ async def test_evidence_convinces_somebody_who_was_not_there(network, tmp_path):
     found = result.found
     copied = parse_json(Evidence, dump_json(found.evidence))
     state = circle.seats[0].state
-    stranger = Judge(RUN, Reckoner(cut_of(state), RECIPE, list))
+    stranger = Judge(RUN, Recomputer(partition_of(state), RECIPE, list))
     assert stranger.judge(copied, found.payloads).culprit == circle.seats[0].peer_id
     assert stranger.needs(copied) == [len(payload) for payload in found.payloads]
     assert len(dump_json(found.evidence)) < 4096
@@ -165,7 +165,7 @@ async def test_a_verdict_bans_for_good_and_spreads_to_whoever_verifies_it(networ
     assert "false" in circle.seats[1].guard.notes()[0]
     again = type(circle.seats[2].guard.bans)(tmp_path / "2")
     assert list(again) == [culprit]
-    assert all(seat.guard.conduct.refuses(other.peer_id) is False for seat in circle.seats for other in circle.seats)
+    assert all(seat.guard.strikes.refuses(other.peer_id) is False for seat in circle.seats for other in circle.seats)
 
 
 async def test_false_evidence_counts_against_who_offers_it(network, tmp_path):
@@ -175,13 +175,13 @@ async def test_false_evidence_counts_against_who_offers_it(network, tmp_path):
     reduction, payloads = await liar.guard._auditor._unit(heard(circle, 0), victim.peer_id, 0)
     bans = liar.guard.bans
     await asyncio.to_thread(
-        bans.add, type("V", (), {"culprit": victim.peer_id, "deed": "x"})(), Evidence(finding=reduction), payloads
+        bans.add, type("V", (), {"culprit": victim.peer_id, "offence": "x"})(), Evidence(finding=reduction), payloads
     )
     for _ in range(3):
-        liar.guard._spreading._told.clear()
-        await liar.guard._spreading.tell([honest.peer_id], [victim.peer_id])
+        liar.guard._evidence_gossip._told.clear()
+        await liar.guard._evidence_gossip.tell([honest.peer_id], [victim.peer_id])
     assert not honest.guard.banned(victim.peer_id)
-    assert honest.guard.conduct.refuses(liar.peer_id)
+    assert honest.guard.strikes.refuses(liar.peer_id)
 
 
 async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all(network, tmp_path):
@@ -246,7 +246,7 @@ async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(n
     monkeypatch.setattr("peer.swarm.trust.audit_server.KEPT_BYTES", 0)
     circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
     await circle.round()
-    (last,) = circle.seats[0].guard._showing._kept.values()
+    (last,) = circle.seats[0].guard._audit_server._kept.values()
     kept = weakref.ref(last)
     assert last.nbytes == circle.seats[0].state.compressor.wire_bytes(2048)
     del last
@@ -261,7 +261,7 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
     await circle.round()
     for name in ("SMALL_BYTES", "SLICE_BYTES"):
         monkeypatch.setattr(f"peer.swarm.net.stream.{name}", 100)
-    courtesy, taken, waited = circle.seats[0].guard._showing._courtesy, [], []
+    priority, taken, waited = circle.seats[0].guard._audit_server._priority, [], []
 
     async def wait():
         waited.append(len(taken))
@@ -269,12 +269,12 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
     @contextlib.asynccontextmanager
     async def turn():
         taken.append(1)
-        yield Turn(wait=wait)
+        yield IoSlot(wait=wait)
 
-    monkeypatch.setattr(courtesy, "turn", turn)
+    monkeypatch.setattr(priority, "turn", turn)
     assert (await audit(circle, 1, 0, 0)).outcome == "right"
     assert len(taken) == turns
-    (kept,) = circle.seats[0].guard._showing._kept.values()
+    (kept,) = circle.seats[0].guard._audit_server._kept.values()
     assert len(waited) == sum(math.ceil(len(payload) / 100) - 1 for payload in kept.unit(0)) > 0
 
 
@@ -295,7 +295,7 @@ async def test_a_reducer_that_does_not_answer_is_refused_after_three_audits_and_
     circle = await Circle(network, 2, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     silent, one = circle.seats
-    silent.guard._showing.free()
+    silent.guard._audit_server.free()
     for _ in range(3):
         assert not one.guard.refuses(silent.peer_id)
         await one.guard.take(await audit(circle, 1, 0, 0))

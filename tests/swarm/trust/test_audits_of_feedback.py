@@ -76,7 +76,7 @@ async def test_who_is_on_another_lineage_by_now_judges_nobody(network, tmp_path)
     result = await audit(circle, 1, 0, 0)
     assert result.outcome == "not judged"
     await one.guard.take(result)
-    assert one.guard.conduct._pasts.get(circle.seats[0].peer_id) is None
+    assert one.guard.strikes._pasts.get(circle.seats[0].peer_id) is None
     assert "not judged (round 2 of" in one.guard.notes()[0]
 
 
@@ -93,7 +93,7 @@ async def test_evidence_against_a_reducer_with_error_feedback_spreads(network, t
     await circle.seats[1].guard.take(await audit(circle, 1, 0, 0))
     await until(lambda: circle.seats[2].guard.banned(culprit), 30.0)
     offers = f"{circle.seats[1].peer_id} offers evidence that this peer cannot judge"
-    spreading, told = circle.seats[1].guard._spreading, (circle.seats[3].peer_id, culprit)
+    spreading, told = circle.seats[1].guard._evidence_gossip, (circle.seats[3].peer_id, culprit)
     await until(lambda: offers in caplog.text and told not in spreading._told, 30.0)
     assert not circle.seats[3].guard.banned(culprit)
     circle.seats[3].chain[:] = circle.seats[1].chain  # it is told again, once it is there
@@ -113,6 +113,6 @@ async def test_who_has_left_the_lineage_of_a_deed_no_longer_offers_its_evidence(
     found = (await audit(circle, 1, 0, 0)).found
     await asyncio.to_thread(guard.bans.add, found.verdict, found.evidence, found.payloads)
     del circle.seats[1].chain[1:]
-    await guard._spreading.tell([other], [culprit])
-    assert (other, culprit) in guard._spreading._told  # else it would try again in every round
+    await guard._evidence_gossip.tell([other], [culprit])
+    assert (other, culprit) in guard._evidence_gossip._told  # else it would try again in every round
     assert not circle.seats[2].guard.banned(culprit)

@@ -96,7 +96,7 @@ async def test_a_reducer_that_tells_two_results_is_banned_when_members_compare_t
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
-    assert "told two results in round 2" in one.guard.bans.deed(liar.peer_id)
+    assert "told two results in round 2" in one.guard.bans.offence(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
 
@@ -115,7 +115,7 @@ async def test_a_residual_where_there_is_none_ends_the_round_and_counts_against_
     liar.exchange._work.sign = another
     outcomes = await one_round(circle)
     assert (outcomes[1].culprit, outcomes[1].reason) == (liar.peer_id, "it signed a residual where there is none")
-    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
+    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
 
 
 async def test_whoever_shows_two_results_in_an_audit_is_convicted_too(network, tmp_path):
@@ -126,7 +126,7 @@ async def test_whoever_shows_two_results_in_an_audit_is_convicted_too(network, t
     stream.send = telling_another_result(liar, stream.send)
     await one_round(circle)
     await until(lambda: one.guard.banned(liar.peer_id), 30.0)  # it is shown one thing at a time
-    heard = one.guard._showing._heard
+    heard = one.guard._audit_server._heard
     found = await one.guard._auditor.audit(heard, liar.peer_id, 0)
     assert (found.outcome, found.found.verdict.culprit) == ("false", liar.peer_id)
 
@@ -147,8 +147,8 @@ async def test_a_contribution_that_is_not_what_was_signed_ends_the_round_and_cou
     outcomes = await one_round(circle)
     assert outcomes[1].culprit == liar.peer_id
     assert "its signature is not that of the contribution" in outcomes[1].reason
-    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
-    assert liar.peer_id not in other.guard.conduct._pasts  # it has only been told
+    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
+    assert liar.peer_id not in other.guard.strikes._pasts  # it has only been told
 
 
 async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_counted(network, tmp_path):
@@ -165,5 +165,5 @@ async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_coun
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted)
     assert "has other joins" in outcomes[1].reason
-    assert one.guard.conduct._pasts[liar.peer_id].offences == 1
+    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
     assert not one.guard.banned(liar.peer_id)

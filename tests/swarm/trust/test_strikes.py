@@ -9,7 +9,7 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, RejectMessage
-from peer.swarm.trust.strikes import FIRST_REFUSAL_S, LONGEST_REFUSAL_S, STRIKES, Conduct
+from peer.swarm.trust.strikes import FIRST_REFUSAL_S, LONGEST_REFUSAL_S, STRIKES, StrikeCounter
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import gather, join_of, until
 from tests.swarm.table import NAME
@@ -24,37 +24,37 @@ class Clock:
 
 def test_refusals_grow_and_end():
     clock = Clock()
-    conduct = Conduct(clock)
+    strikes = StrikeCounter(clock)
     waits = []
     for _ in range(8):
         for strike in range(STRIKES):
-            assert not conduct.refuses("x"), strike
-            conduct.saw("x", "a frame that is none")
+            assert not strikes.refuses("x"), strike
+            strikes.saw("x", "a frame that is none")
         began = clock.now
-        while conduct.refuses("x"):
+        while strikes.refuses("x"):
             clock.now += 1.0
         waits.append(clock.now - began)
     assert waits[:3] == [FIRST_REFUSAL_S, 2 * FIRST_REFUSAL_S, 4 * FIRST_REFUSAL_S]
     assert waits[-1] == LONGEST_REFUSAL_S
-    assert not conduct.refuses("y")
+    assert not strikes.refuses("y")
 
 
 def test_whoever_never_shows_anything_is_refused_and_whoever_does_is_not():
-    conduct = Conduct(Clock())
+    strikes = StrikeCounter(Clock())
     for turn in range(10):
-        conduct.unanswered("often")
-        conduct.unanswered("often")
-        conduct.answered("often")
-        assert not conduct.refuses("often"), turn
-        conduct.unanswered("never")
-    assert conduct.refuses("never")
+        strikes.unanswered("often")
+        strikes.unanswered("often")
+        strikes.answered("often")
+        assert not strikes.refuses("often"), turn
+        strikes.unanswered("never")
+    assert strikes.refuses("never")
 
 
 def test_no_number_of_offenders_fills_the_memory():
-    conduct = Conduct(Clock())
+    strikes = StrikeCounter(Clock())
     for number in range(5000):
-        conduct.saw(str(number), "x")
-    assert len(conduct._pasts) <= 1024
+        strikes.saw(str(number), "x")
+    assert len(strikes._pasts) <= 1024
 
 
 async def test_hearsay_is_not_held_against_anybody(network, tmp_path):
@@ -72,14 +72,14 @@ async def test_hearsay_is_not_held_against_anybody(network, tmp_path):
     with pytest.raises(RoundAborted):
         await asyncio.wait_for(jobs[1], 30.0)
     assert caught.value.culprit == other.peer_id
-    assert one.guard.conduct._pasts == {}
+    assert one.guard.strikes._pasts == {}
 
 
 async def test_who_is_refused_gets_no_seat_and_does_not_lead(network):
     first, second, third = await gather(network, 3)
     for member in (second, third):
         refused = {first.peer_id}
-        member.matchmaker._seats._refuses = member.matchmaker.view._refuses = refused.__contains__
+        member.matchmaker._lobby._refuses = member.matchmaker.view._refuses = refused.__contains__
     assert second.matchmaker.view.leader() == second.peer_id
     stream = await first.hand_in(second, join_of(first.node.identity)[0])
     reject = parse_json(RejectMessage, (await stream.receive({Kind.REJECT: 10_000}))[1])

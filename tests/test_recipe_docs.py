@@ -1,7 +1,7 @@
-"""docs/recipes.md tells of every recipe, part and codec that there is, and no other; its figures are those of the code.
-docs/simulator.md tells of every flag of its commands, key of a scenario and key of a report.
+"""docs/recipes.md describes exactly the recipes, parts and codecs of the code, with its figures.
+docs/simulator.md describes every flag of its commands, key of a scenario and key of a report.
 
-`python -m tests.test_recipe_docs` prints the rows of its tables as the code would have them.
+`python -m tests.test_recipe_docs` prints the rows of the tables as the code computes them.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def is_bound(recipe: Recipe) -> bool:
 
 
 def bytes_per_step(recipe: Recipe) -> float:
-    """Bytes that each of `PEERS` sends per inner step, as the simulator counts them, with everybody in every round."""
+    """Bytes that each of `PEERS` sends per inner step, as the simulator counts them, with all peers in every round."""
     payload = bound(recipe.compressor).wire_bytes(PARAMETERS)
     if not isinstance(recipe.topology, AllPeers):
-        # Two peers with anchors of their own send the anchor besides the difference.
+        # Two peers with anchors of their own send the anchor and the difference.
         sent = payload * (2.0 if recipe.payload == "delta" else 1.0)
     elif recipe.exchange == "gather":
         sent = float(gather_traffic([payload] * PEERS)[0])
@@ -163,7 +163,7 @@ def test_the_figure_in_a_section_is_that_of_the_table(name: str) -> None:
 
 def test_every_word_of_every_part_stands_there_with_its_numbers() -> None:
     for kind, words in PARTS.items():
-        table = rows(section(kind, section("Parts, their words and numbers"), level=3))
+        table = rows(section(kind, section("Parts, their names and numbers"), level=3))
         assert {word: cells[0] for word, cells in table.items()} == {w: numbers_cell(part) for w, part in words.items()}
 
 

@@ -21,9 +21,11 @@ from peer.settings import (
     setting_overrides,
 )
 from peer.swarm.net.keys import check_identity
+from peer.system.file_lock import lock_folder
 from peer.system.gc_pause import starting
 from peer.system.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
 
+LOCK_NAME = "peer.lock"
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
 
 JOIN_DESCRIPTION = """\
@@ -107,7 +109,7 @@ def _join(arguments: argparse.Namespace) -> int:
     if settings.resume_from_checkpoint not in (None, LATEST):
         check_resumable(Path(settings.resume_from_checkpoint).expanduser())
     identity_path = settings.identity_path or settings.output_dir / "identity.key"
-    with lock_identity(identity_path):
+    with lock_identity(identity_path), lock_folder(settings.output_dir, "output_dir", LOCK_NAME):
         check_identity(identity_path)
         check_host_ports(settings.host_maddrs)
         reachable = check_reachable(addresses)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from importlib.resources import files
@@ -13,6 +12,7 @@ import yaml
 
 from peer.errors import UserError
 from peer.protocol.manifest import parse_manifest
+from peer.system.file_lock import lock_folder
 from peer.system.preflight import check_output_dir
 
 LOCK_NAME = "demo.lock"
@@ -40,8 +40,7 @@ def fresh_folder(path: Path) -> Iterator[Path]:
     if path.is_dir() and any(path.iterdir()):
         _move_away(path)
     check_output_dir(path)
-    with (path / LOCK_NAME).open("a") as lock:
-        _lock(lock.fileno(), path)
+    with lock_folder(path, "output_dir", LOCK_NAME):
         yield path
 
 
@@ -50,18 +49,9 @@ def _move_away(path: Path) -> None:
         raise UserError(
             f"output_dir={path}: holds files that are not of an earlier demo", "Choose another --output-dir."
         )
-    with (path / LOCK_NAME).open("a") as lock:
-        _lock(lock.fileno(), path)
+    with lock_folder(path, "output_dir", LOCK_NAME):
         number = 1
         while os.path.lexists(path.with_name(f"{path.name}-{number}")):
             number += 1
         path.rename(path.with_name(f"{path.name}-{number}"))
 
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"output_dir={path}: another demo is running there", "Stop it, or choose another --output-dir."
-        ) from None

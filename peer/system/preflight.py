@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import socket
 import tempfile
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from peer.errors import UserError
 from peer.protocol.address import HostAddress, PeerAddress, parse_host_address
+from peer.system.file_lock import FileLock, lock_file
 
 Connect = Callable[[PeerAddress, float], "str | None"]
 
@@ -117,54 +116,26 @@ def check_reachable(
     return good
 
 
-class IdentityLock:
-    """An exclusive hold on an identity until `close`, or until this process and its forked children are gone."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-
-    def close(self) -> None:
-        """Give the identity free; a second call does nothing."""
-        if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)    # closing alone would not free it from a forked child
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __enter__(self) -> IdentityLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def lock_identity(path: Path) -> IdentityLock:
+def lock_identity(path: Path) -> FileLock:
     """Hold the identity whose key is, or will be, at `path`, so that no second process runs under it.
 
-    The lock is a file of its own beside the key (`<path>.lock`), so that the key can be created exclusively later. It
-    stays when the lock is given free: removing it would let two processes hold two files of one name.
+    The lock is a file of its own beside the key (`<path>.lock`), so that the key can be created exclusively later.
 
     Raises:
         UserError: another process holds it, or the folder cannot be written to.
     """
-    lock_path = path.with_name(path.name + ".lock")
+    def in_use(holder: str) -> UserError:
+        return UserError(
+            f"identity in use: {path} belongs to process {holder}, which is still running",
+            "One identity runs once at a time: stop the other, or start this one with its own --output-dir.",
+        )
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return lock_file(path.with_name(path.name + ".lock"), in_use)
     except OSError as error:
         what = f"identity_path={path}: cannot be locked: {_reason(error)}"
         raise UserError(what, "Choose a folder that you can write to.") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        raise UserError(
-            f"identity in use: {path} belongs to process {holder}, which is still running",
-            "One identity runs once at a time: stop the other, or start this one with its own --output-dir.",
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return IdentityLock(descriptor)
 
 
 def _cannot_listen(problems: list[str]) -> UserError:

@@ -48,6 +48,6 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_running_demo_is_not_disturbed(tmp_path: Path) -> None:
     with fresh_folder(tmp_path / "demo"):
-        with pytest.raises(UserError, match="another demo is running"), fresh_folder(tmp_path / "demo"):
+        with pytest.raises(UserError, match="is in use by process"), fresh_folder(tmp_path / "demo"):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["demo"]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from peer.outer.numerics import offload
@@ -31,7 +29,7 @@ def run(tmp_path):
 @pytest.fixture
 def snapshot_cache(run):
     """The snapshots of that run."""
-    return SnapshotCache(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
+    return SnapshotCache(run)
 
 
 @pytest.fixture(params=["in place", "in threads"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import torch
 
 from peer.outer.aggregate.reduce import reduce_part
@@ -53,6 +55,7 @@ class Run:
         self.history = ChainStore(folder, self.state.lineage_id)
         self.identities = [Identity.generate() for _ in range(members)]
         self.states = [self.state.digest()]
+        self.valid, self.still = True, asyncio.Lock
 
     def commit(self, rounds=1, *, seed=0, tokens=TOKENS):
         """Commit rounds; every one gets a certificate of all members."""

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from peer.outer.numerics.offload import run_offloaded
-from peer.outer.state.outer_state import CHUNK, AnyUpdate, OuterState
+from peer.outer.state.outer_state import CHUNK, AnyUpdate
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
 from peer.swarm.runtime.round_priority import IoSlot, RoundPriority
-from peer.swarm.state.chain import KEPT_UPDATES, ChainStore
+from peer.swarm.state.chain import KEPT_UPDATES
+from peer.swarm.state.owned_state import OwnedState
 from peer.swarm.state.snapshot_file import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,13 @@ Turns = Callable[[], AbstractAsyncContextManager[IoSlot]]
 PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
 PIECE_BYTES = 4 << 20  # of an update, in one turn
+
+
+class Updates(Protocol):
+    """Where the updates of a lineage are kept."""
+
+    async def update(self, digest: str) -> Path | None:
+        """The file of that update, if it is kept."""
 
 
 class ReplayPlan(NamedTuple):
@@ -45,17 +53,15 @@ class LiveSnapshotter:
     """Makes snapshot files, one at a time, in the folder of the history.
 
     Args:
-        history, state, still, valid, courtesy: as for `Shelf`.
-        update: (digest) -> the file of that update, if it is kept.
+        owned: the state; it is held still for the copy of one column at a time.
+        updates: gives the files of updates.
+        priority: rounds go first.
     """
 
-    def __init__(
-        self, history: ChainStore, state: OuterState, still: Callable[[], AbstractAsyncContextManager[None]],
-        valid: Callable[[], bool], priority: RoundPriority, update: Callable[[str], Awaitable[Path | None]],
-    ) -> None:  # fmt: skip
-        self._history, self._state, self._still, self._valid = history, state, still, valid
-        self._priority, self._update, self._stopped = priority, update, False
-        self.spare = history.folder / "snapshot.tmp"
+    def __init__(self, owned: OwnedState, updates: Updates, priority: RoundPriority) -> None:
+        self._owned, self._updates, self._priority = owned, updates, priority
+        self._history, self._state, self._stopped = owned.history, owned.state, False
+        self.spare = owned.history.folder / "snapshot.tmp"
 
     def stop(self) -> None:
         """What is being made ends as nothing, at its next column."""
@@ -96,8 +102,8 @@ class LiveSnapshotter:
         way: ReplayPlan | None = None
         for column in writer.columns:
             async with self._turn(writer, PATIENT_ROUNDS) as turn:
-                async with self._still():
-                    if self._stopped or not self._valid() or not history.leads_through(*began):
+                async with self._owned.still():
+                    if self._stopped or not self._owned.valid or not history.leads_through(*began):
                         return None
                     await run_offloaded(CHUNK * (1 + len(state.buffers)), writer.copy, column)
                     way = ReplayPlan(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
@@ -107,7 +113,7 @@ class LiveSnapshotter:
     async def _finish(self, writer: SnapshotWriter, way: ReplayPlan, turns: Turns) -> SnapshotFile | None:
         """Carry columns on until all are of the last round, and hash them."""
         for certificate in way.chain:
-            path = await self._update(certificate.link.update_digest)
+            path = await self._updates.update(certificate.link.update_digest)
             update = None if path is None else await self._read(path, certificate, turns)
             if update is None:
                 log.info("no snapshot: the update of round %d is not kept any more", certificate.link.round + 1)

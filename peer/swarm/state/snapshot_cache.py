@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import Certificate
 from peer.swarm.runtime.round_priority import RoundPriority
-from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.live_snapshot import LiveSnapshotter
+from peer.swarm.state.owned_state import OwnedState
 from peer.swarm.state.snapshot_file import DamagedError, SnapshotFile
 
 log = logging.getLogger(__name__)
@@ -61,7 +59,30 @@ class OneSnapshot:
         return None
 
 
-class SnapshotCache:
+class SnapshotFiles:
+    """The snapshot files of a state that goes on, and none of an earlier life.
+
+    Args:
+        owned: the state; its history's folder holds the files.
+
+    Attributes:
+        files: from the oldest to the newest.
+        priority: to be told of rounds, which go first.
+    """
+
+    def __init__(self, owned: OwnedState) -> None:
+        self._owned, self._state = owned, owned.state
+        self.priority = RoundPriority()
+        self._writing = asyncio.Lock()
+        self.files: list[SnapshotFile] = []
+        for path in owned.history.folder.glob("snapshot*"):
+            path.unlink(missing_ok=True)
+
+    def _held(self, lineage_id: str | None) -> SnapshotFile | None:
+        return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
+
+
+class SnapshotCache(SnapshotFiles):
     """The snapshots of a state that goes on: the two newest, and none before somebody has asked.
 
     A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
@@ -70,32 +91,13 @@ class SnapshotCache:
     round than its own file, which another donor has, makes it of that file.
 
     Args:
-        history: of the state; its folder holds the files.
-        still: holds the state still; the rounds wait for it, so it is held for the copy of one chunk at a time.
-        valid: whether the state is whole; asked while it is held still.
-        digest: -> that of the state as it was when it was new.
-        written: returns when the newest update is in its file.
-
-    Attributes:
-        courtesy: to be told of rounds, which go first.
+        owned: the state; the rounds wait while it is held still, so it is held for the copy of one chunk at a time.
     """
 
-    def __init__(
-        self,
-        history: ChainStore,
-        state: OuterState,
-        still: Callable[[], AbstractAsyncContextManager[None]],
-        valid: Callable[[], bool],
-        digest: Callable[[], Awaitable[str]],
-        written: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.priority, self._written = RoundPriority(), written
-        self._history, self._state, self._still, self._valid, self._digest = history, state, still, valid, digest
-        self._writing = asyncio.Lock()
-        self._capture = LiveSnapshotter(history, state, still, valid, self.priority, self.update)
-        self.files: list[SnapshotFile] = []
-        for path in history.folder.glob("snapshot*"):  # of an earlier life
-            path.unlink(missing_ok=True)
+    def __init__(self, owned: OwnedState) -> None:
+        super().__init__(owned)
+        self._history = owned.history
+        self._snapshotter = LiveSnapshotter(owned, self, self.priority)
 
     async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
         """See `Snapshots`."""
@@ -105,7 +107,7 @@ class SnapshotCache:
             if held is None and wanted != self._state.lineage_id and self._is_fresh(from_round):
                 held = self.files[-1]
             if held is None:
-                await self._renew(self._capture.of_state)
+                await self._renew(self._snapshotter.of_state)
                 held = self.files[-1] if self.files else None
             return held
 
@@ -117,9 +119,9 @@ class SnapshotCache:
             self._forget_other_lineages()
             if self._held(lineage_id) is None:
                 if (chain := self._onward(lineage_id)) is not None:
-                    await self._renew(partial(self._capture.of_file, self.files[-1], chain))
+                    await self._renew(partial(self._snapshotter.of_file, self.files[-1], chain))
                 elif self._state.lineage_id == lineage_id:
-                    await self._renew(self._capture.of_state)
+                    await self._renew(self._snapshotter.of_state)
             return self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
@@ -127,18 +129,15 @@ class SnapshotCache:
         state, history = self._state, self._history
         if round < len(history.chain) and history.lineage_id(round) == lineage_id:
             return history.certified(round)
-        digest = await self._digest() if state.lineage_id == lineage_id else None
-        return digest if self._valid() and state.lineage_id == lineage_id else None
+        digest = await self._owned.digest() if state.lineage_id == lineage_id else None
+        return digest if self._owned.valid and state.lineage_id == lineage_id else None
 
     async def update(self, digest: str) -> Path | None:
         """See `Snapshots`."""
-        async with self._still():  # a round that is on the chain may still be taking its step
+        async with self._owned.still():  # a round that is on the chain may still be taking its step
             pass
-        await self._written()
+        await self._owned.written()
         return await asyncio.to_thread(self._history.whole_update, digest)
-
-    def _held(self, lineage_id: str | None) -> SnapshotFile | None:
-        return next((file for file in self.files if file.meta.lineage_id == lineage_id), None)
 
     def _is_fresh(self, from_round: int) -> bool:
         """Whether the newest file is new enough; what rounds came while it was written does not make it old."""
@@ -166,7 +165,7 @@ class SnapshotCache:
 
     async def clear(self) -> None:
         """The state was a wrong one, and so may be the files."""
-        self._capture.stop()
+        self._snapshotter.stop()
         async with self._writing:
             for file in tuple(self.files):
                 self._remove(file)
@@ -180,7 +179,7 @@ class SnapshotCache:
         if len(self.files) >= MAX_FILES:
             if self.files[0].in_use:
                 return
-            self.files.pop(0).give_up(self._capture.spare)
+            self.files.pop(0).give_up(self._snapshotter.spare)
         try:
             file = await make()
         except DamagedError as error:

@@ -3,71 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.numerics.offload import run_offloaded
 from peer.outer.state.outer_state import AnyUpdate, OuterState
-from peer.protocol.lineage import Certificate, Position
+from peer.protocol.lineage import Certificate
 from peer.swarm.state.chain import ChainStore
+from peer.swarm.state.owned_state import OwnedState
 from peer.swarm.state.snapshot_cache import SnapshotCache
 from peer.swarm.state.snapshot_file import load_snapshot
 
 log = logging.getLogger(__name__)
 
 
-class StateStore:
-    """Owns every change of the outer state.
+class StateStore(OwnedState):
+    """The outer state of a run with one lineage, its chain and its updates.
 
     Args:
-        memory: the shared memory that the state's tensors lie in.
-        state: the outer state.
-        history: its chain and updates.
+        memory, state, history: as for `OwnedState`.
 
     Attributes:
-        valid: the state is whole. False before the first valid state, and for the moment of a change.
-        position: where this peer stands; during a change, still where it stood.
-        shelf: the snapshots that joiners take.
+        snapshot_cache: the snapshots that joiners take.
     """
 
     def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
-        self.memory, self.state, self.history = memory, state, history
-        self.valid = False
-        self.position = Position(0, history.genesis, 0)
-        self._lock = asyncio.Lock()
+        super().__init__(memory, state, history)
         self._writing: asyncio.Future[None] | None = None
-        self._digest = ""
         self._hashing: asyncio.Future[None] | None = None
-        self.snapshot_cache = SnapshotCache(history, state, self.still, lambda: self.valid, self.digest, self.written)
+        self.snapshot_cache = SnapshotCache(self)
 
-    def restore(self, chains: list[Path]) -> Head | None:
-        """Take up what the shared memory holds: a state with a head, whose chain is in one of the files, or genesis.
+    def _verified(self, head: Head, digest: str, chains: Sequence[Path]) -> str | None:
+        """The lineage id that the head names, if one of the files holds the chain that leads there."""
+        told = head.state_digest in (digest, None)
+        return head.lineage_id if told and any(self.history.load(path, head.lineage_id) for path in chains) else None
 
-        Returns:
-            the head of a state that was taken up; None for genesis, and when the state does not verify (`valid`
-            tells).
-        """
-        head, digest = self.memory.head, self.state.digest()
-        self._digest = digest
-        if (
-            head is not None
-            and head.state_digest in (digest, None)
-            and any(self.history.load(path, head.lineage_id) for path in chains)
-        ):
-            self.state.round, self.state.lineage_id = head.round, head.lineage_id
-            self.memory.head = head.model_copy(update={"state_digest": digest})
-            self._settle()
-            return head
-        if head is not None:
-            log.warning("the state of round %d does not verify; taking another from the swarm", head.round)
-        self.history.replace([])
-        self.memory.head = None
-        if digest == self.history.genesis:
-            self._settle()
-        return None
+    def _weight(self) -> int:
+        return self.history.weight
 
     async def apply(self, update: AnyUpdate, certificate: Certificate, contributed: int | None) -> None:
         """Apply a certified update; `contributed` is the snapshot of this peer that went into it.
@@ -124,31 +98,17 @@ class StateStore:
             self._unsettle()
         await self.snapshot_cache.clear()
 
-    @contextlib.asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """Hold the outer state still: nothing changes inside."""
-        async with self._lock:
-            yield
-
     async def written(self) -> None:
         """Return when the newest update is in its file."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
 
-    def _unsettle(self) -> None:
-        self.memory.head = None
-        self.valid = False
-
     def _write_head(self, contributed: int | None) -> None:
         head = Head(round=self.state.round, lineage_id=self.state.lineage_id, contributed=contributed)
         self.memory.head = head
         self._hashing = asyncio.ensure_future(self._hash(head))
-        self._settle()
+        self._settle(self.state.round, self.state.lineage_id)
 
     async def _hash(self, head: Head) -> None:
         self._digest = await asyncio.to_thread(self.state.digest)
         self.memory.head = head.model_copy(update={"state_digest": self._digest})
-
-    def _settle(self) -> None:
-        self.valid = True
-        self.position = Position(self.state.round, self.state.lineage_id, self.history.weight)

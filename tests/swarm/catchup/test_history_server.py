@@ -25,7 +25,8 @@ def serve(network, tmp_path):
     async def start(numel=1000, rounds=3, snapshot=True, **options):
         run = Run(tmp_path / "donor", numel=numel).commit(rounds)
         node = network.node()
-        snapshot_cache = SnapshotCache(run.history, run.state, asyncio.Lock, lambda: snapshot, run.digest, run.written)
+        run.valid = snapshot
+        snapshot_cache = SnapshotCache(run)
         await HistoryServer(node, RUN, run.history, snapshot_cache, **options).start()
         return run, node
 

@@ -201,8 +201,8 @@ async def test_one_liar_convinces_nobody_where_honest_members_are_in_sight(netwo
 
 
 async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run, joiner):
-    server, valid = network.node(run.identities[0]), [True]
-    snapshot_cache = SnapshotCache(run.history, run.state, asyncio.Lock, lambda: valid[0], run.digest, run.written)
+    server = network.node(run.identities[0])
+    snapshot_cache = SnapshotCache(run)
     await HistoryServer(server, RUN, run.history, snapshot_cache).start()
 
     links = [certificate.link for certificate in run.history.chain]
@@ -214,7 +214,7 @@ async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run,
     for unknown in (links[1].model_copy(update={"round": 7}), links[1].model_copy(update={"update_digest": "f" * 64})):
         assert await said(unknown) is None
     assert await snapshot_cache.digest(0, run.history.genesis) == run.states[0]
-    valid[0] = False
+    run.valid = False
     assert [await said(link) for link in links] == [*run.states[1:3], None]
 
 
@@ -279,7 +279,7 @@ async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_pat
 
     monkeypatch.setattr(rounds, "_one_round", one_round)
     await rounds.store.doubt()
-    rounds._slot.due = "a contribution"
+    rounds.slot.due = "a contribution"
     running = asyncio.ensure_future(rounds.run())
     for _ in range(200):  # turns of the loop
         await asyncio.sleep(0)

@@ -34,7 +34,8 @@ def interrupted_shelf(run, *entries, by=None):
         held.append(run.state.round)
         yield
 
-    return SnapshotCache(run.history, run.state, still, lambda: True, run.digest, run.written), held
+    run.still = still
+    return SnapshotCache(run), held
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ async def test_a_snapshot_of_another_lineage_is_not_offered_even_to_who_wants_it
 async def test_files_of_an_earlier_life_are_removed(run):
     (run.history.folder / "snapshot-0123.bin").write_bytes(b"x")
     (run.history.folder / "snapshot-0123.tmp").write_bytes(b"x")
-    SnapshotCache(run.history, run.state, asyncio.Lock, lambda: True, run.digest, run.written)
+    SnapshotCache(run)
     assert on_disk(run) == set()
 
 
@@ -163,7 +163,8 @@ async def test_chunks_of_a_file_that_is_here_do_not_wait_for_one_that_is_written
         await free.wait()
         yield
 
-    snapshot_cache = SnapshotCache(run.history, run.state, still, lambda: True, run.digest, run.written)
+    run.still = still
+    snapshot_cache = SnapshotCache(run)
     first = await snapshot_cache.offer(None, 0)
     run.commit()
     free.clear()
@@ -176,7 +177,8 @@ async def test_chunks_of_a_file_that_is_here_do_not_wait_for_one_that_is_written
 
 
 async def test_an_invalid_state_is_not_served(run):
-    snapshot_cache = SnapshotCache(run.history, run.state, asyncio.Lock, lambda: False, run.digest, run.written)
+    run.valid = False
+    snapshot_cache = SnapshotCache(run)
     assert await snapshot_cache.offer(None, 0) is None
     assert await snapshot_cache.get(run.state.lineage_id) is None
     assert on_disk(run) == set()

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import Protocol
 
-from torch import Tensor
-
-from peer.link.messages import Anchor, Progress, Snapshot, ToTrainer, WantSnapshot
+from peer.link.channel import TrainerLink
+from peer.link.memory import SharedState
+from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.outer.round import Due
 from peer.protocol.lineage import Position
+
+
+class SharedPosition(Protocol):
+    """The state that this peer's rounds change: its shared memory, and where it stands."""
+
+    @property
+    def memory(self) -> SharedState: ...
+    @property
+    def position(self) -> Position: ...
 
 
 class ContributionSlot:
     """This peer's contribution, from the trainer's progress towards it to the anchor that it went into.
 
     Args:
-        snapshot: -> the shared vector that contributions lie in.
-        position: where this peer stands.
-        tell: sends a message to the trainer.
+        store: the state; contributions lie in its memory.
+        trainer: makes them.
         called: rounds begin when a peer calls for one, and at no other time.
 
     Attributes:
@@ -29,12 +37,9 @@ class ContributionSlot:
         work: set when something has come that the rounds may wait for.
     """
 
-    def __init__(
-        self, snapshot: Callable[[], Tensor], position: Callable[[], Position], tell: Callable[[ToTrainer], None],
-        called: bool = False,
-    ) -> None:
+    def __init__(self, store: SharedPosition, trainer: TrainerLink, called: bool = False) -> None:
         self.called = called
-        self._snapshot, self._position, self._tell = snapshot, position, tell
+        self._store, self._trainer = store, trainer
         self.merged = asyncio.Event()
         self.merged.set()
         self.work = asyncio.Event()
@@ -43,7 +48,7 @@ class ContributionSlot:
         self.progress: Progress | None = None
         self._wanted = False
         self._kept = False  # a call
-        self._due_at = self._began = self._asked_at = position()
+        self._due_at = self._began = self._asked_at = store.position
         self._last_sequence = 0
         self._progress_at = 0.0
 
@@ -61,7 +66,7 @@ class ContributionSlot:
     @property
     def _occupied(self) -> bool:
         """A contribution for the round that follows this position is ready, or in it."""
-        now = self._position()
+        now = self._store.position
         return (self.due is not None and self._due_at == now) or (self.in_round and self._began == now)
 
     def halfway(self) -> bool:
@@ -85,7 +90,8 @@ class ContributionSlot:
         self._wanted = False
         if not self.merged.is_set():
             return
-        self.due, self._due_at = Due(message.sequence, message.tokens, self._snapshot()), self._position()
+        self.due = Due(message.sequence, message.tokens, self._store.memory.snapshot)
+        self._due_at = self._store.position
         self.work.set()
 
     def on_merged(self) -> None:
@@ -113,28 +119,28 @@ class ContributionSlot:
 
     def want_snapshot(self) -> None:
         """Ask the trainer for a contribution in place of its last one."""
-        self._wanted, self._asked_at = True, self._position()
-        self._tell(WantSnapshot(after=self._last_sequence))
+        self._wanted, self._asked_at = True, self._store.position
+        self._trainer.tell(WantSnapshot(after=self._last_sequence))
 
     def announce_anchor(self, contributed: int | None) -> None:
         """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another."""
         self.merged.clear()
         self.due = None
-        now = self._position()
+        now = self._store.position
         if self.called and self._wanted:  # what the trainer hands over before it sees this anchor is void
             self._wanted, self._kept = False, self._kept or self._asked_at == now
-        self._tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
+        self._trainer.tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
 
     def begin_round(self) -> None:
         """A round is under way, until `release`."""
-        self.in_round, self._began = True, self._position()
+        self.in_round, self._began = True, self._store.position
 
     def release(self, due: Due) -> None:
         """The round of this contribution is over, unless the trainer has handed over the next one meanwhile."""
         self.in_round = False
         if self.due is due:
             self.due = None
-        if self.called and self._began == self._position():
+        if self.called and self._began == self._store.position:
             self._wanted = True  # it has failed; the snapshot must stay until it is known whether for others, too
         self._answer()
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from peer.link.contribution_slot import ContributionSlot
-from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
+from peer.link.memory import SharedState
+from peer.link.messages import Anchor, Progress, Snapshot, ToTrainer, WantSnapshot
+from peer.link.supervisor import create_descriptor
 from peer.outer.round import Due
 from peer.protocol.lineage import Position
 
@@ -16,12 +17,17 @@ class Peer:
 
     def __init__(self, *, called: bool = True) -> None:
         self.told: list[object] = []
-        self.at = Position(3, "a" * 64, 0)
-        self.slot = ContributionSlot(lambda: torch.zeros(2), lambda: self.at, self.told.append, called)
+        self.position = Position(3, "a" * 64, 0)
+        self.memory = SharedState(create_descriptor(), 2, 0)
+        self.slot = ContributionSlot(self, self, called)
+
+    def tell(self, message: ToTrainer) -> None:
+        """What its trainer is told."""
+        self.told.append(message)
 
     def moves(self) -> None:
         """The state is that of the next round."""
-        self.at = Position(self.at.round + 1, "b" * 64, 0)
+        self.position = Position(self.position.round + 1, "b" * 64, 0)
 
     def contributes(self) -> Due:
         """A contribution is ready, and its round begins."""
@@ -89,7 +95,7 @@ async def test_after_a_round_that_failed_nobody_is_asked_until_it_is_known_what_
     peer.slot.want_snapshot()  # the aftermath
     assert peer.asked == 1
     peer.slot.on_snapshot(Snapshot(sequence=2, tokens=20))
-    assert peer.slot.due == Due(2, 20, peer.slot.due.snapshot if peer.slot.due else torch.empty(0))
+    assert peer.slot.due == Due(2, 20, peer.memory.snapshot)
 
 
 @pytest.mark.parametrize("ready", [False, True])

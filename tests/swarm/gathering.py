@@ -15,7 +15,6 @@ from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import PeerRecord, dump_json, seal
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm.group.invites import LocalPeer
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterAuthority
 from tests.swarm.runs import RUN
@@ -50,6 +49,41 @@ class PlainDirectory:
         self.peers.update(self.later)
 
 
+class Itself:
+    """A member, as seen by itself; the `LocalPeer` of its matchmaker."""
+
+    def __init__(self, member, client):
+        self._member, self.client, self.called, self.slot = member, client, False, self
+        self.members = frozenset()
+
+    def position(self):
+        return self._member.position
+
+    def due_in_s(self):
+        return self._member.due_in_s
+
+    def halfway(self):
+        return self._member.halfway
+
+    def request_now(self):
+        self._member.hurried.set()
+
+    def taking_part(self):
+        return self._member.training
+
+    def persistent_members(self):
+        return self.members
+
+    def refuses(self, peer_id):  # noqa: ARG002
+        return False
+
+    def nudge(self, *claim):
+        self._member.nudges.append(claim)
+
+    def decline(self, group, abort):
+        """Nobody is told."""
+
+
 class Member:
     """One peer: a production matchmaker, everything around it played."""
 
@@ -59,17 +93,9 @@ class Member:
         self.position = Position(5, PARENT, 100)
         self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
-        me = LocalPeer(
-            position=lambda: self.position,
-            due_in_s=lambda: self.due_in_s,
-            halfway=lambda: self.halfway,
-            request_now=self.hurried.set,
-            training=lambda: self.training,
-            nudge=lambda *claim: self.nudges.append(claim),
-            client=client,
-        )
         rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
-        self.matchmaker = Matchmaker(node, self.directory, RUN, rounds, rosters, me)
+        self.itself = Itself(self, client)
+        self.matchmaker = Matchmaker(node, self.directory, rosters, self.itself)
 
     @property
     def peer_id(self):

@@ -21,6 +21,7 @@ from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.group_draw import number_of
 from peer.swarm.gossip.round_loop import GossipRounds
 from peer.swarm.gossip.store import LocalStateStore
+from peer.swarm.loop import RunContext
 from peer.swarm.state.chain import ChainStore
 
 NOMINAL = 10_000
@@ -84,9 +85,11 @@ class GossipPeer:
         self.store = LocalStateStore(memory, self.state, ChainStore(folder, self.manifest.genesis))
         self.store.restore()
         self.records, self.wanted = [], 0
-        self.rounds = GossipRounds(
-            node, self.directory, self.manifest, self.store, "organiser", NOMINAL, self.tell, random.Random(0)
-        )
+        context = RunContext(
+            node=node, directory=self.directory, manifest=self.manifest, organiser="organiser", nominal_tokens=NOMINAL,
+            trainer=self, rng=random.Random(0),
+        )  # fmt: skip
+        self.rounds = GossipRounds(context, self.store)
         self.local, self._sequence = anchor.clone(), 0
         self.recorded = asyncio.Event()
 
@@ -112,7 +115,7 @@ class GossipPeer:
         elif isinstance(message, Anchor):
             if message.contributed is not None or self._sequence == 0:
                 self.local.copy_(self.memory.anchor)  # no step was made meanwhile
-            self.rounds.on_merged()
+            self.rounds.slot.on_merged()
         elif isinstance(message, WantSnapshot):
             self.wanted += 1
 
@@ -129,7 +132,7 @@ class GossipPeer:
         self._sequence += 1
         self.memory.snapshot.copy_(self.local)
         self.recorded.clear()
-        self.rounds.on_snapshot(Snapshot(sequence=self._sequence, tokens=tokens))
+        self.rounds.slot.on_snapshot(Snapshot(sequence=self._sequence, tokens=tokens))
 
     async def round(self, tokens=100):
         """Contribute, and return what the round came to."""

@@ -13,6 +13,7 @@ from peer.outer.optim.optimizers import Nesterov
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
 from peer.swarm.lineage.round_loop import LineageRounds
+from peer.swarm.loop import RunContext
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 from tests.swarm.runs import RUN, make_state
@@ -48,7 +49,11 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
         """Nobody else is known."""
 
     directory = SimpleNamespace(peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None)
-    rounds = LineageRounds(node, directory, manifest, store, node.peer_id, 10_000, told.append, random.Random(1))
+    context = RunContext(
+        node=node, directory=directory, manifest=manifest, organiser=node.peer_id, nominal_tokens=10_000,
+        trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
+    )  # fmt: skip
+    rounds = LineageRounds(context, store)
     rounds._fork_choice.fetcher._run_id = RUN
     rounds.joined = True
     return rounds

@@ -35,8 +35,9 @@ def main() -> None:
         import uvloop
 
         from peer.errors import UserError
+        from peer.link.channel import Channel
         from peer.link.messages import Fatal
-        from peer.swarm.agent.session import AgentSession, Channel
+        from peer.swarm.agent.session import AgentSession
         from peer.swarm.runtime.tasks import hush_foreign_noise, use_few_threads
 
     torch.set_num_threads(1)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from peer.explain.journal import RoundJournal
+from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.protocol.records import PeerRecord
+
+
+class Nicknames(Protocol):
+    """Where the records of live peers are; a `Directory`."""
+
+    @property
+    def peers(self) -> Mapping[str, PeerRecord]: ...
 
 
 class Recorder:
@@ -17,8 +26,8 @@ class Recorder:
     Args:
         journal: on disk.
         peer_id, nickname: this peer.
-        peers: the live peers by their own account.
-        tell: sends a message to the trainer.
+        directory: the live peers by their own account.
+        trainer: is told next.
         clock: unix seconds.
     """
 
@@ -27,23 +36,23 @@ class Recorder:
         journal: RoundJournal,
         peer_id: str,
         nickname: str,
-        peers: Callable[[], Mapping[str, PeerRecord]],
-        tell: Callable[[ToTrainer], None],
+        directory: Nicknames,
+        trainer: TrainerLink,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._journal, self._peer_id, self._nickname = journal, peer_id, nickname
-        self._peers, self._tell, self._clock = peers, tell, clock
+        self._directory, self._trainer, self._clock = directory, trainer, clock
         self._before: dict[str, str] = {}
 
     def tell(self, message: ToTrainer) -> None:
-        """As the `tell` that was given, but records are completed and kept first."""
+        """See `TrainerLink.tell`; records are completed and kept first."""
         if isinstance(message, RoundEnded):
             message = RoundEnded(record=self._complete(message.record))
             self._journal.append(message.record)
-        self._tell(message)
+        self._trainer.tell(message)
 
     def _complete(self, record: RoundRecord) -> RoundRecord:
-        live = {peer_id: peer.nickname for peer_id, peer in self._peers().items()}
+        live = {peer_id: peer.nickname for peer_id, peer in self._directory.peers.items()}
         # who has just died may be out of the directory already, and is the one to be named
         known = {**self._before, **live, self._peer_id: self._nickname}
         named = (self._peer_id, *record.members, record.culprit, record.donor)

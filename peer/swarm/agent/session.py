@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,12 @@ from safetensors.torch import save_file
 
 from peer.errors import UserError
 from peer.explain.journal import RoundJournal
+from peer.link.channel import Channel
 from peer.link.memory import Head, SharedState
 from peer.link.messages import (
-    MAX_LINE_BYTES,
     LivePeers,
     Mapped,
     Merged,
-    Message,
     Progress,
     Published,
     Save,
@@ -30,19 +27,17 @@ from peer.link.messages import (
     Start,
     Stop,
     Stopped,
-    ToTrainer,
-    decode,
-    encode,
 )
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.round_loop import GossipRounds
 from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.lineage.round_loop import LineageRounds
+from peer.swarm.loop import RunContext
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, find_manifest, publish_manifest_forever
 from peer.swarm.net.node import Node, start_node
@@ -54,44 +49,7 @@ MANIFEST_TIMEOUT_S = 10.0
 SWARM_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
 DAEMON_GONE = 3
-NOWHERE = "0" * 64
 AnyRounds = LineageRounds | GossipRounds
-
-
-class Channel:
-    """The agent's end of the socket pair."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def over(cls, channel: socket.socket) -> Channel:
-        return cls(*await asyncio.open_unix_connection(sock=channel, limit=MAX_LINE_BYTES))
-
-    def tell(self, message: ToTrainer) -> None:
-        self._writer.write(encode(message))
-
-    async def flush(self) -> None:
-        await self._writer.drain()
-
-    async def receive(self) -> Message | None:
-        """The next message; None when the trainer is gone."""
-        line = await self._reader.readline()
-        return decode(line) if line.endswith(b"\n") else None
-
-    async def expect(self, wanted: type[Any]) -> Any:
-        """Messages until one of the wanted kind; raises EOFError when the trainer is gone.
-
-        What comes before it is passed over, as there is no state yet; who asks for that to be saved is told so.
-        """
-        while True:
-            message = await self.receive()
-            if message is None:
-                raise EOFError("the trainer is gone")
-            if isinstance(message, wanted):
-                return message
-            if isinstance(message, Save):
-                self.tell(Saved(path=message.path, round=0, lineage_id=NOWHERE, problem="the agent is still starting"))
 
 
 class AgentSession:
@@ -145,10 +103,14 @@ class AgentSession:
         mapped: Mapped = await self._channel.expect(Mapped)
         directory = Directory(node, manifest.run_id)
         folder = Path(start.directory)
-        recorder = Recorder(
-            RoundJournal(folder), node.peer_id, start.nickname, lambda: directory.peers, self._channel.tell
-        )
-        rounds, resumed = self._build(node, directory, manifest, organiser, mapped, folder, recorder.tell)
+        recorder = Recorder(RoundJournal(folder), node.peer_id, start.nickname, directory, self._channel)
+        recipe = run_recipe(manifest)
+        per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
+        context = RunContext(
+            node=node, directory=directory, manifest=manifest, organiser=organiser,
+            nominal_tokens=recipe.regular_steps(manifest.rounds.total) * per_step, trainer=recorder, rng=self._rng,
+        )  # fmt: skip
+        rounds, resumed = self._build(context, recipe, mapped, folder)
         await rounds.start()
         store = rounds.store
         priority, on_return = store.snapshot_cache.priority, rounds.on_return
@@ -166,30 +128,25 @@ class AgentSession:
         return 0
 
     def _build(
-        self, node: Node, directory: Directory, manifest: RunManifest, organiser: str, mapped: Mapped, folder: Path,
-        tell: Callable[[ToTrainer], None],
+        self, context: RunContext, recipe: Recipe, mapped: Mapped, folder: Path
     ) -> tuple[AnyRounds, Head | None]:
+        manifest = context.manifest
         assert manifest.genesis is not None
-        recipe = run_recipe(manifest)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         written = wire_format(recipe, mapped.shapes, manifest.seed)
         state = OuterState(
             memory.anchor, memory.buffers, recipe.optimizer, written, 0, manifest.genesis, rate_of(manifest, recipe)
         )
         history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)
-        per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
-        nominal_tokens = recipe.regular_steps(manifest.rounds.total) * per_step
         log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
         if recipe.gossips:
             own = LocalStateStore(memory, state, history)
             resumed = own.restore()
-            gossip = GossipRounds(node, directory, manifest, own, organiser, nominal_tokens, tell, self._rng)
-            return gossip, resumed
+            return GossipRounds(context, own), resumed
         store = StateStore(memory, state, history)
         # this agent's own chain first: it may restart long after a resume
         resumed = store.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
-        rounds = LineageRounds(node, directory, manifest, store, organiser, nominal_tokens, tell, self._rng)
-        return rounds, resumed
+        return LineageRounds(context, store), resumed
 
     async def _work(self, node: Node, directory: Directory, rounds: AnyRounds, resumed: Head | None) -> None:
         await rounds.join(resumed)
@@ -234,11 +191,11 @@ class AgentSession:
         """The trainer's messages, until it is gone."""
         while (message := await self._channel.receive()) is not None:
             if isinstance(message, Progress):
-                rounds.on_progress(message)
+                rounds.slot.on_progress(message)
             elif isinstance(message, Snapshot):
-                rounds.on_snapshot(message)
+                rounds.slot.on_snapshot(message)
             elif isinstance(message, Merged):
-                rounds.on_merged()
+                rounds.slot.on_merged()
             elif isinstance(message, Save):
                 self._channel.tell(await save_outer_state(rounds, Path(message.path)))
             elif isinstance(message, Stop) and not self._stop.done():
@@ -252,7 +209,7 @@ class AgentSession:
             await asyncio.sleep(SWARM_PERIOD_S)
 
     def _describe(self, directory: Directory, rounds: AnyRounds, node: Node) -> PeerRecord:
-        progress, traffic = rounds.progress, node.traffic["round"]
+        progress, traffic = rounds.slot.progress, node.traffic["round"]
         ended, position = rounds.finished or rounds.leaving, rounds.position()
         return PeerRecord(
             run_id=self._run_id,

@@ -13,6 +13,7 @@ from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, Position, RosterLimits, given_up, heavier, quorum
 from peer.swarm.catchup.donors import LocalState, ahead, helpers
+from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import CaughtUp, HistoryClient, NotHeavierError
 from peer.swarm.catchup.late_commits import LateCommits
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
@@ -81,16 +82,9 @@ class ForkChoice:
         self._nudged[donor] = (weight, lineage_id)
 
     async def fetch_genesis(self, organiser: str) -> bool:
-        """Take the initial state from the organiser or anybody else; False if nobody has it."""
-        for donor in (organiser, *self._directory.peers):
-            try:
-                await self.fetcher.genesis(donor, self.standing(), self._store.adopt)
-            except (TimeoutError, ProtocolError, StreamClosedError) as error:
-                log.warning("no genesis state from %s: %s", donor, in_words(error))
-            else:
-                log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)
-                return True
-        return False
+        """Take the initial state from the organiser or another peer; False if none has it."""
+        donors = (organiser, *self._directory.peers)
+        return await fetch_genesis(self.fetcher, donors, self.standing(), self._store.adopt)
 
     async def catch_up(self) -> bool:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""

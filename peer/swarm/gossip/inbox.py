@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
@@ -93,15 +93,28 @@ class GossipInbox:
         self.frames = []
 
 
+class GossipHost(Protocol):
+    """The peer that others come to; `GossipRounds` implements it."""
+
+    def position(self) -> Position:
+        """Where it stands."""
+
+    def taking_part(self) -> bool:
+        """Whether it makes rounds now."""
+
+    def knows(self, peer_id: str) -> bool:
+        """Whether a peer's record has been seen."""
+
+    def on_join(self, join: GossipJoin, remote: str) -> None:
+        """A member has come for this round."""
+
+
 class GossipInboxes:
-    """Whoever has come, until this peer gets to the round that they came for.
+    """The members that have come, until this peer gets to the round that they came for.
 
     Args:
         node, run_id: the network, and the run whose members may come.
-        position: where this peer stands.
-        taking_part: whether it makes rounds.
-        known: whether a peer's record has been seen.
-        on_join: called with the round that somebody has come for.
+        host: this peer.
         longest_wait_s: nobody waits here for longer.
 
     Attributes:
@@ -109,13 +122,8 @@ class GossipInboxes:
         changed: set when anything has come.
     """
 
-    def __init__(
-        self, node: Node, run_id: str, position: Callable[[], Position], taking_part: Callable[[], bool],
-        known: Callable[[str], bool], on_join: Callable[[GossipJoin, str], None], longest_wait_s: float,
-    ) -> None:
-        self._node, self._run_id, self._position = node, run_id, position
-        self._taking_part, self._on_join, self._longest_wait_s = taking_part, on_join, longest_wait_s
-        self._known = known
+    def __init__(self, node: Node, run_id: str, host: GossipHost, longest_wait_s: float) -> None:
+        self._node, self._run_id, self._host, self._longest_wait_s = node, run_id, host, longest_wait_s
         self.waiting: dict[str, GossipInbox] = {}
         self.changed = asyncio.Event()
 
@@ -132,20 +140,21 @@ class GossipInboxes:
         receiving = stream.receive_message(Kind.JOIN, GossipJoin)
         join = await asyncio.wait_for(receiving, JOIN_TIMEOUT_S)
         remote = stream.remote
-        if remote not in self.waiting and len(self.waiting) >= (MAX_WAITING if self._known(remote) else MAX_STRANGERS):
+        limit = MAX_WAITING if self._host.knows(remote) else MAX_STRANGERS
+        if remote not in self.waiting and len(self.waiting) >= limit:
             await self._turn_away(stream, "excluded")
             return
         if join.run_id != self._run_id or remote not in join.roster or self._node.peer_id not in join.roster:
             raise ProtocolError(f"{remote} comes to a round that is not of this peer and itself")
-        if join.round <= self._position().round or not self._taking_part():
-            await self._turn_away(stream, "behind" if self._taking_part() else "excluded")
+        if join.round <= self._host.position().round or not self._host.taking_part():
+            await self._turn_away(stream, "behind" if self._host.taking_part() else "excluded")
             return
         inlet, before = GossipInbox(remote, join, self.changed), self.waiting.get(remote)
         self.waiting[remote] = inlet
         if before is not None:
             before.turn_away()
         self.changed.set()
-        self._on_join(join, remote)
+        self._host.on_join(join, remote)
         try:
             sizes = await asyncio.wait_for(asyncio.shield(inlet.seated), self._longest_wait_s)
             self._forget(inlet)
@@ -170,7 +179,7 @@ class GossipInboxes:
             del self.waiting[inlet.remote]
 
     async def _turn_away(self, stream: FrameStream, reason: Reason) -> None:
-        position = self._position()
+        position = self._host.position()
         message = RejectMessage(reason=reason, round=position.round, lineage_id=position.lineage_id)
         await asyncio.wait_for(stream.send_message(Kind.REJECT, message), JOIN_TIMEOUT_S)
 

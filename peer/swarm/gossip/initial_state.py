@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median_low
 
 import numpy as np
 
 from peer.errors import ProtocolError, in_words
-from peer.link.messages import RoundEnded, ToTrainer
+from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Certificate, RosterLimits
-from peer.protocol.manifest import MAX_ROUNDS, RunManifest
+from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.records import MAX_RECORD_BYTES, dump_json, open_sealed, parse_json, seal
 from peer.protocol.wire import GossipState, Kind
 from peer.swarm.catchup.donors import LocalState
+from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.gossip.store import LocalStateStore
-from peer.swarm.net.directory import Directory
-from peer.swarm.net.node import Node
+from peer.swarm.loop import JOIN_PATIENCE_S, RunContext, read_directory
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 
 log = logging.getLogger(__name__)
@@ -30,7 +28,6 @@ RECHECK_S = 0.5
 MOST_AHEAD = 16  # rounds by which a donor may be ahead of most records: those lag, and rounds may be short
 FAR_BEHIND = 64  # rounds after which what a peer has learned alone counts for less than what the others have
 READ_VALUES = 1 << 20
-JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 SIGNED_TIMEOUT_S = 60.0  # the donor may have to write its state first
 STATE_DOMAIN = "gossip-state"
 
@@ -39,22 +36,14 @@ class InitialState:
     """Gives this peer its first state, and signs its own for others.
 
     Args:
-        node, directory: the network and who is on it.
-        manifest: the run.
-        keeper: of the state.
-        organiser: serves the genesis state.
-        rng: whom to ask first: not everybody the same.
-        tell: sends a message to the trainer.
+        context, store: the run, and this peer's state in it.
     """
 
-    def __init__(
-        self, node: Node, directory: Directory, manifest: RunManifest, store: LocalStateStore, organiser: str,
-        rng: random.Random, tell: Callable[[ToTrainer], None],
-    ) -> None:
-        run_id = manifest.run_id
-        self._node, self._directory, self._run_id, self._store = node, directory, run_id, store
-        self._last_round = manifest.rounds.total or MAX_ROUNDS
-        self._organiser, self._rng, self._tell = organiser, rng, tell
+    def __init__(self, context: RunContext, store: LocalStateStore) -> None:
+        node, run_id = context.node, context.manifest.run_id
+        self._node, self._directory, self._run_id, self._store = node, context.directory, run_id, store
+        self._last_round = context.manifest.rounds.total or MAX_ROUNDS
+        self._organiser, self._rng, self._trainer = context.organiser, context.rng, context.trainer
         self._fetcher = HistoryClient(node, run_id, store.history.folder, RosterLimits())
         self._name = f"atoll/{run_id[:16]}/gossip-state"
 
@@ -66,10 +55,7 @@ class InitialState:
         """Return with a valid state: the resumed one, a live peer's, or genesis when nobody has made a round yet."""
         patience = _now() + JOIN_PATIENCE_S
         while True:
-            await self._directory.refresh()
-            if not self._directory.peers and _now() < patience:
-                await asyncio.sleep(RECHECK_S)  # records may lag behind a bootstrap that has just come back
-                continue
+            await read_directory(self._directory, patience)
             donors, usual = self._donors()
             own = self._store.valid and resumes
             if own and usual <= self._store.position.round + FAR_BEHIND:
@@ -111,19 +97,13 @@ class InitialState:
                 status="caught_up", round=signed.round, lineage_id=signed.state_digest, donor=donor, reason=reason,
                 snapshot_round=signed.round,
             )  # fmt: skip
-            self._tell(RoundEnded(record=record))
+            self._trainer.tell(RoundEnded(record=record))
             return True
         return False
 
     async def _from_genesis(self) -> bool:
-        for donor in (self._organiser, *self._directory.peers):
-            try:
-                await self._fetcher.genesis(donor, self._standing(), self._adopt_genesis)
-            except (TimeoutError, ProtocolError, StreamClosedError) as error:
-                log.warning("no genesis state from %s: %s", donor, in_words(error))
-            else:
-                return True
-        return False
+        donors = (self._organiser, *self._directory.peers)
+        return await fetch_genesis(self._fetcher, donors, self._standing(), self._adopt_genesis)
 
     async def _adopt_genesis(self, path: Path, _: list[Certificate]) -> None:
         await self._store.adopt(path, 0)

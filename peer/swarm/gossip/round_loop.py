@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from peer.link.contribution_slot import ContributionSlot
 from peer.link.memory import Head
-from peer.link.messages import Progress, RoundEnded, Snapshot, ToTrainer
+from peer.link.messages import RoundEnded
 from peer.outer.compress.base import Payload
 from peer.outer.recipe.resolve import run_recipe
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
-from peer.protocol.lineage import Position
-from peer.protocol.manifest import MAX_ROUNDS, RunManifest
+from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
 from peer.swarm.gossip.exchange import GossipExchange
@@ -33,8 +30,7 @@ from peer.swarm.gossip.mixing import Mixing, Mixture
 from peer.swarm.gossip.outcome import GossipOutcome
 from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.group.invites import LAST_CALL
-from peer.swarm.net.directory import Directory
-from peer.swarm.net.node import Node
+from peer.swarm.loop import RoundLoop, RunContext
 from peer.swarm.round.deadline import DeadlineEstimator
 
 log = logging.getLogger(__name__)
@@ -44,79 +40,41 @@ MANY_ALONE = 5  # rounds in a row that a person should hear of
 TRIES = 3  # at later and later rounds, when a group is past the one before
 
 
-class GossipRounds:
-    """One peer's rounds, in place of `Rounds` where the recipe's topology is not `all`.
+class GossipRounds(RoundLoop[LocalStateStore]):
+    """One peer's rounds where the recipe's topology is not `all`.
 
     Args:
-        node, directory: the network and who is on it.
-        manifest: the run.
-        keeper: this peer's own state.
-        organiser: peer id that serves the genesis state.
-        nominal_tokens: tokens of a regular contribution.
-        tell: sends a message to the trainer.
-        rng: which peer a newcomer asks.
+        context, store: as for `RoundLoop`.
     """
 
-    def __init__(
-        self, node: Node, directory: Directory, manifest: RunManifest, store: LocalStateStore, organiser: str,
-        nominal_tokens: int, tell: Callable[[ToTrainer], None], rng: random.Random,
-    ) -> None:
-        self._node, self._directory, self._manifest, self._tell = node, directory, manifest, tell
-        self.store = store
+    def __init__(self, context: RunContext, store: LocalStateStore) -> None:
+        super().__init__(context, store)
+        node, manifest = context.node, context.manifest
         recipe = run_recipe(manifest)
         self._mixing = Mixing(recipe, store.state)
-        self._rule = WeightRule.of(manifest.trust, nominal_tokens)
+        self._rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
-        self._newcomer = InitialState(node, directory, manifest, store, organiser, rng, tell)
-        self._slot = ContributionSlot(lambda: store.memory.snapshot, self.position, tell)
+        self._initial_state = InitialState(context, store)
         self.patience_s = manifest.rounds.straggler_wait_s + ANSWER_S
         self._budget = DeadlineEstimator(manifest.rounds.timeout_s)
         longest_s = 2 * self.patience_s + manifest.rounds.timeout_s
-        self._inboxes = GossipInboxes(
-            node, manifest.run_id, self.position, self._taking_part, lambda peer_id: peer_id in directory.peers,
-            self._on_join, longest_s,
-        )  # fmt: skip
+        self._inboxes = GossipInboxes(node, manifest.run_id, self, longest_s)
         self._heard: dict[str, int] = {}
         self._last_round = manifest.rounds.total or MAX_ROUNDS
         self._fewest = LEAST_TO_JUDGE if isinstance(recipe.aggregator, ROBUST) else 2
         self._called_for = 0
         self._alone_in_row = 0
-        self.joined = False
-        self.leaving = False
-        self.group_size = 0
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
-    def position(self) -> Position:
-        return self.store.position
-
-    @property
-    def finished(self) -> bool:
-        total = self._manifest.rounds.total
-        return total is not None and self.store.state.round >= total
-
-    @property
-    def progress(self) -> Progress | None:
-        return self._slot.progress
-
-    def _taking_part(self) -> bool:
-        return self.joined and not self.finished and not self.leaving
-
-    # -- from the trainer, and from others ---------------------------------------------------------------------------
-
-    def on_progress(self, progress: Progress) -> None:
-        self._slot.on_progress(progress)
-
-    def on_snapshot(self, message: Snapshot) -> None:
-        self._slot.on_snapshot(message)
-
-    def on_merged(self) -> None:
-        self._slot.on_merged()
-
-    def on_return(self, _: str) -> None:
+    def on_return(self, peer_id: str) -> None:
         """Nobody waits for a peer that has been away: there is no chain, and who is drawn is drawn from the records."""
 
-    def _on_join(self, join: GossipJoin, remote: str) -> None:
+    def knows(self, peer_id: str) -> bool:
+        """See `GossipHost.knows`."""
+        return peer_id in self._directory.peers
+
+    def on_join(self, join: GossipJoin, remote: str) -> None:
         """Somebody is ready for this peer's next round: contribute within the straggler's window."""
         self._hear(remote, join.round - 1)
         if not self._called_for < join.round <= self._next_round() + 1:
@@ -125,8 +83,8 @@ class GossipRounds:
             return  # nobody but those whom this peer would meet sets its pace, and they once a round
         self._called_for = join.round
         window_s = self._manifest.rounds.straggler_wait_s
-        if self._slot.due_in_s() > window_s and self._slot.halfway():
-            self._slot.request_now()
+        if self.slot.due_in_s() > window_s and self.slot.halfway():
+            self.slot.request_now()
         asyncio.get_running_loop().call_later(LAST_CALL * window_s, self._hurry_for, join.round)
 
     def _hear(self, peer_id: str, round: int) -> None:
@@ -136,59 +94,46 @@ class GossipRounds:
             self._heard[peer_id] = round
 
     def _hurry_for(self, round: int) -> None:
-        if self._taking_part() and self.position().round < round:
-            self._slot.request_now()
+        if self.taking_part() and self.position().round < round:
+            self.slot.request_now()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         await self._inboxes.start()
-        await self._newcomer.serve()
+        await self._initial_state.serve()
 
     async def join(self, resumed: Head | None) -> None:
         """Take another peer's state unless this one has its own, and hand it to the trainer."""
         resumes = resumed is not None and resumed.round > 0
-        await self._newcomer.start(resumes)
-        self.joined = True
+        await self._initial_state.start(resumes)
         same = resumed is not None and resumed.state_digest == self.position().lineage_id
-        self._slot.announce_anchor(resumed.contributed if resumed is not None and same else None)
-        self._directory.announce_soon()
+        self._enter(resumed.contributed if resumed is not None and same else None)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Rounds until the run ends or the peer leaves."""
         while not self.leaving and not self.finished:
-            self._slot.work.clear()
-            if self._slot.due is None:
-                await self._slot.work.wait()
-                continue
-            await self._one_round(self._slot.due)
+            self.slot.work.clear()
+            if self.slot.due is None:
+                await self.slot.work.wait()
+            elif 1 + len(self._live()) < self._manifest.rounds.min_group:
+                await self._wait_for_peers(self.slot.due)
+            else:
+                await self._one_round(self.slot.due)
 
-    async def _one_round(self, due: Due) -> None:
-        """With the drawn group, with those of it who come, or alone; in the end the state is another one."""
-        if 1 + len(self._live()) < self._manifest.rounds.min_group:
-            await self._wait_for_peers(due)
-            return
-        before = self._traffic()
-        self._slot.begin_round()
-        try:
-            record = await self._round(due)
-        finally:
-            self._slot.release(due)
-        after = self._traffic()
-        traffic = {"bytes_sent": after[0] - before[0], "bytes_received": after[1] - before[1]}
-        self._tell(RoundEnded(record=record.model_copy(update=traffic)))
+    async def _after(self, record: RoundRecord) -> None:
         if record.status == "committed":
-            self.group_size = len(record.members)
             self._alone_in_row = self._alone_in_row if self.group_size == 1 else 0
         else:
-            self._slot.want_snapshot()
+            self.slot.want_snapshot()
         self._directory.announce_soon()
         if record.phase == "match":
             self._node.spawn(self._directory.refresh())  # somebody may have come or gone
 
-    async def _round(self, due: Due) -> RoundRecord:
+    async def _perform(self, due: Due) -> RoundRecord:
+        """With the drawn group, with those of it who come, or alone; in the end the state is another one."""
         began, frames = _now(), Frames(self._mixing, due.snapshot)
         try:
             outcome = await self._mix(due, frames)
@@ -198,11 +143,11 @@ class GossipRounds:
                 status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
                 reason=abort.reason, instead="retry", seconds={"total": _now() - began},
             )  # fmt: skip
-        await self._slot.merged.wait()
+        await self.slot.merged.wait()
         await frames.ended(self._mixing.applied)
         await self.store.apply(outcome.mixture.apply, outcome.round, due.sequence)
         self._inboxes.moved(outcome.round)
-        self._slot.announce_anchor(due.sequence)
+        self.slot.announce_anchor(due.sequence)
         seconds = {**outcome.seconds, "total": _now() - began}
         return outcome.record(self._manifest.run_id, self.position().lineage_id, seconds)
 
@@ -299,11 +244,11 @@ class GossipRounds:
             status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase="match",
             reason=f"{few} of at least {needed} peers", alone=True, instead="wait",
         )  # fmt: skip
-        self._tell(RoundEnded(record=record))
+        self._trainer.tell(RoundEnded(record=record))
         while 1 + len(self._live()) < needed and not self.leaving:
             await asyncio.sleep(RECHECK_S)
-        self._slot.release(due)
-        self._slot.want_snapshot()
+        self.slot.release(due)
+        self.slot.want_snapshot()
 
     def _live(self) -> list[str]:
         """Whose signed records say that they train, as far as the directory has heard."""
@@ -317,10 +262,6 @@ class GossipRounds:
 
     def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         return tuple(self._rule.weigh(claims, {}))
-
-    def _traffic(self) -> tuple[int, int]:
-        traffic = self._node.traffic["round"]
-        return traffic.sent, traffic.received
 
 
 def _now() -> float:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from peer.errors import ProtocolError, in_words
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.lineage import heavier
-from peer.protocol.manifest import RoundSpec
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.group import invites as invites_module
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group import lobby
-from peer.swarm.group.invites import Invites, LocalPeer
+from peer.swarm.group.invites import Invites
+from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
@@ -42,22 +42,18 @@ class Follower:
 
     Args:
         node, directory: the network and who is on it.
-        name: of the stream handler that takes joins.
-        rounds: group limits and waiting times.
-        rosters: checks rosters.
-        me, view: this peer as seen by itself, and whom it takes to be there.
+        rosters: checks rosters, within the run's group limits and waiting times.
+        me, membership: this peer as seen by itself, and whom it takes to be there.
         invites: who invites meanwhile.
-        changed: set when there may be another leader.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, node: Node, directory: Directory, name: str, rounds: RoundSpec, rosters: RosterAuthority, me: LocalPeer,
-        view: Membership, invites: Invites, changed: asyncio.Event, clock: Callable[[], float],
+        self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer, membership: Membership,
+        invites: Invites, clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._node, self._directory, self._name, self._rounds, self._rosters = node, directory, name, rounds, rosters
-        self._me, self._view, self._invites = me, view, invites
-        self._changed, self._clock = changed, clock
+        self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
+        self._me, self._membership, self._invites, self._clock = me, membership, invites, clock
         self._followed_unknown = False
         self._wasted: dict[str, tuple[float, int]] = {}
 
@@ -67,7 +63,7 @@ class Follower:
         for leader, (_, rounds) in list(self._wasted.items()):
             if rounds != self._rosters.rounds_of(leader):
                 del self._wasted[leader]
-                self._view.believe(leader)
+                self._membership.believe(leader)
 
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
         """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
@@ -77,7 +73,7 @@ class Follower:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
             if first is None:
                 log.info("leader %s is silent, and another one invites", leader)
-                self._view.avoid(leader)
+                self._membership.avoid(leader)
                 return None
             stream, kind, body = first
             if kind is Kind.STATUS:
@@ -110,16 +106,16 @@ class Follower:
         while len(self._wasted) >= MAX_WASTEFUL:
             del self._wasted[next(iter(self._wasted))]
         self._wasted[leader] = before + self._clock() - began, self._rosters.rounds_of(leader)
-        if before > WASTED_S and self._view.others_than(leader) + 1 >= self._rounds.min_group:
+        if before > WASTED_S and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and taken this peer %.0f s and more", leader, before)
-            self._view.disbelieve(leader, min(before, LONGEST_S))
+            self._membership.disbelieve(leader, min(before, LONGEST_S))
 
     def _wasted_by(self, leader: str) -> float:
         return self._wasted.get(leader, (0.0, 0))[0]
 
     def _nonsense(self, leader: str, said: str) -> RoundAborted:
         """A leader has said what no peer of this program says: it would do so again at once."""
-        self._view.disbelieve(leader, NONSENSE_S)
+        self._membership.disbelieve(leader, NONSENSE_S)
         return RoundAborted("match", said, culprit=leader)
 
     @property
@@ -129,7 +125,8 @@ class Follower:
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
         """Take a seat at a leader: -> the stream, and the first that it says on it."""
-        stream = await self._node.open(leader, self._name, "round", invites_module.PROBE_TIMEOUT_S)
+        name = lobby.join_name(self._rosters.run_id)
+        stream = await self._node.open(leader, name, "round", invites_module.PROBE_TIMEOUT_S)
         with contextlib.ExitStack() as closing:
             closing.callback(stream.close)
             await stream.send(Kind.JOIN, sealed)
@@ -149,7 +146,7 @@ class Follower:
         gone on meanwhile, and who looks around first does not lead whoever sleeps as well.
         """
         log.info("leader %s is gone: %s", leader, in_words(why))
-        self._view.avoid(leader)
+        self._membership.avoid(leader)
         if not self._directory.fresh:
             raise RoundAborted("match", f"{leader} is gone, and this machine has slept, or lost the others")
         self._waste(leader, began)
@@ -168,12 +165,12 @@ class Follower:
             self._waste(leader, began)  # unless its round is found
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         elsewhere = reject.leader if reject.reason == "follow" else None
-        if elsewhere is None or not self._view.outranks(elsewhere, leader):
+        if elsewhere is None or not self._membership.outranks(elsewhere, leader):
             log.info("leader %s takes no part in rounds now, or names one that cannot lead there", leader)
-            self._view.avoid(leader)
-        elif not self._view.hears_of(elsewhere, reject.lineage_id):
+            self._membership.avoid(leader)
+        elif not self._membership.hears_of(elsewhere, reject.lineage_id):
             await self._look_for(elsewhere, reject.lineage_id)
-        if self._view.leader() == leader:
+        if self._membership.leader() == leader:
             await self._ask_again(leader)
         self._waste(leader, began)
 
@@ -181,10 +178,10 @@ class Follower:
         """Soon, unless for long: it has named somebody that cannot be followed, and is about to find out."""
         if self._wasted_by(leader) > ASKED_S:
             log.info("leader %s has sent this peer away for %.0f s", leader, self._wasted_by(leader))
-            self._view.avoid(leader)
+            self._membership.avoid(leader)
             return
-        self._changed.clear()
-        await leader_module.wait_for(self._changed, leader_module.RECHECK_S)
+        self._membership.changed.clear()
+        await leader_module.wait_for(self._membership.changed, leader_module.RECHECK_S)
 
     async def _look_for(self, leader: str, lineage_id: str | None) -> None:
         """Follow a leader that is not known: at once, for the first that is named in this round; else it is looked up,
@@ -195,7 +192,7 @@ class Follower:
             return
         self._followed_unknown = True
         self._node.spawn(self._directory.refresh())
-        self._view.hears_of(leader, lineage_id, known=True)
+        self._membership.hears_of(leader, lineage_id, known=True)
 
 
 async def _answer(stream: FrameStream, patience_s: float) -> tuple[Kind, bytes]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.lineage import Position, heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
+from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import INVITED_S, Membership
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -23,57 +25,35 @@ PROBE_TIMEOUT_S = 3.0
 LAST_CALL = 0.75  # of a leader's wait: whoever is asked for its contribution then still comes in time
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalPeer:
-    """What the matchmaker asks the agent for.
+class InviteHost(Protocol):
+    """Judges invitations; the `Matchmaker` implements it."""
 
-    Attributes:
-        position: round and lineage id now.
-        due_in_s: seconds until this peer's next contribution would be due anyway.
-        halfway: whether at least half of that contribution is trained.
-        request_now: ask for a contribution now, with whatever has been trained.
-        training: False while joining or when finished: invitations are then declined.
-        client: this machine accepts no connection: others cannot wait at it.
-        nudge: a peer on a heavier lineage has shown itself; catch up from it.
-        standing: the members of the group that goes on without matchmaking; empty if there is none.
-        called: rounds begin when a peer calls for one, and at no other time.
-    """
-
-    position: Callable[[], Position]
-    due_in_s: Callable[[], float]
-    halfway: Callable[[], bool]
-    request_now: Callable[[], None]
-    training: Callable[[], bool]
-    nudge: Callable[[str, int, str], None]
-    standing: Callable[[], frozenset[str]] = frozenset
-    client: bool = False
-    called: bool = False
+    def heeds(self, leader: str) -> bool:
+        """Whether a group that goes on ends for the sake of this leader, which invites."""
 
 
 class Invites:
     """Both sides of an invitation.
 
     Args:
-        node, view: the network and who is on it.
-        run_id: names the stream handler.
+        node, membership: the network and who is on it.
+        rosters: of the run, whose straggler window counts.
         me: this peer, as seen by itself.
-        changed: set whenever an answer changes what a leader waits for.
-        window_s: the straggler window.
+        host: judges invitations.
         clock: monotonic seconds.
-        heeds: whether a standing group ends for the sake of who invites.
 
     Attributes:
         behind: a peer that answered from a heavier lineage since this was last cleared.
     """
 
     def __init__(
-        self, node: Node, run_id: str, view: Membership, me: LocalPeer, changed: asyncio.Event, window_s: float,
-        clock: Callable[[], float], heeds: Callable[[str], bool] = lambda _: True,
+        self, node: Node, rosters: RosterAuthority, membership: Membership, me: LocalPeer, host: InviteHost,
+        clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._node, self._run_id, self._view = node, run_id, view
-        self._me, self._changed, self._heeds = me, changed, heeds
-        self._name = f"atoll/{run_id[:16]}/invite"
-        self._window_s, self._clock = window_s, clock
+        self._node, self._run_id, self._membership = node, rosters.run_id, membership
+        self._me, self._host, self._clock = me, host, clock
+        self._name = f"atoll/{rosters.run_id[:16]}/invite"
+        self._window_s = rosters.rounds.straggler_wait_s
         self._moved, self._committed_at = asyncio.Event(), clock()
         self.behind: str | None = None
         self._inviters: dict[FrameStream, str] = {}
@@ -98,8 +78,8 @@ class Invites:
             stream = await self._node.open(peer_id, self._name, "round", PROBE_TIMEOUT_S)
         except StreamClosedError as error:
             log.info("%s is gone: %s", peer_id, error)
-            self._view.avoid(peer_id)
-            self._changed.set()
+            self._membership.avoid(peer_id)
+            self._membership.changed.set()
             return
         try:
             invite = InviteMessage(
@@ -117,26 +97,26 @@ class Invites:
                 self._heed(peer_id, status)
         except (TimeoutError, StreamClosedError) as error:
             log.info("%s is gone: %s", peer_id, in_words(error))
-            self._view.avoid(peer_id)
+            self._membership.avoid(peer_id)
         except ProtocolError as error:
             log.warning("invitation to %s: %s", peer_id, error)
         finally:
             stream.close()
-            self._changed.set()
+            self._membership.changed.set()
 
     def _heed(self, peer_id: str, status: StatusMessage) -> None:
         position = self._me.position()
         if status.lineage_id == position.lineage_id:
-            self._view.learn(peer_id)
-            self._view.hears_of(status.leader, status.lineage_id)
+            self._membership.learn(peer_id)
+            self._membership.hears_of(status.leader, status.lineage_id)
         elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
             self.behind = peer_id
             self._me.nudge(peer_id, status.weight, status.lineage_id)
-        self._changed.set()
+        self._membership.changed.set()
 
     async def _on_invite(self, stream: FrameStream) -> None:
         invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
-        self._view.seen(stream.remote)
+        self._membership.seen(stream.remote)
         coming = self._comes(invite, stream.remote, knocks=True)
         await stream.send_message(Kind.STATUS, self._status(coming))
         ended = asyncio.ensure_future(stream.closed())
@@ -169,26 +149,26 @@ class Invites:
         Args:
             knocks: the invitation has just come, and so has who sent it.
         """
-        if invite.run_id != self._run_id or not self._me.training():
+        if invite.run_id != self._run_id or not self._me.taking_part():
             return False
         position = self._me.position()
         if invite.parent == position.lineage_id:
-            self._view.learn(leader)
+            self._membership.learn(leader)
             if knocks:
-                self._view.expect(leader, INVITED_S)
-                self._changed.set()
-            if self._view.disbelieves(leader) or not self._heeds(leader):
+                self._membership.expect(leader, INVITED_S)
+                self._membership.changed.set()
+            if self._membership.disbelieves(leader) or not self._host.heeds(leader):
                 return False  # it goes elsewhere, or its group goes on: the leader would wait in vain
             # where peers call for rounds this is one, whoever leads: nobody comes by itself
-            leads = self._me.called or leader == self._view.leader()
-            if leads and self._me.due_in_s() > invite.wait_s:
+            leads = self._me.slot.called or leader == self._membership.leader()
+            if leads and self._me.slot.due_in_s() > invite.wait_s:
                 self._come(invite, position)
             return True
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
         if behind:
             self._me.nudge(leader, invite.weight, invite.parent)
         elif knocks:
-            self._view.knock(leader)
+            self._membership.knock(leader)
         return behind
 
     def _come(self, invite: InviteMessage, position: Position) -> None:
@@ -196,15 +176,15 @@ class Invites:
         straggler window of its last one: else whoever is always first would have everybody send next to nothing.
         """
         wait_s = 0.0
-        if not self._me.halfway():
+        if not self._me.slot.halfway():
             wait_s = max(LAST_CALL * invite.wait_s, self._committed_at + self._window_s - self._clock())
         if wait_s <= 0.0:
-            self._me.request_now()
+            self._me.slot.request_now()
             return
 
         def request_now() -> None:
             if self._me.position() == position:
-                self._me.request_now()
+                self._me.slot.request_now()
 
         asyncio.get_running_loop().call_later(wait_s, request_now)
 
@@ -215,5 +195,5 @@ class Invites:
             round=position.round,
             lineage_id=position.lineage_id,
             weight=position.weight,
-            leader=self._view.leader(),
+            leader=self._membership.leader(),
         )

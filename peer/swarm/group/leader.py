@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from peer.outer.round import Group, RoundAborted
-from peer.protocol.manifest import RoundSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group import invites as invites_module
-from peer.swarm.group.invites import Invites, LocalPeer
+from peer.swarm.group.invites import Invites
 from peer.swarm.group.lobby import Lobby, WaitingMember
+from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
@@ -26,24 +26,18 @@ class Leader:
 
     Args:
         node: the network.
-        rounds: group limits and waiting times.
-        rosters: makes rosters.
-        me, view: this peer as seen by itself, and whom it takes to be there.
-        seats, invites: who waits here, and who is asked to come.
-        changed: set whenever what this leader waits for has changed.
+        rosters: makes rosters, within the run's group limits and waiting times.
+        me, membership: this peer as seen by itself, and whom it takes to be there.
+        lobby, invites: who waits here, and who is asked to come.
         clock: monotonic seconds.
-        decline: tells the members of a group that has formed that its round does not begin, and why.
-        opens: whether a group forms here for those who wait, instead of a standing one that goes on.
     """
 
     def __init__(
-        self, node: Node, rounds: RoundSpec, rosters: RosterAuthority, me: LocalPeer, view: Membership, seats: Lobby,
-        invites: Invites, changed: asyncio.Event, clock: Callable[[], float],
-        decline: Callable[[Group, RoundAborted], None], opens: Callable[[], bool],
+        self, node: Node, rosters: RosterAuthority, me: LocalPeer, membership: Membership, lobby: Lobby,
+        invites: Invites, clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._node, self._rounds, self._rosters, self._me, self._view = node, rounds, rosters, me, view
-        self._lobby, self._invites, self._changed = seats, invites, changed
-        self._clock, self._decline, self._opens = clock, decline, opens
+        self._node, self._rounds, self._rosters, self._me = node, rosters.rounds, rosters, me
+        self._membership, self._lobby, self._invites, self._clock = membership, lobby, invites, clock
         self._leader = False
         self._invited: dict[str, asyncio.Task[None]] = {}
         self._invited_for = me.position()
@@ -63,7 +57,8 @@ class Leader:
         """
         try:
             while self._waited_for():
-                if self._me.due_in_s() > 0.0 and self._opens():  # it is in no round, and not about to lead
+                # where it is in no round, and not about to lead
+                if self._me.slot.due_in_s() > 0.0 and self._lobby.host.opens():
                     self._pending(self._clock())
                 await asyncio.sleep(RECHECK_S)
         finally:
@@ -72,7 +67,7 @@ class Leader:
 
     def _waited_for(self) -> bool:
         anybody = bool(self._lobby.present(self._me.position().lineage_id))
-        return anybody and self._me.training() and self._view.leader() == self._node.peer_id
+        return anybody and self._me.taking_part() and self._membership.leader() == self._node.peer_id
 
     async def _uninvite(self) -> None:
         invited, self._invited = self._invited, {}
@@ -94,11 +89,11 @@ class Leader:
         self._invited = {peer_id: task for peer_id, task in self._invited.items() if not task.done()}
         try:
             while True:
-                self._changed.clear()
+                self._membership.changed.clear()
                 if (ahead := self._invites.behind) is not None:
                     raise RoundAborted("match", f"{ahead} is on a heavier lineage", culprit=ahead, behind=True)
-                if self._view.leader() != self._node.peer_id:
-                    await self._lobby.disband(self._view.leader())
+                if self._membership.leader() != self._node.peer_id:
+                    await self._lobby.disband(self._membership.leader())
                     return None
                 pending = self._pending(started)
                 members = len(self._chosen(join.parent)) + 1
@@ -112,7 +107,7 @@ class Leader:
                 if self._clock() >= closes + SOLO_PATIENCE_S:
                     waited_s = self._clock() - started
                     raise RoundAborted("match", f"only {members} peers came within {waited_s:.0f} s", alone=True)
-                await wait_for(self._changed, RECHECK_S)
+                await wait_for(self._membership.changed, RECHECK_S)
         finally:
             self._leader = False
             await self._uninvite()
@@ -129,9 +124,9 @@ class Leader:
         chosen: list[tuple[str, WaitingMember]] = []
         solitary = self._me.client
         for peer_id, seat in sorted(self._lobby.present(parent).items(), key=lambda item: item[1].since):
-            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self._view.solitary(peer_id)):
+            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self._membership.solitary(peer_id)):
                 chosen.append((peer_id, seat))
-                solitary = solitary or self._view.solitary(peer_id)
+                solitary = solitary or self._membership.solitary(peer_id)
         return chosen
 
     def _pending(self, started: float) -> list[str]:
@@ -139,7 +134,7 @@ class Leader:
         if self._invited_for != (position := self._me.position()):
             self._node.spawn(cancel_and_wait(self._invited.values()))  # they were asked to come to another round
             self._invited, self._invited_for = {}, position
-        expected = [peer_id for peer_id in self._view.expected() if peer_id not in self._lobby]
+        expected = [peer_id for peer_id in self._membership.expected() if peer_id not in self._lobby]
         left = self._rounds.straggler_wait_s - (self._clock() - self._lobby.window_start(started))
         for peer_id in expected:
             if peer_id not in self._invited:
@@ -168,7 +163,7 @@ class Leader:
             seat.taken.set()
         if left:  # without it no part is reduced: nobody shall wait for the exchange to find out
             abort = RoundAborted("match", f"{', '.join(left)} left while the roster was sent", left[0])
-            self._decline(group, abort)
+            self._me.decline(group, abort)
             raise abort
         return group
 

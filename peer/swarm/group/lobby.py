@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.group.invites import PROBE_TIMEOUT_S, LocalPeer
+from peer.swarm.group.invites import PROBE_TIMEOUT_S
+from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.stream import FrameStream, StreamClosedError
@@ -20,6 +22,11 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 AWAKE_EVERY_S = 1.0
+
+
+def join_name(run_id: str) -> str:
+    """Stream handler that takes joins."""
+    return f"atoll/{run_id[:16]}/join"
 
 
 @dataclass
@@ -34,35 +41,45 @@ class WaitingMember:
     told: bool = False
 
 
+class LobbyHost(Protocol):
+    """What a lobby asks and tells; the `Matchmaker` implements it."""
+
+    def opens(self) -> bool:
+        """Whether a group forms here for the sake of the members that wait: a full one, for instance, goes on without
+        them.
+        """
+
+    def awaited(self) -> None:
+        """A member waits for the round that comes next here."""
+
+    def knock(self, peer_id: str) -> None:
+        """This peer comes from behind: it is there."""
+
+    def seated(self, peer_id: str) -> None:
+        """This peer waits for the round that comes next."""
+
+    def left(self, peer_id: str) -> None:
+        """This peer gives its seat up before there is a roster."""
+
+
 class Lobby:
     """The members that wait at this peer.
 
     Args:
         own_id: this peer.
-        rosters: opens joins.
-        view: who leads.
+        rosters: opens joins; of the run whose straggler window counts.
+        membership: who leads.
         me: this peer, as seen by itself.
-        changed: set when somebody takes a seat or leaves it.
-        window_s: the straggler window.
-        refuses: whom this peer gives no seat.
+        host: is asked whether a group forms here, and told who waits.
         clock: monotonic seconds.
-        opens: whether a group forms here for the sake of those who wait: a full one, for instance, goes on without.
-        on_seat: called when somebody waits for the round that comes next here.
-        knocked: called with who comes from behind: it is there.
-        seated: called with who waits for the round that comes next.
-        left: called with who gives its seat up before there is a roster.
     """
 
     def __init__(
-        self, own_id: str, rosters: RosterAuthority, view: Membership, me: LocalPeer, changed: asyncio.Event,
-        window_s: float, refuses: Callable[[str], bool], clock: Callable[[], float],
-        opens: Callable[[], bool] = lambda: True,
-        on_seat: Callable[[], None] = lambda: None, knocked: Callable[[str], None] = lambda _: None,
-        seated: Callable[[str], None] = lambda _: None, left: Callable[[str], None] = lambda _: None,
+        self, own_id: str, rosters: RosterAuthority, membership: Membership, me: LocalPeer, host: LobbyHost,
+        clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._own_id, self._rosters, self._view, self._me = own_id, rosters, view, me
-        self._changed, self._window_s, self._refuses, self._clock = changed, window_s, refuses, clock
-        self._opens, self._on_seat, self._knocked, self._seated, self._left = opens, on_seat, knocked, seated, left
+        self._own_id, self._rosters, self._membership, self._me = own_id, rosters, membership, me
+        self.host, self._clock, self._window_s = host, clock, rosters.rounds.straggler_wait_s
         self._taken: dict[str, WaitingMember] = {}
 
     def __len__(self) -> int:
@@ -101,13 +118,13 @@ class Lobby:
                 seat.taken.set()
         for peer_id in self.present(position.lineage_id):  # who was there before this peer
             self._sits(peer_id)
-        if self._me.called and self.present(position.lineage_id) and self._opens():
+        if self._me.slot.called and self.present(position.lineage_id) and self.host.opens():
             self.hurry_if_halfway()
 
     def hurry_if_halfway(self) -> None:
         """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
-        if self._me.due_in_s() > self._window_s and self._me.halfway():
-            self._me.request_now()
+        if self._me.slot.due_in_s() > self._window_s and self._me.slot.halfway():
+            self._me.slot.request_now()
 
     async def disband(self, leader: str) -> None:
         """Everybody who waits here is told to follow another leader."""
@@ -130,17 +147,17 @@ class Lobby:
             reason, leader = self._judge(join, stream.remote)  # this peer may have moved on meanwhile
         if reason is not None:
             if reason == "behind":
-                self._knocked(stream.remote)
+                self.host.knock(stream.remote)
             await self._reject(stream, reason, leader)
             return
         seat = WaitingMember(sealed, join, stream, since=self._clock())
         self._taken[stream.remote] = seat
-        self._changed.set()
+        self._membership.changed.set()
         if join.parent == self._me.position().lineage_id:
             self._sits(stream.remote)
-            if self._opens():
+            if self.host.opens():
                 self.hurry_if_halfway()
-            self._on_seat()
+            self.host.awaited()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
@@ -154,15 +171,15 @@ class Lobby:
             await cancel_and_wait([ended, taken])
             if self._taken.get(stream.remote) is seat:
                 del self._taken[stream.remote]
-                self._left(stream.remote)
-                self._changed.set()
+                self.host.left(stream.remote)
+                self._membership.changed.set()
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
-            self._knocked(stream.remote)
+            self.host.knock(stream.remote)
             await self._reject(stream, "behind", None)
 
     async def _keep(self, seat: WaitingMember) -> None:
         """Tell a member that waits here that its leader is awake, or who else leads by now."""
-        leader = self._view.leader()
+        leader = self._membership.leader()
         if leader == self._own_id:
             await self._say_awake(seat.stream)
         else:
@@ -173,15 +190,15 @@ class Lobby:
         """A member has waited a whole window and this leader is still not due: contribute what there is."""
         if self._taken.get(peer_id) is not seat or seat.join.parent != self._me.position().lineage_id:
             return
-        if self._opens():
-            self._me.request_now()
+        if self.host.opens():
+            self._me.slot.request_now()
         else:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
     def _sits(self, peer_id: str) -> None:
         """It waits here for the round that comes next."""
-        self._view.learn(peer_id)
-        self._seated(peer_id)
+        self._membership.learn(peer_id)
+        self.host.seated(peer_id)
 
     async def _say_awake(self, stream: FrameStream) -> None:
         """Tell a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
@@ -194,13 +211,13 @@ class Lobby:
 
     def _judge(self, join: JoinMessage, member: str) -> tuple[str | None, str | None]:
         position = self._me.position()
-        if self._refuses(member):
+        if self._me.refuses(member):
             return "excluded", None
         if join.parent != position.lineage_id and join.round <= position.round:
             return "behind", None  # or on another lineage; a join for a later round waits until we get there
-        if not self._me.training():
+        if not self._me.taking_part():
             return "excluded", None
-        leader = self._view.leader()
+        leader = self._membership.leader()
         return ("follow", leader) if leader != self._own_id else (None, None)
 
     async def _reject(self, stream: FrameStream, reason: str, leader: str | None) -> None:

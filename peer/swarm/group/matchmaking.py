@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.lineage import Position
-from peer.protocol.manifest import RoundSpec
 from peer.swarm.group import leader as leader_module
 from peer.swarm.group.follower import Follower
-from peer.swarm.group.invites import Invites, LocalPeer
-from peer.swarm.group.lobby import Lobby
+from peer.swarm.group.invites import Invites
+from peer.swarm.group.lobby import Lobby, join_name
+from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import INVITED_S, Membership
 from peer.swarm.group.regrouping import LONGEST_WAIT_S, RegroupPolicy
 from peer.swarm.group.roster import RosterAuthority
@@ -37,55 +37,32 @@ class Matchmaker:
 
     Args:
         node, directory: the network and who is on it.
-        run_id, rounds: the run, and its group limits and waiting times.
-        rosters: makes and checks joins and rosters.
+        rosters: makes and checks joins and rosters, within the run's group limits and waiting times.
         me: this peer, as seen by itself.
         clock: monotonic seconds.
-        refuses: whom this peer gives no seat.
-        decline: tells the members of a group that has formed that its round does not begin, and why.
 
     Attributes:
-        view: who is there, and leads.
+        membership: who is there, and leads.
     """
 
     def __init__(
-        self,
-        node: Node,
-        directory: Directory,
-        run_id: str,
-        rounds: RoundSpec,
-        rosters: RosterAuthority,
-        me: LocalPeer,
+        self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer,
         clock: Callable[[], float] = time.monotonic,
-        refuses: Callable[[str], bool] = lambda _: False,
-        decline: Callable[[Group, RoundAborted], None] = lambda *_: None,
-    ) -> None:
-        self._node, self._directory, self._rounds = node, directory, rounds
+    ) -> None:  # fmt: skip
+        self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
         self._me, self._clock = me, clock
-        self.view = Membership(node.peer_id, run_id, directory, me.position, clock, refuses, me.client)
-        self._rosters = rosters
+        self.membership = Membership(node.peer_id, rosters.run_id, directory, me, clock)
         self._regrouping = RegroupPolicy(clock)
         self._formed = clock()
         self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
-        self._changed, self._sat = asyncio.Event(), asyncio.Event()
-        window_s = rounds.straggler_wait_s
-        self._join_name = f"atoll/{run_id[:16]}/join"
-        self._lobby = Lobby(
-            node.peer_id, rosters, self.view, me, self._changed, window_s, refuses, clock,
-            self._opens, on_seat=lambda: self._leader.awaited(), knocked=self.knock,
-            seated=self._seat, left=self._regrouping.left,
-        )  # fmt: skip
-        self._invites = Invites(node, run_id, self.view, me, self._changed, window_s, clock, self._heeds)
-        self._leader = leader_module.Leader(
-            node, rounds, rosters, me, self.view, self._lobby, self._invites, self._changed, clock, decline,
-            self._opens,
-        )  # fmt: skip
-        self._follower = Follower(
-            node, directory, self._join_name, rounds, rosters, me, self.view, self._invites, self._changed, clock
-        )
+        self._sat = asyncio.Event()
+        self._lobby = Lobby(node.peer_id, rosters, self.membership, me, self, clock)
+        self._invites = Invites(node, rosters, self.membership, me, self, clock)
+        self._leader = leader_module.Leader(node, rosters, me, self.membership, self._lobby, self._invites, clock)
+        self._follower = Follower(node, directory, rosters, me, self.membership, self._invites, clock)
 
     async def start(self) -> None:
-        await self._node.serve(self._join_name, "round", self._lobby.on_join)
+        await self._node.serve(join_name(self._rosters.run_id), "round", self._lobby.on_join)
         await self._invites.start()
 
     @property
@@ -109,33 +86,33 @@ class Matchmaker:
             return True
         if len(members) >= self._rounds.max_group:
             return False
-        return not (self.view.solitary(newcomer) and any(map(self.view.solitary, members)))
+        return not (self.membership.solitary(newcomer) and any(map(self.membership.solitary, members)))
 
-    def _opens(self) -> bool:
-        """Whether a group forms here for those who wait at this peer, instead of a standing one that goes on."""
-        members = self._me.standing()
+    def opens(self) -> bool:
+        """See `LobbyHost.opens`."""
+        members = self._me.persistent_members()
         return not members or bool(self.newcomers(members))
 
-    def _heeds(self, leader: str) -> bool:
+    def heeds(self, leader: str) -> bool:
         """Whether this peer's standing group, if it is in one, forms anew at its next round because `leader` invites:
         `newcomers` will say the same.
         """
-        members = self._me.standing()
+        members = self._me.persistent_members()
         if not members or leader in members:
             return True
         return self._has_place(members, leader) and self._regrouping.invited(leader)
 
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
-        self._formed, self.view.company = self._clock(), group.others
+        self._formed, self.membership.company = self._clock(), group.others
         self._say_no_more()
-        left_out = (self._wanted() | self.view.avoided()).difference(group.others)
+        left_out = (self._wanted() | self.membership.avoided()).difference(group.others)
         self._regrouping.came(group.others)
         self._regrouping.missed(left_out)
 
     def knock(self, peer_id: str) -> None:
         """This peer has come from behind, and will have caught up in a moment: a standing group forms anew for it."""
-        self.view.knock(peer_id)
+        self.membership.knock(peer_id)
         self._regrouping.knocked(peer_id)
 
     def caught_up(self) -> None:
@@ -144,11 +121,11 @@ class Matchmaker:
         """
         self.moved()
         now = self._clock()
-        if self._me.called or now < self._said_at + RETURN_EVERY_S:  # to invite is to call there
+        if self._me.slot.called or now < self._said_at + RETURN_EVERY_S:  # to invite is to call there
             return
         self._say_no_more()
         self._said_at = now
-        self._saying = tuple(self._node.spawn(self._say(peer_id)) for peer_id in self.view.company)
+        self._saying = tuple(self._node.spawn(self._say(peer_id)) for peer_id in self.membership.company)
 
     async def _say(self, peer_id: str) -> None:
         with contextlib.suppress(asyncio.TimeoutError):  # the directory has heard of it by then
@@ -159,9 +136,18 @@ class Matchmaker:
             task.cancel()
         self._saying = ()
 
-    def _seat(self, member: str) -> None:
-        if self._regrouping.sits(member):
+    def awaited(self) -> None:
+        """See `LobbyHost.awaited`."""
+        self._leader.awaited()
+
+    def seated(self, peer_id: str) -> None:
+        """See `LobbyHost.seated`."""
+        if self._regrouping.sits(peer_id):
             self._sat.set()
+
+    def left(self, peer_id: str) -> None:
+        """See `LobbyHost.left`."""
+        self._regrouping.left(peer_id)
 
     async def newcomer(self, members: frozenset[str]) -> None:
         """Return when somebody sits here for whose sake the standing group of these members forms anew.
@@ -174,7 +160,7 @@ class Matchmaker:
 
     def _wanted(self) -> set[str]:
         """Whoever could be in the next group: live, or waiting at this peer already."""
-        return {*self.view.expected(), *self._lobby}
+        return {*self.membership.expected(), *self._lobby}
 
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
@@ -185,11 +171,11 @@ class Matchmaker:
 
     def _hurry_at(self, position: Position) -> None:
         if self._me.position() == position:
-            self._me.request_now()
+            self._me.slot.request_now()
 
     def committed(self, group: Group) -> None:
         """The group stands: its members are where this peer is now, whatever the DHT has heard so far."""
-        self.view.learn(*group.others)
+        self.membership.learn(*group.others)
         self._invites.committed()
         self.moved()
 
@@ -206,12 +192,12 @@ class Matchmaker:
         self._follower.begin()
         join, sealed = self._rosters.join(position, due.tokens)
         started = self._clock()
-        if not self.view.expected():
+        if not self.membership.expected():
             await self._directory.refresh()
         while True:
             if self._me.position() != position:
                 raise RoundAborted("match", "this peer moved on", behind=True)
-            leader = self.view.leader()
+            leader = self.membership.leader()
             if leader == self._node.peer_id:
                 group = await self._leader.lead(sealed, join, started)
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 
-from peer.protocol.lineage import Position
+from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.net.directory import Directory
 
 GONE_FOR_S = 6.0
@@ -23,28 +24,20 @@ class Membership:
         own_id: this peer.
         run_id: mixes the leaders' order.
         directory: live peers by their own account.
-        position: where this peer stands.
+        me: this peer, as seen by itself; whom it refuses is neither expected nor followed.
         clock: monotonic seconds.
-        refuses: with whom this peer does not sit down: neither expected nor followed.
-        client: this peer accepts no connection.
 
     Attributes:
         company: the others of the last group.
+        changed: set whenever what a leader waits for has changed, or there may be another leader.
     """
 
     def __init__(
-        self,
-        own_id: str,
-        run_id: str,
-        directory: Directory,
-        position: Callable[[], Position],
-        clock: Callable[[], float],
-        refuses: Callable[[str], bool] = lambda _: False,
-        client: bool = False,
+        self, own_id: str, run_id: str, directory: Directory, me: LocalPeer, clock: Callable[[], float]
     ) -> None:
-        self._client = client
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
-        self._position, self._clock, self._refuses = position, clock, refuses
+        self._me, self._clock = me, clock
+        self.changed = asyncio.Event()
         self.company: tuple[str, ...] = ()
         self._gone: dict[str, float] = {}
         self._disbelieved: dict[str, float] = {}
@@ -62,17 +55,17 @@ class Membership:
         passed_over = self._gone.keys() | self._disbelieved.keys()
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
         there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in passed_over)
-        return [peer_id for peer_id in there if not self._refuses(peer_id)]
+        return [peer_id for peer_id in there if not self._me.refuses(peer_id)]
 
     def leader(self) -> str:
         """The lowest hash among this peer and those that are known to be at its lineage id; none that others cannot
         open streams to, unless there is nobody else.
         """
-        lineage_id, known = self._position().lineage_id, self._known()
+        lineage_id, known = self._me.position().lineage_id, self._known()
         peers = self._directory.peers
         level = [p for p in self.expected() if p in known or (p in peers and peers[p].lineage_id == lineage_id)]
         open_to_all = [p for p in level if not (p in peers and peers[p].client)]  # to build `peers` takes a while
-        if not self._client:
+        if not self._me.client:
             open_to_all.append(self._own_id)
         return min(open_to_all or [self._own_id], key=self._rank)
 
@@ -91,12 +84,12 @@ class Membership:
     def is_client(self, peer_id: str) -> bool:
         """Whether this peer accepts no connection, by its own account."""
         if peer_id == self._own_id:
-            return self._client
+            return self._me.client
         return peer_id in self._directory.peers and self._directory.peers[peer_id].client
 
     def learn(self, *peer_ids: str) -> None:
         """These have shown that they stand at our lineage id."""
-        self._companions = (self._position().lineage_id, self._known().union(peer_ids))
+        self._companions = (self._me.position().lineage_id, self._known().union(peer_ids))
 
     def hears_of(self, leader: str, lineage_id: str | None, known: bool = False) -> bool:
         """Somebody at `lineage_id` says that this one leads there. -> whether it is known; if so, and at ours, it is
@@ -107,7 +100,7 @@ class Membership:
         """
         listed = leader in self._directory.peers or leader == self._own_id
         met = known or leader in self.company
-        if lineage_id == self._position().lineage_id and (listed or met):
+        if lineage_id == self._me.position().lineage_id and (listed or met):
             self.learn(leader)
             if not listed:
                 self.expect(leader)
@@ -166,7 +159,7 @@ class Membership:
 
     def _known(self) -> frozenset[str]:
         lineage_id, companions = self._companions
-        return companions if lineage_id == self._position().lineage_id else frozenset()
+        return companions if lineage_id == self._me.position().lineage_id else frozenset()
 
     def _rank(self, peer_id: str) -> bytes:
         return hashlib.sha256(f"{self._run_id} leads {peer_id}".encode()).digest()

@@ -39,7 +39,7 @@ class RosterAuthority:
 
     Args:
         identity: this peer.
-        run_id, rounds: the run and its group limits.
+        run_id, rounds: the run, its group limits and waiting times.
         rule: what members weigh.
         seen: in how many rounds of the lineage that this peer is on each peer was.
     """
@@ -52,7 +52,7 @@ class RosterAuthority:
         rule: WeightRule,
         seen: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._identity, self._run_id, self._rounds = identity, run_id, rounds
+        self._identity, self.run_id, self.rounds = identity, run_id, rounds
         self._rule, self._seen = rule, seen
 
     def rounds_of(self, peer_id: str) -> int:
@@ -62,7 +62,7 @@ class RosterAuthority:
     def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
         """This peer's join for the next round at `position`, and the same sealed; `group`: of the standing group."""
         join = JoinMessage(
-            run_id=self._run_id, round=position.round, parent=position.lineage_id, tokens=tokens, group=group,
+            run_id=self.run_id, round=position.round, parent=position.lineage_id, tokens=tokens, group=group,
             nonce=secrets.token_hex(NONCE_BYTES),
         )  # fmt: skip
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
@@ -75,7 +75,7 @@ class RosterAuthority:
         """
         signer, payload = open_sealed(JOIN_DOMAIN, sealed)
         join = parse_json(JoinMessage, payload)
-        if signer != remote or join.run_id != self._run_id:
+        if signer != remote or join.run_id != self.run_id:
             raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
         if join.group != group:
             raise ProtocolError(f"{remote} handed in a join for another group")
@@ -106,8 +106,8 @@ class RosterAuthority:
         peer_ids = [peer_id for peer_id, _ in joins]
         if not holds_mine or leader not in peer_ids:
             raise ProtocolError("it lacks this peer's own join or the leader's")
-        if not self._rounds.min_group <= len(joins) <= self._rounds.max_group:
-            raise ProtocolError(f"{len(joins)} members; the run allows {self._rounds.max_group}")
+        if not self.rounds.min_group <= len(joins) <= self.rounds.max_group:
+            raise ProtocolError(f"{len(joins)} members; the run allows {self.rounds.max_group}")
         if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:

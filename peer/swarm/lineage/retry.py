@@ -57,7 +57,7 @@ class RetryPolicy:
                 return
             if record.culprit is not None:
                 # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
-                self._matchmaker.view.disbelieve(record.culprit, UNPROVEN_S)
+                self._matchmaker.membership.disbelieve(record.culprit, UNPROVEN_S)
         else:
             await self._back_off(record)
         self._owed = True
@@ -73,7 +73,7 @@ class RetryPolicy:
         log.info("round %d aborted in %s: %s", record.round, record.phase, record.reason)
         self._failed_in_row += 1
         if record.culprit is not None:
-            self._matchmaker.view.doubt_relay(record.culprit)
+            self._matchmaker.membership.doubt_relay(record.culprit)
         longest = min(MAX_BACKOFF_S, 0.1 * 2.0 ** min(self._failed_in_row, MAX_DOUBLINGS))
         await asyncio.sleep(self._rng.uniform(0.0, longest))
         if record.phase == "commit":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from peer.explain.journal import JournalReader, RoundJournal
 from peer.link.messages import Anchor, RoundEnded
 from peer.outer.record import RoundRecord
@@ -20,7 +22,8 @@ class Agent:
     def __init__(self, folder):
         self.peers, self.told = {"B": peer("bravo"), "C": peer("charlie")}, []
         self._reader = JournalReader(folder)
-        self._recorder = Recorder(RoundJournal(folder), "A", "alpha", lambda: self.peers, self._hear, lambda: 12.5)
+        trainer = SimpleNamespace(tell=self._hear)
+        self._recorder = Recorder(RoundJournal(folder), "A", "alpha", self, trainer, lambda: 12.5)
 
     def _hear(self, message):
         on_disk = self._reader.poll().records

@@ -42,7 +42,7 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     await rounds._retry.of(record)
     assert told == []  # no other snapshot is asked for: the one that was sent must stay
     assert await rounds._fork_choice.catch_up()
-    rounds._slot.announce_anchor(rounds._fork_choice.missed.contributed)
+    rounds.slot.announce_anchor(rounds._fork_choice.missed.contributed)
     assert rounds.store.state.digest() == run.state.digest()
     (anchor,) = [message for message in told if isinstance(message, Anchor)]
     assert (anchor.round, anchor.contributed) == (2, 7 if in_it else None)

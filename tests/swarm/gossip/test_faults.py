@@ -179,9 +179,9 @@ async def test_a_donor_that_serves_another_state_than_it_signs_is_left_for_the_n
         signed = GossipState(run_id=liar.manifest.run_id, round=1, state_digest="a" * 64)
         await stream.send(Kind.META, seal(liar.node.identity, STATE_DOMAIN, dump_json(signed)))
 
-    await liar.node.serve(liar.rounds._newcomer._name, "history", sign)
-    newcomer.rounds._newcomer._rng.shuffle = lambda donors: donors.sort(key=lambda p: p != liar.peer_id)
-    await newcomer.rounds._newcomer.start(False)
+    await liar.node.serve(liar.rounds._initial_state._name, "history", sign)
+    newcomer.rounds._initial_state._rng.shuffle = lambda donors: donors.sort(key=lambda p: p != liar.peer_id)
+    await newcomer.rounds._initial_state.start(False)
     assert newcomer.records[-1].donor == honest.peer_id
     assert newcomer.state.digest() == honest.state.digest()
 

@@ -80,7 +80,7 @@ async def test_a_newcomer_takes_no_state_that_is_not_finite_or_far_ahead(network
     anchor = torch.sin(torch.arange(300, dtype=torch.float32))
     node = network.node(Identity.generate())
     new = GossipPeer(peers, node, plain_groups(4), anchor, tmp_path / "new", 128, total=50)
-    new.rounds._newcomer._rng.shuffle = lambda donors: donors.sort(key=lambda peer_id: peer_id != donor.peer_id)
+    new.rounds._initial_state._rng.shuffle = lambda donors: donors.sort(key=lambda peer_id: peer_id != donor.peer_id)
     await new.start()
     assert new.rounds.position().round == 1
     assert torch.isfinite(new.state.anchor).all()
@@ -89,7 +89,7 @@ async def test_a_newcomer_takes_no_state_that_is_not_finite_or_far_ahead(network
 async def test_only_whom_a_peer_would_meet_sets_its_pace_and_once_a_round(network, tmp_path):
     peers = await gossip(network, tmp_path, plain_groups(4), 4, straggler_wait_s=0.2)
     liar, victim = peers[:2]
-    victim.rounds.on_progress(
+    victim.rounds.slot.on_progress(
         Progress(step=1, tokens=1, tokens_per_s=1.0, unsent_tokens=0, due_in_s=3600.0, loss=1.0, seconds_waiting=0.0)
     )
     puppet, name = Puppet(liar, victim), round_name(liar.manifest.run_id)

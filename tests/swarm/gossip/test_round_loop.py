@@ -202,7 +202,7 @@ async def test_a_newcomer_takes_a_live_peers_signed_state_and_is_told_whose_word
     scatter(peers)
     for _ in range(2):
         await everybody_rounds(peers)
-    await newcomer.rounds._newcomer.start(False)
+    await newcomer.rounds._initial_state.start(False)
     record = newcomer.records[-1]
     donor = next(peer for peer in peers if peer.peer_id == record.donor)
     assert (record.status, record.round, record.snapshot_round) == ("caught_up", 2, 2)

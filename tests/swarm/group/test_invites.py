@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.regrouping import FIRST_WAIT_S, LONGEST_WAIT_S, RegroupPolicy
@@ -23,7 +22,7 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
     clock = Clock()
     members = frozenset({first.peer_id, second.peer_id})
     matchmaker = second.matchmaker
-    matchmaker._me = matchmaker._invites._me = replace(matchmaker._me, standing=lambda: members)
+    second.itself.members = members
     matchmaker._regrouping = RegroupPolicy(clock)
     answers = []
     for wait_s in (0.0, 0.0, FIRST_WAIT_S):
@@ -43,12 +42,11 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
 
 async def test_where_peers_call_for_rounds_whoever_invites_is_answered_and_else_the_leader_alone(network):
     peers = await gather(network, 3)
-    leader = next(one for one in peers if one.peer_id == one.matchmaker.view.leader())
+    leader = next(one for one in peers if one.peer_id == one.matchmaker.membership.leader())
     asked, caller = (one for one in peers if one is not leader)
 
     async def hurries(called):
-        me = replace(asked.matchmaker._me, called=called, due_in_s=lambda: float("inf"))
-        asked.matchmaker._invites._me = me
+        asked.itself.called, asked.due_in_s = called, float("inf")
         asked.hurried.clear()
         stream = await caller.node.open(asked.peer_id, f"atoll/{RUN[:16]}/invite", "round")
         invite = InviteMessage(run_id=RUN, round=5, parent=PARENT, weight=100, wait_s=1.0)

@@ -73,7 +73,7 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
     await third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic())
-    assert (first.peer_id == third.matchmaker.view.leader()) == level
+    assert (first.peer_id == third.matchmaker.membership.leader()) == level
 
 
 async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(network):
@@ -88,7 +88,7 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
     await third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic())
     assert read == []
-    assert third.matchmaker.view.leader() == first.peer_id
+    assert third.matchmaker.membership.leader() == first.peer_id
 
 
 async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_not_one_after_another(network):
@@ -103,11 +103,11 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
     await asyncio.wait_for(third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic()), 5.0)
-    assert third.matchmaker.view.leader() == first.peer_id
+    assert third.matchmaker.membership.leader() == first.peer_id
     await asyncio.wait_for(reading.wait(), 5.0)  # beside that
-    third.matchmaker.view.avoid(first.peer_id)  # it was not there
+    third.matchmaker.membership.avoid(first.peer_id)  # it was not there
     waiting = asyncio.ensure_future(third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic()))
-    third.matchmaker.view.company = ()
+    third.matchmaker.membership.company = ()
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()
     may_end.set()
@@ -129,7 +129,7 @@ async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(net
     waiting = asyncio.ensure_future(third.match())
     await asyncio.wait_for(called.wait(), 5.0)
     third.directory.fresh = False  # this changes nothing: who invites is where this peer is
-    second.matchmaker.view.avoid(asleep.peer_id)
+    second.matchmaker.membership.avoid(asleep.peer_id)
     groups = await asyncio.wait_for(together(second.match(), waiting), 10.0)
     assert [names(group) for group in groups] == [{second.peer_id, third.peer_id}] * 2
     for_ever.set()

@@ -71,15 +71,15 @@ async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypat
     for name in (leader.peer_id, third.peer_id):
         for _ in range(2):
             one._waste(name, time.monotonic() - follower.WASTED_S - 1.0)
-    assert all(map(one._view.disbelieves, (leader.peer_id, third.peer_id)))
-    assert one._view.leader() == member.peer_id
+    assert all(map(one._membership.disbelieves, (leader.peer_id, third.peer_id)))
+    assert one._membership.leader() == member.peer_id
     one.begin()
     assert one._wasted_by(leader.peer_id) > 2 * follower.WASTED_S
     seen[leader.peer_id] = 1
     one.begin()
     assert one._wasted_by(leader.peer_id) == 0.0
-    assert one._view.leader() == leader.peer_id
-    assert one._view.disbelieves(third.peer_id)
+    assert one._membership.leader() == leader.peer_id
+    assert one._membership.disbelieves(third.peer_id)
 
 
 async def test_leaders_that_waste_time_are_not_remembered_without_end(network, monkeypatch):
@@ -157,7 +157,7 @@ async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes
 async def test_an_invitation_of_whom_nobody_believes_holds_it_up_for_nobody(network):
     """It would wait for who says that it comes."""
     leader, member = await gather(network, 2)
-    member.matchmaker.view.disbelieve(leader.peer_id, 60.0)
+    member.matchmaker.membership.disbelieve(leader.peer_id, 60.0)
     await asyncio.wait_for(leader.matchmaker._invites.send(member.peer_id, 30.0), 5.0)
     assert not member.hurried.is_set()
 
@@ -166,14 +166,14 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
     """It waits for a third one, or so it may be; or nobody else can be reached."""
     leader, one, *clients = await gather(network, 4, clients=(2, 3))
     for client in clients:
-        assert client.matchmaker._follower._view.others_than(leader.peer_id) == 1
-    assert one.matchmaker.view.others_than(leader.peer_id) == 1  # only one of the clients, which reach no other
+        assert client.matchmaker._follower._membership.others_than(leader.peer_id) == 1
+    assert one.matchmaker.membership.others_than(leader.peer_id) == 1  # only one of the clients, which reach no other
     for number, member in enumerate((one, clients[0])):
         member.directory.peers = {leader.peer_id: leader.record(), clients[1].peer_id: clients[1].record()}
         waste = member.matchmaker._follower._waste
         for _ in range(2):
             waste(leader.peer_id, time.monotonic() - follower.WASTED_S - 1.0)
-        assert member.matchmaker.view.disbelieves(leader.peer_id) == (number == 0)
+        assert member.matchmaker.membership.disbelieves(leader.peer_id) == (number == 0)
 
 
 def test_64_joins_are_a_message_whoever_made_them():

@@ -130,7 +130,7 @@ async def test_a_seat_is_free_when_its_member_dies(network):
 async def test_a_group_one_of_whom_left_as_it_formed_is_declined_by_its_leader(network):
     leader, member, leaving = await gather(network, 3, wait=30.0)
     declined = []
-    leader.matchmaker._leader._decline = lambda group, abort: declined.append((names(group), abort.culprit))
+    leader.itself.decline = lambda group, abort: declined.append((names(group), abort.culprit))
     lead, follow, leave = (asyncio.ensure_future(each.match()) for each in (leader, member, leaving))
     seats = leader.matchmaker._lobby
     write = leader.matchmaker._rosters.write
@@ -170,7 +170,7 @@ async def test_a_group_has_a_limit(network):
 
 async def test_a_client_is_nobodys_leader(network):
     client, second, third = await gather(network, 3, clients=(0,))
-    assert {member.matchmaker.view.leader() for member in (client, second, third)} == {second.peer_id}
+    assert {member.matchmaker.membership.leader() for member in (client, second, third)} == {second.peer_id}
     groups = await together(client.match(), second.match(), third.match())
     assert {len(group.members) for group in groups} == {3}
 
@@ -202,10 +202,10 @@ async def test_a_group_takes_in_clients_that_a_relay_serves_until_a_round_fails_
     groups = await together(*(member.match() for member in (leader, first, second)))
     assert {len(group.members) for group in groups} == {3}
     assert leader.matchmaker.newcomers(frozenset((leader.peer_id, first.peer_id))) == [second.peer_id]
-    leader.matchmaker.view.doubt_relay(second.peer_id)
-    leader.matchmaker.view.doubt_relay(leader.peer_id)  # no client: nothing to doubt
+    leader.matchmaker.membership.doubt_relay(second.peer_id)
+    leader.matchmaker.membership.doubt_relay(leader.peer_id)  # no client: nothing to doubt
     assert leader.matchmaker.newcomers(frozenset((leader.peer_id, first.peer_id))) == []
-    assert not leader.matchmaker.view.solitary(leader.peer_id)
+    assert not leader.matchmaker.membership.solitary(leader.peer_id)
 
 
 async def test_clients_have_turns(network):

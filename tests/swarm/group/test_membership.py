@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("brisk")
 
 async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):
     first, second, third = await gather(network, 3)
-    view = third.matchmaker.view
+    view = third.matchmaker.membership
     view.company, third.directory.peers = (first.peer_id,), {}
     assert not view.hears_of(second.peer_id, PARENT)  # never met
     assert view.hears_of(first.peer_id, NEXT)  # known, but it leads elsewhere
@@ -32,7 +32,7 @@ async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_em
 
 async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved(network):
     one, other = await gather(network, 2)
-    view = one.matchmaker.view
+    view = one.matchmaker.membership
     view.avoid(other.peer_id)
     view.expect(other.peer_id)
     assert view.expected() == []
@@ -57,7 +57,7 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
 
 async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
     one, *_ = await gather(network, 2)
-    view, now = one.matchmaker.view, time.monotonic()
+    view, now = one.matchmaker.membership, time.monotonic()
     view._clock = lambda: now
     view.company = ("companion",)
     for number in range(MAX_KNOCKING):
@@ -88,7 +88,7 @@ async def test_to_find_the_leader_among_many_the_directory_is_read_a_fixed_numbe
     for count in (2, 9):
         one, *_ = await gather(network, count)
         counted = Counted(one.directory.peers)
-        one.matchmaker.view._directory = counted
-        one.matchmaker.view.leader()
+        one.matchmaker.membership._directory = counted
+        one.matchmaker.membership.leader()
         times.append(counted.times)
     assert times[0] == times[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -106,7 +105,7 @@ async def test_who_sits_there_before_its_leader_is_level_is_taken_in_like_any_ot
 async def test_who_is_behind_is_told_by_how_much_and_need_not_ask_the_directory(network):
     leader, late = await gather(network, 2)
     leader.move(NEXT)
-    late.matchmaker.view.learn(leader.peer_id)  # as its directory has heard before
+    late.matchmaker.membership.learn(leader.peer_id)  # as its directory has heard before
     with pytest.raises(RoundAborted, match=f"{leader.peer_id} is at round 6") as raised:
         await late.match()
     assert raised.value.behind
@@ -160,7 +159,7 @@ async def test_an_invitation_hurries_nobody_within_a_window_of_its_last_commit(n
     stream = await leader.node.open(member.peer_id, INVITE_NAME, "round")
     invite = InviteMessage(run_id=RUN, round=6, parent=NEXT, weight=200, wait_s=wait_s)
     leader.move(NEXT)
-    member.matchmaker.view.learn(leader.peer_id)
+    member.matchmaker.membership.learn(leader.peer_id)
     await stream.send_message(Kind.INVITE, invite)
     status = await stream.receive_message(Kind.STATUS, StatusMessage)
     assert status.coming
@@ -206,7 +205,7 @@ async def test_a_leader_invites_for_who_waited_before_it_came_to_that_round(netw
     for member in (leader, late):
         member.due_in_s, member.halfway = 1000.0, False
     early.move(NEXT)
-    early.matchmaker.view.learn(leader.peer_id)
+    early.matchmaker.membership.learn(leader.peer_id)
     waiting = asyncio.ensure_future(early.match())
     await until(lambda: leader.matchmaker.anybody_waiting)
     leader.due_in_s = 0.0  # it is still in the round that ends with this move
@@ -239,7 +238,7 @@ async def test_a_full_group_is_not_hurried_by_those_whom_it_has_no_place_for(net
     leader.halfway = member.halfway = False
     group = frozenset((leader.peer_id, member.peer_id))
     for each in (leader, member):
-        each.matchmaker._me = replace(each.matchmaker._me, standing=lambda: group)
+        each.itself.members = group
     stream = await outsider.hand_in(leader, outsider.matchmaker._rosters.join(outsider.position, 100)[1])
     await until(lambda: leader.matchmaker.anybody_waiting)
     passed = asyncio.Event()
@@ -274,7 +273,7 @@ async def test_who_was_invited_to_the_last_round_is_invited_to_this_one(network)
     before = invited._invited[other.peer_id]
     for member in (early, other):
         member.move(NEXT)
-    early.matchmaker.view.learn(leader.peer_id)
+    early.matchmaker.membership.learn(leader.peer_id)
     second = await early.hand_in(leader, early.matchmaker._rosters.join(early.position, 100)[1])
     await until(lambda: leader.matchmaker._lobby._taken[early.peer_id].join.parent == NEXT)
     leader.move(NEXT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -19,18 +18,18 @@ async def returned(network, count, which):
     one = members.pop(which)
     for other in members:
         del other.directory.peers[one.peer_id]
-    one.matchmaker.view.company = tuple(other.peer_id for other in members)
+    one.matchmaker.membership.company = tuple(other.peer_id for other in members)
     return one, members
 
 
 @pytest.mark.parametrize("leads", [True, False])
 async def test_the_next_round_has_it_though_no_directory_shows_it(network, leads):
     one, others = await returned(network, 3, 0 if leads else 2)
-    assert all(one.peer_id not in other.matchmaker.view.expected() for other in others)
+    assert all(one.peer_id not in other.matchmaker.membership.expected() for other in others)
     one.matchmaker.caught_up()
-    await until(lambda: all(one.peer_id in other.matchmaker.view.expected() for other in others))
+    await until(lambda: all(one.peer_id in other.matchmaker.membership.expected() for other in others))
     leader = one if leads else others[0]
-    assert {other.matchmaker.view.leader() for other in others} == {leader.peer_id}
+    assert {other.matchmaker.membership.leader() for other in others} == {leader.peer_id}
     groups = await together(*(member.match() for member in (*others, one)))
     assert {len(names(group)) for group in groups} == {3}
 
@@ -41,7 +40,7 @@ async def test_nobody_is_hurried_by_it(network):
     for other, due_in_s in zip(others, (4.0, 900.0), strict=True):
         other.due_in_s = due_in_s
     one.matchmaker.caught_up()
-    await until(lambda: all(one.peer_id in other.matchmaker.view.expected() for other in others))
+    await until(lambda: all(one.peer_id in other.matchmaker.membership.expected() for other in others))
     assert [other.hurried.is_set() for other in others] == [False, False]
 
 
@@ -81,9 +80,9 @@ async def test_it_finds_out_who_sleeps_before_it_waits_there(network):
         await for_ever.wait()
 
     await others[0].node.serve(INVITE_NAME, "round", silence)
-    assert one.matchmaker.view.leader() == others[0].peer_id
+    assert one.matchmaker.membership.leader() == others[0].peer_id
     one.matchmaker.caught_up()
-    await until(lambda: one.matchmaker.view.leader() == others[1].peer_id)
+    await until(lambda: one.matchmaker.membership.leader() == others[1].peer_id)
     for_ever.set()
 
 
@@ -97,10 +96,10 @@ async def test_it_is_said_now_and_then_and_not_where_it_would_call_for_a_round(n
     matchmaker.caught_up()
     assert matchmaker._saying == (first,)
     now[0] += 0.2 * matchmaking.RETURN_EVERY_S
-    matchmaker._me = replace(matchmaker._me, called=True)
+    one.itself.called = True
     matchmaker.caught_up()
     assert matchmaker._saying == (first,)
-    matchmaker._me = replace(matchmaker._me, called=False)
+    one.itself.called = False
     matchmaker.caught_up()
     assert len(matchmaker._saying) == 1
     assert matchmaker._saying != (first,)

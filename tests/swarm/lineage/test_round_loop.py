@@ -15,6 +15,7 @@ from peer.protocol.records import PeerRecord
 from peer.swarm.lineage import retry as retry_module
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.lineage.round_loop import LineageRounds
+from peer.swarm.loop import RunContext
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.state.chain import ChainStore
@@ -58,14 +59,15 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     directory = SimpleNamespace(refresh=refresh)
     following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
     after = RetryPolicy(leader.peer_id, directory, leader.matchmaker, following, None, None, random.Random(1))
-    assert leader.matchmaker.view.expected() == [liar.peer_id]
+    membership = leader.matchmaker.membership
+    assert membership.expected() == [liar.peer_id]
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
     await after.of(record)
-    assert leader.matchmaker.view.expected() == []
-    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S - 1.0)
-    assert leader.matchmaker.view.expected() == []
-    monkeypatch.setattr(leader.matchmaker.view, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S)
-    assert leader.matchmaker.view.expected() == [liar.peer_id]
+    assert membership.expected() == []
+    monkeypatch.setattr(membership, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S - 1.0)
+    assert membership.expected() == []
+    monkeypatch.setattr(membership, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S)
+    assert membership.expected() == [liar.peer_id]
 
 
 async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network, tmp_path, monkeypatch):
@@ -88,7 +90,11 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     )  # fmt: skip
     directory = SimpleNamespace(peers={"donor": ahead}, reachable={"donor": ahead})
     manifest = parse_manifest(QUICKSTART.read_text(), "quickstart")
-    rounds = LineageRounds(node, directory, manifest, store, "organiser", 64, print, random.Random(0))
+    context = RunContext(
+        node=node, directory=directory, manifest=manifest, organiser="organiser", nominal_tokens=64,
+        trainer=SimpleNamespace(tell=print), rng=random.Random(0),
+    )  # fmt: skip
+    rounds = LineageRounds(context, store)
     running = asyncio.ensure_future(rounds.run())
     for _ in range(200):  # turns of the loop
         await asyncio.sleep(0)

@@ -27,7 +27,7 @@ async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, t
     old = SimpleNamespace(lineage_id=rounds.position().lineage_id, lineage_weight=0, state="training")
     rounds._directory.peers = {sleeping.peer_id: old}
     rounds._directory.fresh = fresh
-    rounds._matchmaker.view.company = (sleeping.peer_id, donor.peer_id)
+    rounds._matchmaker.membership.company = (sleeping.peer_id, donor.peer_id)
 
     async def match(_):
         matched.append(True)
@@ -46,12 +46,12 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     run.commit(2)
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._directory.fresh, rounds._matchmaker.view.company = False, (sleeping.peer_id,)
+    rounds._directory.fresh, rounds._matchmaker.membership.company = False, (sleeping.peer_id,)
     rounds._fork_choice.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
-    rounds._matchmaker.view.avoid(donor.peer_id)  # it had been out of reach a moment before
+    rounds._matchmaker.membership.avoid(donor.peer_id)  # it had been out of reach a moment before
     assert await rounds._fork_choice.catch_up()
-    rounds._matchmaker.view.expect(donor.peer_id)
-    assert rounds._matchmaker.view.expected() == [donor.peer_id]
+    rounds._matchmaker.membership.expect(donor.peer_id)
+    assert rounds._matchmaker.membership.expected() == [donor.peer_id]
     await rounds._look_around()
     assert not called.is_set()
     rounds._fork_choice.caught_up_at -= CAUGHT_UP_S
@@ -63,7 +63,7 @@ async def test_who_has_slept_and_has_nothing_to_send_asks_its_last_group_too(net
     run, told = Run(tmp_path / "others"), []
     donor = await ScriptedDonor(network.node(run.identities[2]), run).start()
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._matchmaker.view.company = (donor.peer_id,)
+    rounds._matchmaker.membership.company = (donor.peer_id,)
 
     async def looks(asked):
         """Once more round the loop of a peer that waits, whatever it waits for."""
@@ -91,7 +91,7 @@ async def test_a_group_forms_anew_for_who_asks_what_it_has_missed(network, tmp_p
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     away, members = run.identities[1].peer_id, frozenset({rounds._node.peer_id, run.identities[2].peer_id})
     matchmaker = rounds._matchmaker
-    matchmaker.view.avoid(away)  # it took no invitation
+    matchmaker.membership.avoid(away)  # it took no invitation
     for _ in range(3):
         matchmaker._regrouping.missed([away])  # group after group has formed without it
     assert matchmaker.newcomers(members) == []
@@ -121,7 +121,7 @@ async def test_who_has_slept_goes_on_with_its_last_group_whatever_the_directory_
     run, told, expected = Run(tmp_path / "others"), [], []
     sleeping, _, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._matchmaker.view.company = (sleeping.peer_id, donor.peer_id)
+    rounds._matchmaker.membership.company = (sleeping.peer_id, donor.peer_id)
     if listed:
         old = SimpleNamespace(lineage_id=rounds.position().lineage_id, lineage_weight=0, state="training")
         rounds._directory.peers, rounds._directory.fresh = {sleeping.peer_id: old}, False
@@ -134,7 +134,7 @@ async def test_who_has_slept_goes_on_with_its_last_group_whatever_the_directory_
         await asyncio.Event().wait()
 
     async def match(_):
-        expected.append(rounds._matchmaker.view.expected())
+        expected.append(rounds._matchmaker.membership.expected())
         raise RoundAborted("match", "nobody is there")
 
     rounds._matchmaker.match, rounds._directory.refresh = match, refresh

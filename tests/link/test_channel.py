@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from peer.link.channel import Channel
 from peer.link.messages import Save, Saved, Stop, decode, encode
-from peer.swarm.agent.session import Channel
 
 
 async def test_who_asks_an_agent_that_starts_for_its_state_is_not_left_waiting():

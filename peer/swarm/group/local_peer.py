@@ -1,0 +1,53 @@
+"""What matchmaking asks of the peer that it runs in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from peer.outer.round import Group, RoundAborted
+from peer.protocol.lineage import Position
+
+
+class Contributions(Protocol):
+    """This peer's contributions; a `ContributionSlot` implements it."""
+
+    called: bool  # rounds begin when a peer calls for one, and at no other time
+
+    def due_in_s(self) -> float:
+        """Seconds until the next contribution would be due anyway."""
+
+    def halfway(self) -> bool:
+        """Whether at least half of that contribution is trained."""
+
+    def request_now(self) -> None:
+        """Ask for a contribution now, with whatever has been trained."""
+
+
+class LocalPeer(Protocol):
+    """This peer, as seen by itself; `LineageRounds` implements it."""
+
+    @property
+    def slot(self) -> Contributions:
+        """Its contributions."""
+
+    @property
+    def client(self) -> bool:
+        """Whether this machine accepts no connection: others cannot wait at it."""
+
+    def position(self) -> Position:
+        """Round and lineage id now."""
+
+    def taking_part(self) -> bool:
+        """Whether it makes rounds: False while joining or when finished, and invitations are then declined."""
+
+    def persistent_members(self) -> frozenset[str]:
+        """The members of the group that goes on without matchmaking; empty if there is none."""
+
+    def refuses(self, peer_id: str) -> bool:
+        """Whether that peer gets no seat in groups with this one."""
+
+    def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
+        """A peer on a heavier lineage has shown itself: catch up from it."""
+
+    def decline(self, group: Group, abort: RoundAborted) -> None:
+        """Tell the members of a group that has formed that its round does not begin, and why."""

@@ -1,0 +1,142 @@
+"""What the two round loops share: where this peer stands, whether it takes part, and the frame of one round."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from peer.link.channel import TrainerLink
+from peer.link.contribution_slot import ContributionSlot
+from peer.link.memory import Head
+from peer.link.messages import RoundEnded
+from peer.outer.record import RoundRecord
+from peer.outer.round import Due
+from peer.protocol.lineage import Position
+from peer.protocol.manifest import RunManifest
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
+from peer.swarm.state.owned_state import OwnedState
+
+RECHECK_S = 0.5
+JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
+Store = TypeVar("Store", bound=OwnedState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The run of one peer.
+
+    Attributes:
+        node, directory: the network and who is on it.
+        manifest: what was agreed.
+        organiser: peer id that serves the genesis state.
+        nominal_tokens: tokens of a regular contribution.
+        trainer: is told of rounds, and of new anchors.
+        rng: jitter, and which peer a newcomer asks.
+    """
+
+    node: Node
+    directory: Directory
+    manifest: RunManifest
+    organiser: str
+    nominal_tokens: int
+    trainer: TrainerLink
+    rng: random.Random
+
+
+class RoundLoop(ABC, Generic[Store]):
+    """The rounds of one peer.
+
+    Args:
+        context: its run.
+        store: its outer state.
+        called: rounds begin when a peer calls for one, and at no other time.
+
+    Attributes:
+        slot: this peer's contributions.
+        joined: it has a valid state.
+        leaving: it makes no further round.
+        group_size: of its last committed round.
+    """
+
+    def __init__(self, context: RunContext, store: Store, called: bool = False) -> None:
+        self._node, self._directory, self._manifest = context.node, context.directory, context.manifest
+        self._trainer, self.store = context.trainer, store
+        self.slot = ContributionSlot(store, context.trainer, called)
+        self.joined = False
+        self.leaving = False
+        self.group_size = 0
+
+    def position(self) -> Position:
+        return self.store.position
+
+    @property
+    def finished(self) -> bool:
+        total = self._manifest.rounds.total
+        return total is not None and self.store.state.round >= total
+
+    def taking_part(self) -> bool:
+        """Whether this peer makes rounds now."""
+        return self.joined and not self.finished and not self.leaving
+
+    @abstractmethod
+    def on_return(self, peer_id: str) -> None:
+        """A peer asks for what it has missed."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Serve the others."""
+
+    @abstractmethod
+    async def join(self, resumed: Head | None) -> None:
+        """Get a valid state, and hand it to the trainer."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Rounds until the run ends or the peer leaves."""
+
+    @abstractmethod
+    async def _perform(self, due: Due) -> RoundRecord:
+        """Make a round with this contribution."""
+
+    @abstractmethod
+    async def _after(self, record: RoundRecord) -> None:
+        """Draw the consequences of a round, of which the trainer has been told."""
+
+    def _enter(self, contributed: int | None) -> None:
+        """The state is valid: hand it to the trainer; `contributed` is the snapshot of this peer that went into it."""
+        self.joined = True
+        self.slot.announce_anchor(contributed)
+        self._directory.announce_soon()
+
+    async def _one_round(self, due: Due) -> None:
+        sent, received = self._traffic()
+        self.slot.begin_round()
+        try:
+            record = await self._perform(due)
+        finally:
+            self.slot.release(due)
+        now_sent, now_received = self._traffic()
+        traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
+        self._trainer.tell(RoundEnded(record=record.model_copy(update=traffic)))
+        if record.status == "committed":
+            self.group_size = len(record.members)
+        await self._after(record)
+
+    def _traffic(self) -> tuple[int, int]:
+        traffic = self._node.traffic["round"]
+        return traffic.sent, traffic.received
+
+
+async def read_directory(directory: Directory, patience: float) -> None:
+    """Read it; and again until the loop's time `patience` while nobody is in it.
+
+    Records may lag behind a bootstrap that has just come back.
+    """
+    await directory.refresh()
+    while not directory.peers and asyncio.get_running_loop().time() < patience:
+        await asyncio.sleep(RECHECK_S)
+        await directory.refresh()

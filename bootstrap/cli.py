@@ -153,7 +153,7 @@ async def _give_up(opening: asyncio.Task[Bootstrap]) -> None:
 
 
 async def _stop_with_daemon(bootstrap: Bootstrap, stop: asyncio.Event) -> None:
-    log.error("the libp2p daemon ended with code %d; stopping", await bootstrap.node.closed())
+    log.error("this node ends: %s", await bootstrap.node.closed())
     stop.set()
 
 

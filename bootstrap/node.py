@@ -51,7 +51,7 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
         sealed = seal_manifest(node.identity, manifest)
     except ProtocolError as error:
         raise UserError(str(error), "shorten the manifest's model config") from None
-    node.spawn(publish_manifest_forever(node, sealed, node.peer_id, rng))
+    node.spawn(publish_manifest_forever(node, sealed, node.peer_id, rng), essential=True)
     assert manifest.genesis is not None
     history = ChainStore(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
     await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
@@ -20,11 +19,14 @@ from pydantic.fields import FieldInfo
 
 from peer.errors import UserError, did_you_mean
 from peer.protocol.address import parse_host_address
+from peer.protocol.manifest import Digest, Name
 
 ENV_PREFIX = "ATOLL_"
 MAX_FILE_BYTES = 64 * 1024
 MAX_SHOWN_CHARS = 120
 LATEST = "latest"
+MAX_NICKNAME_CHARS = 64
+OWN_CHARS = 5  # of a peer id in its default nickname
 
 
 def _as_list(value: Any) -> Any:
@@ -64,9 +66,11 @@ def _not_empty(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def nickname_from_hostname(hostname: str) -> str:
-    """A host name made into a legal nickname: lower case, other characters to '-', at most 64; never empty."""
-    return re.sub(r"[^a-z0-9._-]+", "-", hostname.lower()).strip("-")[:64] or "peer"
+def default_nickname(hostname: str, peer_id: str) -> str:
+    """A legal nickname that tells machines of one name apart: `vm` and `12D3KooW...xYz12` make `vm-xyz12`."""
+    host = re.sub(r"[^a-z0-9._-]+", "-", hostname.lower()).strip("-.")
+    end = peer_id[-OWN_CHARS:].lower()  # all ids begin alike
+    return f"{host[: MAX_NICKNAME_CHARS - OWN_CHARS - 1] or 'peer'}-{end}"
 
 
 Count = Annotated[int, BeforeValidator(_not_bool)]
@@ -92,9 +96,8 @@ class PeerSettings(BaseModel):
     host_maddrs: HostAddresses = Field(("/ip4/0.0.0.0/tcp/0",), description="where to listen; port 0: any free port")
     announce_maddrs: AnnouncedAddresses = Field((), description="addresses others reach this peer at; empty: found out")
     identity_path: UserPath | None = Field(None, description="private key file; unset: identity.key in output_dir")
-    nickname: str = Field(
-        default_factory=lambda: nickname_from_hostname(socket.gethostname()), pattern=r"^[a-z0-9._-]{1,64}$",
-        description="name of this peer in logs and in the table; unset: from the host's name")
+    nickname: Name | None = Field(
+        None, description="name of this peer in logs and in the table; unset: of the host's name and the peer id")
     train_files: Texts = Field((), description="own files, folders or globs to train on; empty: the run's data")
     data_seed: Count | None = Field(None, ge=0, lt=2**31, description="data order; unset: from the identity")
     save_steps: Count = Field(200, ge=0, description="steps between checkpoints; 0: never")
@@ -108,7 +111,7 @@ class PeerSettings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     report: UserPath | None = Field(None, description="JSON file for the final figures")
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
-    run_id: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="join only this run; unset: any")
+    run_id: Digest | None = Field(None, description="join only this run; unset: any")
     nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")
     client_mode: bool | None = Field(
         None, description="take part without accepting connections; unset: found out at start")
@@ -245,7 +248,7 @@ def _argparse_options(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def _default_text(field: FieldInfo) -> str:
-    if field.default_factory is not None or field.default in (None, ()):
+    if field.default in (None, ()):
         return "unset"
     if isinstance(field.default, tuple):
         return " ".join(field.default)

@@ -9,14 +9,15 @@ import yaml
 from pydantic import ValidationError
 
 from peer.errors import UserError
+from peer.protocol.records import PeerRecord
 from peer.settings import (
     PeerSettings,
     add_setting_flags,
+    default_nickname,
     detect_announce_maddrs,
     detect_direct_port,
     known_settings,
     load_settings,
-    nickname_from_hostname,
     setting_overrides,
 )
 
@@ -108,7 +109,7 @@ def test_all_problems_of_all_sources_are_told_at_once(tmp_path):
     (["--save-steps", "many"], "--save-steps='many': Input should be a valid integer"),
     (["--data-seed", str(2**31)], "Input should be less than 2147483648"),
     (["--device", "cuda:x"], "--device='cuda:x': String should match pattern"),
-    (["--nickname", "Ada <b>"], "--nickname='Ada <b>': String should match pattern '^[a-z0-9._-]{1,64}$'"),
+    (["--nickname", "Ada <b>"], "--nickname='Ada <b>': String should match pattern '^[a-z0-9_][a-z0-9._-]{0,63}$'"),
     (["--nickname", "a\n"], r"--nickname='a\n': String should match pattern"),
     (["--run-id", "abc"], "--run-id='abc': String should match pattern"),
     (["--host-maddrs", "/ip4/1.2.3/tcp/0"], "'1.2.3' is not an IPv4 address"),
@@ -161,12 +162,23 @@ def test_settings_are_frozen():
 
 
 @pytest.mark.parametrize(("hostname", "nickname"), [
-    ("Ada's MacBook.local", "ada-s-macbook.local"), ("gpu_07", "gpu_07"), ("\u5c9b", "peer"), ("", "peer"),
-    ("x" * 90, "x" * 64), ("---", "peer"),
+    ("Ada's MacBook.local", "ada-s-macbook.local-xyz12"), ("gpu_07", "gpu_07-xyz12"), ("\u5c9b", "peer-xyz12"),
+    ("", "peer-xyz12"), ("x" * 90, "x" * 58 + "-xyz12"), ("---", "peer-xyz12"), (".hidden", "hidden-xyz12"),
 ])
-def test_a_host_name_becomes_a_legal_nickname(hostname, nickname):
-    assert nickname_from_hostname(hostname) == nickname
+def test_a_default_nickname_is_legal_and_tells_machines_of_one_name_apart(hostname, nickname):
+    assert default_nickname(hostname, "12D3KooWabcXyZ12") == nickname
     assert PeerSettings(nickname=nickname).nickname == nickname
+    assert default_nickname(hostname, "12D3KooWabcXyZ13") != nickname
+
+
+@pytest.mark.parametrize("nickname", [".gpu1", "-gpu1", "", "x" * 65, "Ada", "a b", "a\n"])
+def test_settings_refuse_every_nickname_that_the_record_of_a_peer_would(nickname):
+    with pytest.raises(UserError, match=r"--nickname=.*\^\[a-z0-9_\]\[a-z0-9\._-\]\{0,63\}\$"):
+        load_settings({"nickname": nickname}, None, {})
+    record = {"run_id": "0" * 64, "state": "joining", "round": 0, "lineage_id": "0" * 64, "lineage_weight": 0}
+    PeerRecord(nickname="gpu1", expires_at=0.0, **record)
+    with pytest.raises(ValidationError, match="nickname"):
+        PeerRecord(nickname=nickname, expires_at=0.0, **record)
 
 
 LISTEN = ("/ip4/0.0.0.0/tcp/31337", "/ip4/0.0.0.0/udp/31337/quic-v1", "/ip4/0.0.0.0/tcp/0")

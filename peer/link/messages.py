@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.outer.record import RoundRecord
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.manifest import Digest, Name, Spec
 from peer.protocol.records import PeerRecord
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
@@ -20,7 +20,8 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 class Start(Spec):
     """First message to an agent: where to find the swarm and who this peer is. `restarted`: an earlier agent of this
     trainer had the same identity, so that it need not be asked whether somebody else has it. `direct_port`: where to
-    accept direct connections, which others reach at `mapped_port`; None: there are none.
+    accept direct connections, which others reach at `mapped_port`; None: there are none. `nickname`: None: made of the
+    host's name and the peer id.
     """
 
     kind: Literal["start"] = "start"
@@ -28,7 +29,7 @@ class Start(Spec):
     host_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...] = ()
     identity_path: str
-    nickname: str
+    nickname: Name | None
     directory: str
     run_id: str | None = None
     nat_port_map: bool = True
@@ -45,6 +46,7 @@ class Published(Spec):
     manifest: dict[str, Any]
     organiser: str
     peer_id: str
+    nickname: Name
     maddrs: tuple[str, ...]
     client: bool = False
 

@@ -115,7 +115,7 @@ def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSi
     manifest, published = peer.manifest, peer.published
     metrics = MetricsFile(settings.output_dir / "metrics.jsonl")
     metrics.write(
-        "start", peer_id=published.peer_id, nickname=settings.nickname, run_id=manifest.run_id, round=anchor.round
+        "start", peer_id=published.peer_id, nickname=published.nickname, run_id=manifest.run_id, round=anchor.round
     )
     title = f"{manifest.name}  {manifest.run_id[:12]}"
     own_id, as_table = published.peer_id, False if settings.json_lines else None
@@ -219,7 +219,7 @@ def _report(
     head = sync.memory.head
     return {
         "id": peer.published.peer_id,
-        "nickname": peer.settings.nickname,
+        "nickname": peer.published.nickname,
         "run_id": peer.manifest.run_id,
         "round": sync.round,
         "lineage_id": head.lineage_id if head else None,

@@ -181,7 +181,7 @@ def test_a_dead_agent_is_replaced_and_its_gradient_dropped_where_another_anchor_
         def start():
             revived()
             peer.agent.dead = False
-            published = Published(manifest={}, organiser="o", peer_id="p", maddrs=())
+            published = Published(manifest={}, organiser="o", peer_id="p", nickname="n", maddrs=())
             peer.agent.inbox.extend([published, Anchor(round=5, lineage_id=LINEAGE, contributed=None)])
 
         peer.agent.start = start
@@ -206,7 +206,7 @@ def test_steps_that_no_agent_hears_of_are_not_made(peer):
             peer.agent.may_restart = True
         if len(looks) == 5:
             peer.agent.dead = False
-            peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", maddrs=()))
+            peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", nickname="n", maddrs=()))
         if len(looks) == 7:
             peer.moves(None)
         return False

@@ -129,7 +129,7 @@ def test_training_goes_on_without_an_agent_and_the_next_one_is_told_everything(p
     peer.steps(1)
     assert peer.agent.starts == 2
     assert peer.agent.sent == [AGAIN]
-    peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", maddrs=()))
+    peer.agent.inbox.append(Published(manifest={}, organiser="o", peer_id="p", nickname="n", maddrs=()))
     peer.steps(STEPS)
     assert peer.agent.take(Mapped) == [MAPPED]
     assert peer.agent.take(Snapshot) == []  # nothing is handed over before the new agent's first anchor

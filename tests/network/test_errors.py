@@ -53,6 +53,8 @@ BEFORE_THE_NETWORK = {
         line="join <dead>", env={"ATOLL_SAVE_STEPS": "-1"}, says=("ATOLL_SAVE_STEPS='-1'", "or equal to 0")),
     "bad value of a flag": Case(
         line="join <dead> --max-rounds 0", says=("--max-rounds='0'", "greater than or equal to 1")),
+    "nickname that no record can hold": Case(
+        line="join <dead> --nickname=.gpu1", says=("--nickname='.gpu1'", "^[a-z0-9_][a-z0-9._-]{0,63}$")),
     "malformed address": Case(
         line="join /ip4/127.0.0.1/tcp/1", says=("/ip4/127.0.0.1/tcp/1", "/p2p/")),
     "address that is no address": Case(

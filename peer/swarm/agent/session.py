@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.records import PeerRecord
+from peer.settings import default_nickname
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.round_loop import GossipRounds
@@ -48,7 +50,7 @@ log = logging.getLogger(__name__)
 MANIFEST_TIMEOUT_S = 10.0
 SWARM_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
-DAEMON_GONE = 3
+NODE_GONE = 3
 AnyRounds = LineageRounds | GossipRounds
 
 
@@ -70,13 +72,13 @@ class AgentSession:
         """Serve until the trainer stops the agent, or disappears; -> exit code."""
         start: Start = await self._channel.expect(Start)
         node = await start_node(_node_config(start))
-        daemon = asyncio.ensure_future(node.closed())
+        closed = asyncio.ensure_future(node.closed())
         serving = asyncio.ensure_future(self._serve(node, start))
-        done, _ = await asyncio.wait({daemon, serving}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({closed, serving}, return_when=asyncio.FIRST_COMPLETED)
         if serving not in done:
-            log.error("the libp2p daemon ended with code %d; so does this agent", daemon.result())
-            return DAEMON_GONE
-        daemon.cancel()
+            log.error("this agent ends, for its trainer to start another: %s", closed.result())
+            return NODE_GONE
+        closed.cancel()
         try:
             return serving.result()
         finally:
@@ -90,12 +92,13 @@ class AgentSession:
                 f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
             )
         node.spawn(publish_manifest_forever(node, sealed, organiser, self._rng))
-        self._nickname = start.nickname
+        self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         self._channel.tell(
             Published(
                 manifest=manifest.model_dump(mode="json"),
                 organiser=organiser,
                 peer_id=node.peer_id,
+                nickname=self._nickname,
                 maddrs=node.maddrs,
                 client=node.client,
             )
@@ -103,7 +106,7 @@ class AgentSession:
         mapped: Mapped = await self._channel.expect(Mapped)
         directory = Directory(node, manifest.run_id)
         folder = Path(start.directory)
-        recorder = Recorder(RoundJournal(folder), node.peer_id, start.nickname, directory, self._channel)
+        recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
         recipe = run_recipe(manifest)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
         context = RunContext(

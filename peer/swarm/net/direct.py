@@ -28,7 +28,7 @@ from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import seen_at
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, shows
-from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"
@@ -201,6 +201,7 @@ class DirectTransport:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
 
     async def close(self) -> None:
         """Shut the door and end what came through it."""

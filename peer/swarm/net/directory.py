@@ -66,7 +66,7 @@ class Directory:
 
     def announce(self, describe: Callable[[], PeerRecord]) -> None:
         """Publish `describe()` every two seconds from now on; `announce_soon` makes that one second."""
-        self._node.spawn(self._announce_forever(describe))
+        self._node.spawn(self._announce_forever(describe), essential=True)
 
     def announce_soon(self) -> None:
         """Something has changed that others should hear of."""
@@ -74,7 +74,7 @@ class Directory:
 
     def follow(self) -> None:
         """Read the directory every two seconds from now on."""
-        self._node.spawn(self._refresh_forever())
+        self._node.spawn(self._refresh_forever(), essential=True)
 
     def expiry(self) -> float:
         """When a record made now expires."""

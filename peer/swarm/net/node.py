@@ -37,6 +37,7 @@ from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import REACH_NAME, DialBackServer
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
+from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 
 log = logging.getLogger(__name__)
 Handler = Callable[[FrameStream], Awaitable[None]]
@@ -75,6 +76,8 @@ class Node:
     refuses: Callable[[str], bool] = lambda _: False
     direct: DirectTransport | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _trouble: str = ""
+    _broken: asyncio.Event = field(default_factory=asyncio.Event)
     _open_streams: dict[str, int] = field(default_factory=dict)
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
@@ -82,17 +85,24 @@ class Node:
     def peer_id(self) -> str:
         return self.identity.peer_id
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` until it ends or the node closes; what escapes it is logged with its traceback."""
+    def spawn(self, work: Coroutine[Any, Any, None], essential: bool = False) -> asyncio.Task[None]:
+        """Run `work` until it ends or the node closes; what escapes it is logged with its traceback.
+
+        Args:
+            essential: the node is of no use without it: `closed` returns once it has failed.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a background task failed", exc_info=error)
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            error = log_failure(task)
+            if error is not None and essential:
+                self._trouble = self._trouble or f"a task that it cannot do without failed: {in_words(error)}"
+                self._broken.set()
+
+        task.add_done_callback(ended)
+        return task
 
     async def serve(self, name: str, purpose: str, handler: Handler) -> None:
         """Answer streams that other peers open under `name`; once the handler has returned, the stream
@@ -230,9 +240,14 @@ class Node:
                     log.warning("lost %s; going on without it and trying again", address)
             await asyncio.sleep(RECONNECT_PERIOD_S)
 
-    async def closed(self) -> int:
-        """Return the libp2p daemon's exit code once it has ended."""
-        return int(await self.p2p._child.wait())
+    async def closed(self) -> str:
+        """Return why this host is of no use any more, once that is so."""
+        ending, breaking = (asyncio.ensure_future(work) for work in (self.p2p._child.wait(), self._broken.wait()))
+        try:
+            await asyncio.wait({ending, breaking}, return_when=asyncio.FIRST_COMPLETED)
+            return self._trouble or f"its libp2p daemon ended with code {ending.result()}"
+        finally:
+            await cancel_and_wait([ending, breaking])
 
     async def close(self) -> None:
         for task in tuple(self._tasks):
@@ -282,5 +297,5 @@ async def start_node(config: NodeConfig) -> Node:
         if not client:
             node.direct.door.listen(config.host_maddrs, config.direct_port, config.mapped_port)
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)
-    node.spawn(node.keep_connected())
+    node.spawn(node.keep_connected(), essential=True)
     return node

@@ -1,17 +1,28 @@
-"""asyncio: ending tasks for certain, asking one after the other without waiting for who is silent, threads."""
+"""asyncio: logging what a task failed with, ending tasks for certain, staggered calls, threads."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 AGAIN_S = 0.05
 LOOK_AGAIN_S = 0.5
 MAX_THREADS = 6
+
+
+def log_failure(task: asyncio.Future[Any]) -> BaseException | None:
+    """What a task that has ended failed with, which is logged with its traceback; None where it did not fail."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        name = getattr(task.get_coro(), "__qualname__", "") if isinstance(task, asyncio.Task) else ""
+        log.error("the background task %s failed", name, exc_info=error)
+    return error
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -3,9 +3,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
+from peer.protocol.records import PeerRecord
+from peer.swarm.net.directory import Directory
 from peer.swarm.net.stream import StreamClosedError
 
 
@@ -18,9 +21,28 @@ async def test_what_escapes_a_background_task_is_logged_with_its_traceback(netwo
     await asyncio.wait({task})
     await asyncio.sleep(0)  # whoever else was told of its end
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("ERROR", "a background task failed")
+        ("ERROR", "the background task fail failed")
     ]
     assert 'raise ValueError("nobody asks")' in caplog.text
+
+
+async def test_a_node_ends_once_a_task_that_it_cannot_do_without_has_failed(network):
+    node, running = network.node(), asyncio.get_running_loop().create_future()
+    node.p2p._child = SimpleNamespace(wait=lambda: running)
+    closed = asyncio.ensure_future(node.closed())
+    await asyncio.wait({node.spawn(fail())})
+    await asyncio.sleep(0.01)
+    assert not closed.done()
+    directory = Directory(node, "0" * 64)
+    directory.announce(lambda: PeerRecord(nickname=".gpu1"))
+    assert "task that it cannot do without failed" in await asyncio.wait_for(closed, 5.0)
+    assert "nickname" in await node.closed()
+
+
+async def test_a_node_ends_with_its_daemon(network):
+    node = network.node()
+    node.p2p._child = SimpleNamespace(wait=lambda: asyncio.sleep(0.0, 9))
+    assert await asyncio.wait_for(node.closed(), 5.0) == "its libp2p daemon ended with code 9"
 
 
 @pytest.mark.parametrize("name", ["0OIl", "\u00e9", " ", "1"])

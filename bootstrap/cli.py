@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bootstrap.genesis import GenesisBuild
 from peer.errors import UserError
 from peer.protocol.address import parse_host_address, parse_peer_address
-from peer.protocol.manifest import RunManifest, parse_manifest
+from peer.protocol.manifest import RunManifest, read_manifest
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.stale_sockets import sweep_stale_sockets
 from peer.system.death_signal import children_die_with_us
@@ -111,17 +111,13 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
-    try:
-        text = arguments.manifest.read_bytes()
-    except OSError as error:
-        what = f"cannot read the manifest {arguments.manifest}: {error.strerror}"
-        raise UserError(what, "give the path of a YAML file such as configs/runs/quickstart.yaml") from None
+    manifest = read_manifest(arguments.manifest)
     for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
         parse_host_address(address)
     for address in arguments.initial_peers:
         parse_peer_address(address)
     check_output_dir(arguments.state_dir, "state_dir")
-    return parse_manifest(text, str(arguments.manifest))
+    return manifest
 
 
 async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path) -> Bootstrap:

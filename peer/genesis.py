@@ -19,7 +19,7 @@ from peer.errors import UserError
 from peer.outer.recipe.resolve import run_recipe, wire_format
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import RunManifest, parse_manifest
+from peer.protocol.manifest import RunManifest, read_manifest
 from peer.system.death_signal import die_with_parent
 from peer.train.device import check_memory
 from peer.train.model import build_model, check_sequence_length, count_parameters
@@ -67,7 +67,7 @@ def main() -> None:
         die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
-        state = checked_genesis(parse_manifest(arguments.manifest.read_bytes(), str(arguments.manifest)))
+        state = checked_genesis(read_manifest(arguments.manifest))
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))

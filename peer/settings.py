@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from peer.errors import UserError, did_you_mean
 from peer.protocol.address import parse_host_address
-from peer.protocol.manifest import Digest, Name
+from peer.protocol.manifest import Digest, Name, validation_message
+from peer.protocol.yaml_text import parse_yaml, read_limited
 
 ENV_PREFIX = "ATOLL_"
 MAX_FILE_BYTES = 64 * 1024
@@ -201,20 +201,14 @@ def _given(
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the settings file {path}: {error}", "Check the path given to --config.") from None
-    if len(text) > MAX_FILE_BYTES:
-        raise UserError(f"settings file {path} has {len(text)} characters; the limit is {MAX_FILE_BYTES}")
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"settings file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+        document = parse_yaml(read_limited(path, MAX_FILE_BYTES, "settings file", "check the path given to --config"))
+    except ValueError as error:
+        raise UserError(f"settings file {path} is not valid YAML: {error}") from None
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise UserError(f"settings file {path} must be a mapping of names to values, not {type(document).__name__}")
-    return {str(key): value for key, value in document.items()}
+    return document
 
 
 def _explain(error: ValidationError, origins: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -222,8 +216,7 @@ def _explain(error: ValidationError, origins: Mapping[str, tuple[str, str]]) -> 
     lines = []
     for problem in error.errors(include_url=False):
         spelling, place = origins[str(problem["loc"][0])]
-        message = problem["msg"].removeprefix("Value error, ")
-        line = f"{spelling}={_shown(problem['input'])}{place}: {message}"
+        line = f"{spelling}={_shown(problem['input'])}{place}: {validation_message(problem)}"
         if line not in lines:
             lines.append(line)
     return lines

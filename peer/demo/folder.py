@@ -12,6 +12,7 @@ import yaml
 
 from peer.errors import UserError
 from peer.protocol.manifest import parse_manifest
+from peer.protocol.yaml_text import parse_yaml
 from peer.system.file_lock import lock_folder
 from peer.system.preflight import check_output_dir
 
@@ -21,7 +22,7 @@ MANIFEST_NAME = "quickstart.yaml"
 
 def manifest_text(rounds: int, seed: int | None) -> str:
     """The quickstart manifest as YAML, ending after `rounds`, with another seed if one is given."""
-    document = yaml.safe_load(files("peer.demo").joinpath(MANIFEST_NAME).read_text(encoding="utf-8"))
+    document = parse_yaml(files("peer.demo").joinpath(MANIFEST_NAME).read_bytes())
     document.setdefault("rounds", {})["total"] = rounds
     if seed is not None:
         document["seed"] = seed

@@ -1,7 +1,7 @@
 """The run manifest: everything that must be equal on all peers of a run.
 
 The organiser writes YAML, `atoll-bootstrap` fills in the genesis digest, signs the canonical JSON and publishes it.
-Its SHA-256 is the run id. Nothing here does I/O beyond parsing text that the caller read.
+Its SHA-256 is the run id.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from peer.errors import UserError, did_you_mean
+from peer.protocol.yaml_text import parse_yaml, read_limited
 
 PROTOCOL_VERSION = 3
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 
-MAX_DEPTH = 8
 MAX_PROBLEMS = 20
 
 # No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
@@ -194,6 +195,16 @@ class RunManifest(Spec):
         return hashlib.sha256(self.canonical()).hexdigest()
 
 
+def read_manifest(path: str | Path) -> RunManifest:
+    """The manifest in a file.
+
+    Raises:
+        UserError: the file cannot be read, or what `parse_manifest` refuses.
+    """
+    hint = "give the path of a YAML file such as configs/runs/quickstart.yaml"
+    return parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest", hint), str(path))
+
+
 def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
     """YAML or JSON text -> RunManifest.
 
@@ -209,10 +220,9 @@ def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
     if num_bytes > MAX_MANIFEST_BYTES:
         raise UserError(f"manifest {origin} is {num_bytes} bytes; the limit is {MAX_MANIFEST_BYTES}")
     try:
-        _check_structure(text)
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"manifest {origin} cannot be read: {_one_line(error)}") from None
+        document = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"manifest {origin} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
     check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)
@@ -220,17 +230,6 @@ def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
         return RunManifest.model_validate(document)
     except ValidationError as error:
         raise UserError(f"manifest {origin} is not valid", explain_validation(error, RunManifest)) from None
-
-
-def _check_structure(text: str | bytes) -> None:
-    """Raise ValueError for what makes a small document endless to load: aliases and deep nesting."""
-    depth = 0
-    for event in yaml.parse(text):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("an alias (*name) is not allowed; write the value out")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def check_protocol(version: Any, origin: str) -> None:
@@ -255,11 +254,18 @@ def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
         elif problem["type"] == "missing":
             lines.append(f"missing key '{path}'")
         else:
-            message = problem["msg"].removeprefix("Value error, ")
+            message = validation_message(problem)
             lines.append(f"{path}={_show(problem['input'])}: {message}" if path else message)
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
     return "\n".join(lines)
+
+
+def validation_message(problem: Mapping[str, Any]) -> str:
+    """What pydantic says of one problem, with the remedy where YAML read text as something else."""
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    is_scalar = isinstance(problem["input"], bool | int | float)
+    return f"{message}: write it in quotes" if problem["type"] == "string_type" and is_scalar else message
 
 
 def _show(value: Any) -> str:
@@ -287,6 +293,3 @@ def _known_keys(schema: type[BaseModel], path: tuple[int | str, ...]) -> list[st
         schema = annotation
     return list(schema.model_fields)
 
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -81,6 +81,7 @@ def test_unknown_and_bad_keys_are_all_named_with_their_remedy():
     ({"tokenizer": {"kind": "hub"}}, "'name' goes with kind 'hub', and only with it"),
     ({"data": {"name": "a/b"}}, "'name' goes with source 'hub', and only with it"),
     ({"inner": {"betas": [0.9, 1.0]}}, "betas=(0.9, 1.0): each must be in [0, 1)"),
+    ({"model": {"pretrained": "a/b", "revision": 1234567}}, "Input should be a valid string: write it in quotes"),
     ({"rounds": {"min_group": 8, "max_group": 4}}, "min_group=8 is above max_group=4"),
 ])
 def test_values_that_do_not_fit_together_are_told(changes, message):

@@ -22,6 +22,7 @@ inner: {batch_sequences: 1, warmup_steps: 0, learning_rate: 0.01}
 recipe: {name: diloco, steps_per_round: 2, compressor: int8}
 """
 STEP_TOKENS = 16
+ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGRUVh7v6PYnCvLMnaWmjfr2hGjTFTgAnfRTG5i1iwqpn"
 
 
 def atoll(*argv):

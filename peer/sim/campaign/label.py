@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from peer.errors import UserError, did_you_mean
@@ -17,10 +15,10 @@ from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import resolve
 from peer.outer.state.flat_layout import FlatLayout, strided_fragments
 from peer.protocol.manifest import InnerSpec, RecipeSpec, explain_validation
+from peer.protocol.yaml_text import parse_yaml
 
 INNER = "inner"
 EXAMPLE = "write it as diloco:compressor=int8,outer.momentum=0.8,inner.optimizer=muon"
-_EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")   # 1e-3, which YAML 1.1 takes for a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +74,14 @@ def parse_label(label: str) -> Choice:
         raise UserError(f"recipe {label!r}: nothing follows the colon", EXAMPLE)
     parts: dict[str, Any] = {}
     inner: dict[str, Any] = {}
+    seen: set[str] = set()
     for item in _split(rest) if rest else ():
         key, equals, text = item.partition("=")
         if not equals or not key.strip() or not text.strip():
             raise UserError(f"recipe {label!r}: {item!r} is not key=value", EXAMPLE)
+        if key.strip() in seen:
+            raise UserError(f"recipe {label!r}: {key.strip()!r} is set twice", "remove one of them")
+        seen.add(key.strip())
         _set(label, parts, inner, key.strip(), _value(label, text))
     try:
         choice = Choice(label=label, spec=RecipeSpec.model_validate({**parts, "name": name}), inner=inner)
@@ -170,10 +172,9 @@ def _split(text: str) -> list[str]:
 
 def _value(label: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return parse_yaml(text)
+    except ValueError:
         raise UserError(f"recipe {label!r}: {text!r} cannot be read as a value", EXAMPLE) from None
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _refused(label: str, problems: str, prefix: str = "") -> UserError:

@@ -18,7 +18,7 @@ from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError, did_you_mean
 from peer.outer.recipe.recipe import Recipe, describe
 from peer.outer.state.flat_layout import FlatLayout
-from peer.protocol.manifest import MAX_MANIFEST_BYTES, InnerSpec, RunManifest, parse_manifest
+from peer.protocol.manifest import InnerSpec, RunManifest, parse_manifest, read_manifest
 from peer.sim.campaign.label import Choice, at_pace, with_room
 from peer.sim.learner.language_task import load_windows
 from peer.sim.world.scenario import MAX_PEERS, Scenario, load_scenario
@@ -97,12 +97,7 @@ def load_task(name_or_path: str | None) -> RunManifest:
             hint = f"shipped: {', '.join(known)}; give your own manifest as a path, such as ./mine.yaml"
             raise UserError(f"no task is named {text!r}: {did_you_mean(text, known)}", hint)
         return parse_manifest((folder / f"{text}.yaml").read_bytes(), text)
-    try:
-        with open(text, "rb") as file:
-            return parse_manifest(file.read(MAX_MANIFEST_BYTES + 1), text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"manifest {text}: cannot be read: {reason}", "give the path of a run's manifest") from None
+    return read_manifest(text)
 
 
 def parse_tokens(text: str) -> int:

@@ -15,11 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from peer.errors import UserError, did_you_mean
 from peer.protocol.manifest import Name, Spec, explain_validation
+from peer.protocol.yaml_text import parse_yaml, read_limited
 
 MAX_SCENARIO_BYTES = 64 * 1024
 MAX_PEERS = 100_000
@@ -227,27 +227,20 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
             hint = f"the shipped ones are {', '.join(known)}; give your own as a path, such as ./mine.yaml"
             raise UserError(f"no scenario is named {text!r}: {did_you_mean(text, known)}", hint)
         return parse_scenario((resources.files("peer.sim") / "scenarios" / f"{text}.yaml").read_bytes(), text)
-    try:
-        with open(text, "rb") as file:
-            content = file.read(MAX_SCENARIO_BYTES + 1)
-    except (OSError, ValueError) as error:
-        hint = f"the shipped ones go by name: {', '.join(shipped_scenarios())}"
-        raise UserError(f"scenario {text} cannot be read: {getattr(error, 'strerror', error)}", hint) from None
-    return parse_scenario(content, text)
+    hint = f"the shipped ones go by name: {', '.join(shipped_scenarios())}"
+    return parse_scenario(read_limited(text, MAX_SCENARIO_BYTES, "scenario", hint), text)
 
 
 def parse_scenario(text: str | bytes, origin: str) -> Scenario:
     """YAML text -> Scenario.
 
     Raises:
-        UserError: too large, not YAML, an unknown key (names the nearest known one), or a value out of its range.
+        UserError: not YAML, an unknown key (names the nearest known one), or a value out of its range.
     """
-    if len(text) > MAX_SCENARIO_BYTES:
-        raise UserError(f"scenario {origin} is above the limit of {MAX_SCENARIO_BYTES} bytes", "use fewer classes")
     try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"scenario {origin} cannot be read: {' '.join(str(error).split())}") from None
+        document = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"scenario {origin} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise UserError(f"scenario {origin} must be a mapping of keys to values, not {type(document).__name__}")
     # Items by themselves: `explain_validation` finds the nearest known key in sections, not in lists of them.

@@ -54,6 +54,8 @@ def test_another_kind_of_part_and_its_numbers_in_any_order(label):
 @pytest.mark.parametrize(("label", "parts"), [
     ("dilocco", ["unknown recipe 'dilocco'", "did you mean 'diloco'?", "atoll recipes"]),
     ("diloco:", ["nothing follows the colon"]),
+    ("diloco:compressor=int8,compressor=fp32", ["'compressor' is set twice", "remove one of them"]),
+    ("diloco:outer.momentum=0.8,outer.momentum=.9", ["'outer.momentum' is set twice"]),
     ("diloco:int8", ["'int8' is not key=value", "write it as"]),
     ("diloco:compressr=int8", ["unknown key 'compressr'", "did you mean 'compressor'?"]),
     ("diloco:compressor=int9", ["'diloco:compressor=int9'", "int9"]),

@@ -13,7 +13,7 @@ import pytest
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import describe
 from peer.sim.campaign.plan import build_swarm, load_task
-from tests.sim.typed import MANIFEST, ROOT, STEP_TOKENS, atoll, figures
+from tests.sim.typed import ADDRESS, MANIFEST, ROOT, STEP_TOKENS, atoll, figures
 
 
 def simulate(*argv):
@@ -129,6 +129,25 @@ def test_a_manifest_with_other_than_known_keys_is_refused(tiny, capsys):
     (tiny / "bad.yaml").write_text(MANIFEST.replace("recipe: {name: diloco", "recipe: {label: diloco"))
     assert atoll("simulate", "./bad.yaml") == 2
     assert "recipe.label" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "text", "argv", "parts"), [
+    ("twice.yaml", MANIFEST.replace("seed: 3\n", "seed: 3\nseed: 4\n"), ["simulate", "./twice.yaml"],
+     ["manifest ./twice.yaml", "line 3: the key 'seed' is there twice, first in line 2"]),
+    ("twice.json", '{"name": "a", "name": "b"}', ["simulate", "./twice.json"], ["the key 'name' is there twice"]),
+    ("twice.yaml", "name: net\npeers: [{share: 1, speed: 1,\n  speed: 2}]", ["simulate", "--network", "./twice.yaml"],
+     ["scenario ./twice.yaml", "line 3: the key 'speed' is there twice, first in line 2"]),
+    ("twice.yaml", "save_steps: 1\nsave_steps: 2", ["join", ADDRESS, "--config", "twice.yaml"],
+     ["settings file twice.yaml", "line 2: the key 'save_steps' is there twice"]),
+    ("twice.yaml", MANIFEST, ["compare", "diloco:compressor=int8,compressor=int4"], ["'compressor' is set twice"]),
+    ("large.yaml", MANIFEST + "#" * 32_000, ["simulate", "./large.yaml"],
+     [f"manifest ./large.yaml is {len(MANIFEST) + 32_000} bytes; the limit is 16384 bytes"]),
+])
+def test_what_is_written_twice_or_too_long_is_told_with_its_place(tiny, capsys, name, text, argv, parts):
+    (tiny / name).write_text(text)
+    assert atoll(*argv) == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in parts), message
 
 
 @pytest.mark.parametrize("command", ["recipes", "simulate", "compare"])

@@ -238,7 +238,7 @@ def test_text_that_is_no_scenario_is_refused():
         ("a: [", "cannot be read: while parsing"),
         ("- 1", "must be a mapping of keys to values, not list"),
         ("[" * 5000, "cannot be read"),
-        ("x" * (MAX_SCENARIO_BYTES + 1), "above the limit of 65536 bytes"),
+        ("name: a\nname: b", "line 2: the key 'name' is there twice"),
         (b"\xff\xfe\xff", "cannot be read"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -254,6 +254,9 @@ def test_a_name_that_is_not_shipped_leads_to_the_nearest(tmp_path):
     assert "cloud, home, ideal" in caught.value.hint
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         load_scenario(tmp_path)
+    (tmp_path / "large.yaml").write_text("x" * (MAX_SCENARIO_BYTES + 1))
+    with pytest.raises(UserError, match="is 65537 bytes; the limit is 65536 bytes"):
+        load_scenario(tmp_path / "large.yaml")
 
 
 def test_own_scenarios_are_read_from_their_path(tmp_path):

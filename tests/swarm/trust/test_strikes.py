@@ -79,7 +79,7 @@ async def test_who_is_refused_gets_no_seat_and_does_not_lead(network):
     first, second, third = await gather(network, 3)
     for member in (second, third):
         refused = {first.peer_id}
-        member.matchmaker._lobby._refuses = member.matchmaker.membership._refuses = refused.__contains__
+        member.itself.refuses = refused.__contains__
     assert second.matchmaker.membership.leader() == second.peer_id
     stream = await first.hand_in(second, join_of(first.node.identity)[0])
     reject = parse_json(RejectMessage, (await stream.receive({Kind.REJECT: 10_000}))[1])

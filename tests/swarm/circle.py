@@ -49,7 +49,7 @@ class Seat:
         self.recomputer = Recomputer(partition_of(self.state), recipe, lambda: self.chain)
         judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
-        self.guard = Guard(node, RUN, judge, folder / str(index), rng=Never()) if folder else None
+        self.guard = Guard(node, judge, folder / str(index), self, rng=Never()) if folder else None
         self.exchange = Exchange(
             node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard, chain=lambda: self.chain
         )
@@ -62,6 +62,13 @@ class Seat:
             return await opening(*arguments, **options)
 
         node.open = counted
+
+    def on_ban(self, culprit, reason):
+        """A peer is banned."""
+
+    def live_peers(self):
+        """None but the members of its group."""
+        return ()
 
     def called(self):
         self.calls += 1

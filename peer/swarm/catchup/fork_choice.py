@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from peer.errors import ProtocolError, in_words
-from peer.link.messages import RoundEnded, ToTrainer
+from peer.link.channel import TrainerLink
+from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import AnyUpdate
 from peer.protocol.lineage import Certificate, GivenUp, Position, RosterLimits, given_up, heavier, quorum
@@ -34,17 +35,28 @@ DISTRUST_S = 60.0
 VOTED_S = 2.0  # to say what a state is that one has just named in a vote
 
 
+class CatchUpHost(Protocol):
+    """The peer that catches up; `LineageRounds` implements it."""
+
+    def on_caught_up(self) -> None:
+        """The state has changed."""
+
+    def on_answer(self, donor: str) -> None:
+        """This donor answers."""
+
+    async def on_counted(self) -> None:
+        """A round that this peer gave up turns out to contain its contribution."""
+
+
 class ForkChoice:
     """The donors of one peer.
 
     Args:
         node, directory: the network and who is on it.
         run_id, limits: the run, and what its rosters may be.
-        keeper: the outer state.
-        on_moved: called when the state has changed.
-        on_answer: called with a donor that answers.
-        on_counted: called when a round that this peer gave up turns out to contain its contribution.
-        tell: sends a message to the trainer.
+        store: the outer state.
+        host: is told of what this peer finds out.
+        trainer: is told of each change.
 
     Attributes:
         fetcher: asks donors.
@@ -54,11 +66,10 @@ class ForkChoice:
 
     def __init__(
         self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, store: StateStore,
-        on_moved: Callable[[], None], on_counted: Callable[[], Awaitable[None]], tell: Callable[[ToTrainer], None],
-        on_answer: Callable[[str], None] = lambda _: None,
-    ) -> None:
+        host: CatchUpHost, trainer: TrainerLink,
+    ) -> None:  # fmt: skip
         self._own_id, self._directory, self._store = node.peer_id, directory, store
-        self._on_moved, self._on_counted, self._tell, self._on_answer = on_moved, on_counted, tell, on_answer
+        self._host, self._trainer = host, trainer
         self.fetcher = HistoryClient(node, run_id, store.history.folder, limits, self._accuse)
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
@@ -101,7 +112,7 @@ class ForkChoice:
                 self._nudged.pop(donor, None)
                 try:
                     answer.result()
-                    self._on_answer(donor)
+                    self._host.on_answer(donor)
                     others = helpers(self._directory.reachable, donor, self._distrusted)
                     how = await self.fetcher.catch_up(
                         donor, self.standing(), self._replay, self._store.adopt, others,
@@ -156,7 +167,7 @@ class ForkChoice:
 
     def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
         self.caught_up_at = asyncio.get_running_loop().time()
-        self._on_moved()
+        self._host.on_caught_up()
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"
             if how.snapshot_round is None
@@ -171,10 +182,10 @@ class ForkChoice:
             status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,
             replayed=how.replayed if how.snapshot_round is None else None, snapshot_round=how.snapshot_round,
         )  # fmt: skip
-        self._tell(RoundEnded(record=record))
+        self._trainer.tell(RoundEnded(record=record))
 
     async def _replay(self, update: AnyUpdate, certificate: Certificate) -> None:
         known, contributed = self.missed.contributed, self.missed.replaying(certificate)
         await self._store.apply(update, certificate, contributed)
         if known is None and contributed is not None:
-            await self._on_counted()
+            await self._host.on_counted()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from functools import partial
 
 from peer.link.memory import Head
@@ -46,17 +47,14 @@ class LineageRounds(RoundLoop[StateStore]):
         self._organiser, self._rng = context.organiser, context.rng
         rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         rosters = RosterAuthority(node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen)
-        self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self._on_ban)
+        self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
         self._matchmaker = Matchmaker(node, directory, rosters, self)
         self._exchange = Exchange(
             node, manifest.run_id, manifest.rounds.timeout_s, recipe, store.state.numel, rosters,
             self._matchmaker.gathering, self._guard, chain=lambda: store.history.chain,
         )  # fmt: skip
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
-        self._fork_choice = ForkChoice(
-            node, directory, manifest.run_id, limits, store, self._matchmaker.caught_up, self._exchange.counted,
-            self._trainer.tell, self._matchmaker.membership.seen,
-        )  # fmt: skip
+        self._fork_choice = ForkChoice(node, directory, manifest.run_id, limits, store, self, context.trainer)
         self._retry = RetryPolicy(
             node.peer_id, directory, self._matchmaker, self._fork_choice, self.slot, self.nudge, context.rng
         )
@@ -92,6 +90,18 @@ class LineageRounds(RoundLoop[StateStore]):
         """See `LocalPeer.nudge`."""
         self._fork_choice.nudge(donor, weight, lineage_id)
         self.slot.work.set()
+
+    def on_caught_up(self) -> None:
+        """See `CatchUpHost.on_caught_up`."""
+        self._matchmaker.caught_up()
+
+    def on_answer(self, donor: str) -> None:
+        """See `CatchUpHost.on_answer`."""
+        self._matchmaker.membership.seen(donor)
+
+    async def on_counted(self) -> None:
+        """See `CatchUpHost.on_counted`."""
+        await self._exchange.counted()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +175,12 @@ class LineageRounds(RoundLoop[StateStore]):
         else:
             await self._retry.of(record)
 
-    def _on_ban(self, culprit: str, reason: str) -> None:
+    def live_peers(self) -> Iterable[str]:
+        """See `GuardHost.live_peers`."""
+        return self._directory.peers
+
+    def on_ban(self, culprit: str, reason: str) -> None:
+        """See `GuardHost.on_ban`."""
         now = self.position()
         record = RoundRecord(
             status="banned", round=now.round, lineage_id=now.lineage_id, culprit=culprit, reason=reason

@@ -25,6 +25,7 @@ ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where res
 MAX_ASKING = 256
 KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: where rounds are small, nobody asks in time
 KEPT_EXCHANGES = 16
+KEPT_S = 120.0  # payloads of a round that no other follows
 TURN_BYTES = 4 * CHUNK  # as much as a joiner takes in a turn
 
 
@@ -43,6 +44,7 @@ class AuditServer:
     def __init__(self, node: Node, run_id: str, priority: RoundPriority) -> None:
         self._node, self._run_id, self._priority = node, run_id, priority
         self._kept: dict[bytes, ReductionProof] = {}
+        self._freeing: asyncio.TimerHandle | None = None
         self._heard: ReducedParts | None = None
         self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
         self._asked: Counter[str] = Counter()
@@ -57,6 +59,7 @@ class AuditServer:
 
     def begins(self) -> None:
         """Another exchange begins: the payloads of the oldest are freed, as far as they take more than KEPT_BYTES."""
+        self._stay()
         self._heard = None
         self._asked.clear()
         taken = 0
@@ -71,8 +74,14 @@ class AuditServer:
         self._heard = None
 
     def reduced(self, kept: ReductionProof) -> None:
-        """This peer has reduced its part."""
+        """This peer has reduced its part: what it shows of that is freed if no other exchange follows."""
         self._kept[kept.sitting.id] = kept
+        self._stay()
+        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self.free)
+
+    def _stay(self) -> None:
+        if self._freeing is not None:
+            self._freeing.cancel()
 
     def heard(self, heard: ReducedParts) -> None:
         """The others' parts have come, signed."""

@@ -65,8 +65,8 @@ class Auditor:
         rng: nobody else may guess what it draws.
     """
 
-    def __init__(self, node: Node, run_id: str, judge: Judge, rng: random.Random) -> None:
-        self._node, self._name, self._judge, self._rng = node, audit_name(run_id), judge, rng
+    def __init__(self, node: Node, judge: Judge, rng: random.Random) -> None:
+        self._node, self._name, self._judge, self._rng = node, audit_name(judge.run_id), judge, rng
 
     def draw(self, heard: ReducedParts) -> tuple[str, int] | None:
         """Whether to audit this round, and what: any unit of the others' parts is as likely as any other."""

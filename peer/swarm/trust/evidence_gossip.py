@@ -18,6 +18,7 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.trust.auditor import Conviction
 from peer.swarm.trust.ban_list import BanList
 from peer.swarm.trust.judge import Judge
+from peer.swarm.trust.strikes import StrikeCounter
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
 log = logging.getLogger(__name__)
@@ -35,26 +36,23 @@ class EvidenceGossip:
     Args:
         judge: of this run.
         bans: who is banned already.
-        refuses: whose offers are not heard.
+        strikes: whose offers are not heard, and where an offer that shows nothing is counted.
         on_found: called with evidence that another peer offered and that this peer has verified.
-        on_false: called with a peer that offered evidence which shows nothing, and why.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         node: Node,
-        run_id: str,
         judge: Judge,
         bans: BanList,
-        refuses: Callable[[str], bool],
+        strikes: StrikeCounter,
         on_found: Callable[[Conviction, str], None],
-        on_false: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._node, self._judge, self._bans, self._clock = node, judge, bans, clock
-        self._refuses, self._on_found, self._on_false = refuses, on_found, on_false
-        self._name = f"atoll/{run_id[:16]}/evidence"
+        self._strikes, self._on_found = strikes, on_found
+        self._name = f"atoll/{judge.run_id[:16]}/evidence"
         self._told: dict[tuple[str, str], None] = {}
         self._hearing: Counter[str] = Counter()
         self._offers: dict[str, deque[float]] = {}
@@ -112,7 +110,7 @@ class EvidenceGossip:
 
     async def _on_stream(self, stream: FrameStream) -> None:
         remote = stream.remote
-        if self._refuses(remote) or not self._admits(remote):
+        if self._strikes.refuses(remote) or not self._admits(remote):
             await stream.send(Kind.BUSY)
             return
         self._hearing[remote] += 1
@@ -124,7 +122,7 @@ class EvidenceGossip:
             await stream.send(Kind.BUSY)
             return
         except NoEvidenceError as error:
-            self._on_false(remote, f"offered evidence that shows nothing: {error}")
+            self._strikes.saw(remote, f"offered evidence that shows nothing: {error}")
         finally:
             self._hearing[remote] -= 1
             self._hearing += Counter()

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import RoundAborted
@@ -29,17 +30,26 @@ from peer.swarm.trust.strikes import StrikeCounter
 from peer.swarm.trust.verdict import NoEvidenceError
 
 log = logging.getLogger(__name__)
-KEPT_S = 120.0  # payloads of a round that no other follows
 MAX_NOTES = 8
 
 
+class GuardHost(Protocol):
+    """The peer that is guarded; `LineageRounds` implements it."""
+
+    def on_ban(self, culprit: str, reason: str) -> None:
+        """A peer is banned."""
+
+    def live_peers(self) -> Iterable[str]:
+        """The peers to tell of a ban."""
+
+
 def guard_of(
-    node: Node, directory: Directory, run_id: str, recipe: Recipe, store: StateStore, on_ban: Callable[[str, str], None]
+    node: Node, directory: Directory, run_id: str, recipe: Recipe, store: StateStore, host: GuardHost
 ) -> Guard:
     """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
     judge = Judge(run_id, Recomputer(partition_of(store.state), recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
-    guard = Guard(node, run_id, judge, folder, on_ban, lambda: directory.peers, priority)
+    guard = Guard(node, judge, folder, host, priority)
     node.refuses = directory.banned = guard.banned
     return guard
 
@@ -48,12 +58,11 @@ class Guard:
     """Ties the parts together; one for each peer and run.
 
     Args:
-        node, run_id: the network.
+        node: the network.
         judge: of this run.
         folder: where bans are kept.
-        on_ban: called with the culprit and the reason when somebody is banned.
-        audience: live peers, whom to tell of a ban.
-        courtesy: rounds go first.
+        host: is told of bans, and knows whom to tell.
+        priority: rounds go first.
         rng: nobody else may guess what it draws.
         clock: monotonic seconds.
     """
@@ -61,26 +70,19 @@ class Guard:
     def __init__(
         self,
         node: Node,
-        run_id: str,
         judge: Judge,
         folder: Path,
-        on_ban: Callable[[str, str], None] = lambda *_: None,
-        audience: Callable[[], Iterable[str]] = tuple,
+        host: GuardHost,
         priority: RoundPriority | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node, self._judge = node, judge
-        self._on_ban, self._audience = on_ban, audience
-        self._priority = priority or RoundPriority()
+        self._node, self._judge, self._host = node, judge, host
         self.bans, self.strikes = BanList(folder), StrikeCounter(clock)
-        self._audit_server = AuditServer(node, run_id, self._priority)
-        self._auditor = Auditor(node, run_id, judge, rng or random.SystemRandom())
-        self._evidence_gossip = EvidenceGossip(
-            node, run_id, judge, self.bans, self.strikes.refuses, self._on_offer, self.strikes.saw, clock
-        )
+        self._audit_server = AuditServer(node, judge.run_id, priority or RoundPriority())
+        self._auditor = Auditor(node, judge, rng or random.SystemRandom())
+        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer, clock)
         self._members: tuple[str, ...] = ()
-        self._freeing: asyncio.TimerHandle | None = None
         self._auditing: asyncio.Task[None] | None = None
         self._banning = asyncio.Lock()
         self._notes: list[str] = []
@@ -114,8 +116,6 @@ class Guard:
         Returns:
             whether what this peer receives shall be kept: only where somebody may ask for it.
         """
-        if self._freeing is not None:
-            self._freeing.cancel()
         self._audit_server.begins()
         self._members = tuple(peer_id for peer_id in session.order if peer_id != self._node.peer_id)
         self.meet(self._members)
@@ -130,9 +130,6 @@ class Guard:
     def reduced(self, kept: ReductionProof) -> None:
         """This peer has reduced its part."""
         self._audit_server.reduced(kept)
-        if self._freeing is not None:
-            self._freeing.cancel()
-        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self._audit_server.free)
 
     def heard(self, heard: ReducedParts) -> None:
         """The others' parts have come, signed."""
@@ -236,6 +233,6 @@ class Guard:
             except OSError as error:
                 log.error("the ban of %s holds until this peer restarts: %s", verdict.culprit, error)
         log.error("%s is banned: it %s; %s", verdict.culprit, verdict.offence, how)
-        self._on_ban(verdict.culprit, f"it {verdict.offence}; {how}")
-        audience = dict.fromkeys([*self._members, *self._audience()])
+        self._host.on_ban(verdict.culprit, f"it {verdict.offence}; {how}")
+        audience = dict.fromkeys([*self._members, *self._host.live_peers()])
         self._node.spawn(self._evidence_gossip.tell(list(audience), [verdict.culprit]))

@@ -156,7 +156,7 @@ async def test_true_statements_about_an_honest_reducer_convict_nobody(network, t
 async def test_a_verdict_bans_for_good_and_spreads_to_whoever_verifies_it(network, tmp_path):
     circle, result = await caught_circle(network, tmp_path, count=4)
     culprit, records = circle.seats[0].peer_id, []
-    circle.seats[2].guard._on_ban = lambda *record: records.append(record)
+    circle.seats[2].on_ban = lambda *record: records.append(record)
     await circle.seats[1].guard.take(result)
     await until(lambda: bool(records) and all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
     assert not circle.seats[0].guard.banned(culprit)

@@ -29,7 +29,7 @@ from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
-from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.exchange import Exchange, strategy_of
 
 FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")
@@ -136,7 +136,8 @@ async def start(setup: MemberSetup, node: Node, answers: TextIO) -> Callable[[],
     """See `run_peer`."""
     rosters = RosterAuthority(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
     recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
-    exchange = Exchange(node, RUN, setup.timeout_s, recipe, setup.numel, rosters, chain=lambda: chain)
+    strategy = strategy_of(recipe, setup.numel, node.identity, lambda: chain)
+    exchange = Exchange(node, rosters, setup.timeout_s, strategy)
     await exchange.start()
     member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop())
     return lambda: serve(member, answers)

@@ -31,7 +31,7 @@ from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
-from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.exchange import Exchange, strategy_of
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 
@@ -61,9 +61,8 @@ class StatePeer:
         self.store = self._new_keeper("0", setup.folder)
         rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
         self.rosters = RosterAuthority(node.identity, RUN, rounds, rule)
-        self.exchange = Exchange(
-            node, RUN, setup.timeout_s, RECIPE, setup.numel, self.rosters, chain=lambda: self.store.history.chain
-        )
+        strategy = strategy_of(RECIPE, setup.numel, node.identity, lambda: self.store.history.chain)
+        self.exchange = Exchange(node, self.rosters, setup.timeout_s, strategy)
         self.group: Group | None = None
         self.phases: list[dict[str, float]] = []  # seconds of each round
         self._sequence = self._fetches = 0

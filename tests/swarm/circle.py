@@ -15,7 +15,7 @@ from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
-from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.exchange import Exchange, strategy_of
 from peer.swarm.round.partition import partition_of
 from peer.swarm.trust.guard import Guard
 from peer.swarm.trust.judge import Judge
@@ -50,9 +50,8 @@ class Seat:
         judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, judge, folder / str(index), self, rng=Never()) if folder else None
-        self.exchange = Exchange(
-            node, RUN, 20.0, recipe, numel, self.rosters, self.called, self.guard, chain=lambda: self.chain
-        )
+        strategy = strategy_of(recipe, numel, node.identity, lambda: self.chain)
+        self.exchange = Exchange(node, self.rosters, 20.0, strategy, self.called, self.guard)
         self.weight = 0
         self.streams = 0
         opening = node.open

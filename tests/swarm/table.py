@@ -9,14 +9,22 @@ from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol.lineage import Link, Member
-from peer.protocol.manifest import RecipeSpec
+from peer.protocol.manifest import RecipeSpec, RoundSpec
+from peer.protocol.weights import WeightRule
 from peer.protocol.wire import HelloMessage, JoinMessage, Kind, group_id
-from peer.swarm.round.exchange import Exchange
+from peer.swarm.group.roster import RosterAuthority
+from peer.swarm.round.exchange import Exchange, strategy_of
 from tests.swarm.runs import RUN, contributions, make_state
 
 NAME = f"atoll/{RUN[:16]}/round"
 
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
+
+
+def exchange_of(node, timeout_s, recipe, numel):
+    """That of a member, which starts from genesis."""
+    rosters = RosterAuthority(node.identity, RUN, RoundSpec(), WeightRule())
+    return Exchange(node, rosters, timeout_s, strategy_of(recipe, numel, node.identity, list))
 
 
 class Table:
@@ -25,7 +33,7 @@ class Table:
     def __init__(self, network, count, *, timeout_s=10.0, numel=2000, codec="int8", recipe=RECIPE):
         self.nodes = [network.node() for _ in range(count)]
         self.states = [make_state(numel, codec) for _ in range(count)]
-        self.exchanges = [Exchange(node, RUN, timeout_s, recipe, numel, chain=list) for node in self.nodes]
+        self.exchanges = [exchange_of(node, timeout_s, recipe, numel) for node in self.nodes]
         self.weights = [100 * (index + 1) for index in range(count)]
         self.locals = contributions(self.states[0], count, seed=1)
         parent = self.states[0].lineage_id

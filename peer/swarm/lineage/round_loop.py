@@ -23,7 +23,7 @@ from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.loop import JOIN_PATIENCE_S, RoundLoop, RunContext, read_directory
-from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.exchange import Exchange, strategy_of
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
 
@@ -49,10 +49,9 @@ class LineageRounds(RoundLoop[StateStore]):
         rosters = RosterAuthority(node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen)
         self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
         self._matchmaker = Matchmaker(node, directory, rosters, self)
-        self._exchange = Exchange(
-            node, manifest.run_id, manifest.rounds.timeout_s, recipe, store.state.numel, rosters,
-            self._matchmaker.gathering, self._guard, chain=lambda: store.history.chain,
-        )  # fmt: skip
+        strategy = strategy_of(recipe, store.state.numel, node.identity, lambda: store.history.chain)
+        timeout_s = manifest.rounds.timeout_s
+        self._exchange = Exchange(node, rosters, timeout_s, strategy, self._matchmaker.gathering, self._guard)
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, limits, store, self, context.trainer)
         self._retry = RetryPolicy(

@@ -18,6 +18,7 @@ from typing import Any
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
+from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import RosterAuthority, roster_key
@@ -44,6 +45,21 @@ log = logging.getLogger(__name__)
 MIN_SENDING_S = 2.0
 
 
+def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> ExchangeStrategy:
+    """The exchange of a recipe.
+
+    Args:
+        recipe: what a reducer makes of the contributions to its part, and whether losses are fed back.
+        numel: elements of the outer state.
+        identity: signs what this peer sends.
+        chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
+            carries on from what it says.
+    """
+    if recipe.exchange == "reduce":
+        return ButterflyAllReduce(recipe, numel, identity, chain)
+    return AllGather(recipe, numel, identity)
+
+
 async def nobody() -> None:
     """A newcomer that does not come."""
     await asyncio.Event().wait()
@@ -54,15 +70,11 @@ class Exchange:
 
     Args:
         node: the network.
-        run_id: names the stream handler.
+        rosters: of the run; checks the joins of a standing group.
         timeout_s: the manifest's cap on one round.
-        recipe: what a reducer makes of the contributions to its part, and whether losses are fed back.
-        numel: elements of the outer state.
-        rosters: checks the joins of a standing group; None where no group stays.
+        strategy: what becomes of contributions.
         on_join: called when another member of a standing group is ready for the next round.
         observer: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
-        chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
-            carries on from what it says.
         clock: monotonic seconds, those among them in which the machine was suspended.
 
     Attributes:
@@ -72,25 +84,17 @@ class Exchange:
     def __init__(
         self,
         node: Node,
-        run_id: str,
+        rosters: RosterAuthority,
         timeout_s: float,
-        recipe: Recipe,
-        numel: int,
-        rosters: RosterAuthority | None = None,
+        strategy: ExchangeStrategy,
         on_join: Callable[[], None] = lambda: None,
         observer: RoundObserver | None = None,
         clock: Callable[[], float] = boot_clock,
-        *,
-        chain: Chain,
     ) -> None:
-        self._work: ExchangeStrategy = (
-            ButterflyAllReduce(recipe, numel, node.identity, chain)
-            if recipe.exchange == "reduce" else AllGather(recipe, numel, node.identity)
-        )  # fmt: skip
-        self._node, self._clock = node, clock
+        self._node, self._work, self._clock = node, strategy, clock
         self._budget, self._buffers = DeadlineEstimator(timeout_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
-        self.group_streams = GroupStreams(node, run_id, lambda: self._standing)
+        self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._standing)
         self._standing: PersistentGroup | None = None
         self._session: RoundBuffers | None = None
 
@@ -120,7 +124,6 @@ class Exchange:
         """
         standing = self._standing
         assert standing is not None
-        assert self._rosters is not None
         session = self._session = standing.session
         self._buffers.wake(session.wire_bytes)
         join, sealed = self._rosters.join(position, due.tokens, standing.identifier)
@@ -228,7 +231,7 @@ class Exchange:
             await self._work.revert()
         self._session = None
         self._buffers.rest()
-        if abort is None and position is not None and self._rosters is not None and standing.broken is None:
+        if abort is None and position is not None and standing.broken is None:
             self._advance(standing, session, position)
             return
         await self.dissolve(abort or RoundAborted("commit", "the round is over"), tell=abort is not None)
@@ -252,8 +255,16 @@ class Exchange:
             await standing.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
         self._close(standing, abort)
 
-    def _on_break(self, standing: PersistentGroup) -> None:
-        """Between rounds nobody else would learn that the group has ended; a round's own end tells them."""
+    def on_join(self) -> None:
+        """See `GroupOwner.on_join`."""
+        self._on_join()
+
+    def on_offence(self, abort: RoundAborted) -> None:
+        """See `GroupOwner.on_offence`."""
+        self._observer.saw(abort)
+
+    def on_break(self, standing: PersistentGroup) -> None:
+        """See `GroupOwner.on_break`. Between rounds no other member would learn it; a round's own end tells them."""
         if self._standing is standing and self._session is None:
             self._standing = None
             self._close(standing, RoundAborted("match", "the group has ended"))
@@ -273,8 +284,8 @@ class Exchange:
         order = tuple(member.peer_id for member in group.members)
         session = RoundBuffers(order, group.index, partition_of(state), group, self._buffers.lend)
         self._buffers.wake(session.wire_bytes)
-        open_join = partial(self._rosters.open_join, group=group.id) if self._rosters else None
-        standing = PersistentGroup(session, group.id, open_join, self._on_join, self._on_break, self._observer.saw)
+        open_join = partial(self._rosters.open_join, group=group.id)
+        standing = PersistentGroup(session, group.id, open_join, self)
         self._standing, self._session = standing, session
         await self.group_streams.changed()
         self._send(session, standing, due, state, None)

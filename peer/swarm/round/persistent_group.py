@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
@@ -24,6 +25,19 @@ ABORT_TIMEOUT_S = 1.0
 OpenJoin = Callable[[bytes, str, Position], JoinMessage]
 
 
+class GroupOwner(Protocol):
+    """What has a group; an `Exchange`."""
+
+    def on_join(self) -> None:
+        """A member is ready for the next round, and this peer was not first."""
+
+    def on_break(self, standing: PersistentGroup) -> None:
+        """This group cannot go on; said once, as soon as it is so."""
+
+    def on_offence(self, abort: RoundAborted) -> None:
+        """A member has broken the protocol on its stream."""
+
+
 class PersistentGroup:
     """The streams of one group and the round that runs on them.
 
@@ -31,9 +45,7 @@ class PersistentGroup:
         first: the session of the group's first round.
         identifier: the id of its roster; streams name it when they are opened.
         open_join: opens and checks the join of a member for the round at a position.
-        on_join: called when a member is ready for the next round, unless this peer was first.
-        on_break: called once, with this group, as soon as it cannot go on.
-        on_offence: called when a member has broken the protocol on its stream.
+        owner: is told what happens in it.
 
     Attributes:
         session: of the round that runs or is to come.
@@ -45,18 +57,15 @@ class PersistentGroup:
         self,
         first: RoundBuffers,
         identifier: str,
-        open_join: OpenJoin | None,
-        on_join: Callable[[], None],
-        on_break: Callable[[PersistentGroup], None],
-        on_offence: Callable[[RoundAborted], None] = lambda _: None,
+        open_join: OpenJoin,
+        owner: GroupOwner,
     ) -> None:
         self.session, self.identifier = first, identifier
         self.position: Position | None = None
         self.members = frozenset(first.order)
         self.broken: RoundAborted | None = None
         self.outbound: dict[str, FrameStream] = {}
-        self._open_join, self._on_join, self._on_break = open_join, on_join, on_break
-        self._on_offence = on_offence
+        self._open_join, self._owner = open_join, owner
         self._inbound: dict[str, FrameStream] = {}
         self._advances = 0
         self._moved = asyncio.Event()
@@ -78,7 +87,7 @@ class PersistentGroup:
         except (ProtocolError, StreamClosedError) as error:
             abort = RoundAborted("exchange", str(error), culprit=remote)
             if isinstance(error, ProtocolError):
-                self._on_offence(abort)
+                self._owner.on_offence(abort)
             self._fail(inbox, remote, abort)
         except RoundAborted as abort:
             self._fail(inbox, remote, abort)
@@ -90,7 +99,7 @@ class PersistentGroup:
             raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
         while self._advances == before and self.broken is None:
             await self._moved.wait()
-        if self.broken is not None or self._open_join is None or self.position is None:
+        if self.broken is not None or self.position is None:
             raise self.broken or RoundAborted("match", "the group does not stay")
         join = self._open_join(sealed, stream.remote, self.position)
         if (join.round, join.parent) != (self.position.round, self.position.lineage_id):
@@ -98,7 +107,7 @@ class PersistentGroup:
         inbox = self.session.inboxes[stream.remote]
         if not inbox.join.done():
             inbox.join.set_result((sealed, join))
-        self._on_join()
+        self._owner.on_join()
         return self._advances, inbox
 
     def advance(self, session: RoundBuffers, position: Position) -> None:
@@ -114,7 +123,7 @@ class PersistentGroup:
         log.info("the group ends: %s", abort.reason)
         self.broken = abort
         self.session.fail_joins(abort)
-        self._on_break(self)
+        self._owner.on_break(self)
 
     def _fail(self, inbox: Inbox | None, remote: str, abort: RoundAborted) -> None:
         if inbox is not None:

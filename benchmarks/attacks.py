@@ -1,11 +1,11 @@
-"""What a quarter of liars does to an open run: `python -m benchmarks.attacks --report docs/results/attacks.json`.
+"""An open run against a quarter of Byzantine peers: `python -m benchmarks.attacks --report docs/results/attacks.json`.
 
-16 simulated peers, 4 of them bad, learn the task of configs/sim/long.yaml for 60 rounds under each of ten attacks, with
-the aggregator that open runs have. As on a swarm, the vector is cut into one part per member, each part is judged and
-averaged by itself, and contributions and means travel as 8-bit integers. `none` is the same run with nobody bad; under
-the plain mean it is what the others are compared with. `absent` tells what the lack of the bad alone costs: the plain
-mean of the honest. Passed: the validation loss is at most 2% above clean, and less than 1% of the honest contributions
-to parts are dropped. A row that the report holds already is not computed again; --slice is a short look.
+16 simulated peers, 4 of them Byzantine, learn the task of configs/sim/long.yaml for 60 rounds under each of ten
+attacks, with the aggregator of open runs. As on a swarm, the vector is cut into one shard per member, each shard is
+judged and averaged by itself, and contributions and means are sent as 8-bit integers. `none` is the same run with
+honest peers only; under the plain mean it is the reference of the others. `absent` shows the cost of missing peers
+alone: the plain mean of the honest ones. Passed: the validation loss is at most 2% above clean, and less than 1% of the
+honest contributions to shards are dropped. Existing rows of the report are not computed again; --slice is a short run.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
 
 @dataclass(frozen=True, kw_only=True)
 class ByParts:
-    """An aggregator as the reducers of a swarm apply it: to each slice of each member's part by itself.
+    """An aggregator as the reducers of a swarm apply it: to each slice of each member's shard by itself.
 
     Attributes:
         inner: the aggregator.
-        members: parts of the vector.
-        block: of the codec; no part cuts one.
-        bad: who lies.
-        tally: of parts, and of honest and bad contributions that were dropped.
-        gates: which gate dropped the honest.
-        cosines: the mean one between honest contributions of each part.
+        members: number of shards of the vector.
+        block: of the codec; no shard cuts one.
+        bad: the Byzantine members.
+        tally: counts of shards, and of honest and Byzantine contributions that were dropped.
+        gates: how often each gate dropped an honest contribution.
+        cosines: the mean cosine between honest contributions of each shard.
     """
 
     separable: ClassVar[bool] = False
@@ -82,7 +82,7 @@ class ByParts:
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """See `Aggregator.aggregate`."""
-        # what is not finite never came so far; all that is missing was bad
+        # non-finite contributions were dropped before; every missing one was Byzantine
         who = [i for i in range(self.members) if len(contributions) == self.members or i not in self.bad]
         pieces = []
         for first, last in parts_of(contributions[0].numel(), self.members, self.block):
@@ -123,7 +123,7 @@ class Campaign:
     steps: int
 
     def run(self, name: str, aggregator: Aggregator, seed: int) -> Row:
-        """One run; `none` has nobody bad."""
+        """One run; `none` has honest peers only."""
         kind, scale = ATTACKS["nan" if name == ABSENT else name] if name != CLEAN else ("none", None)
         bad = BAD if name != CLEAN else ()
         spec = RecipeSpec(name="diloco", compressor="int8", steps_per_round=self.steps, outer_momentum=0.6)
@@ -155,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
     add = parser.add_argument
-    add("--report", type=Path, required=True, metavar="FILE", help="JSON; goes on from what it holds")
+    add("--report", type=Path, required=True, metavar="FILE", help="JSON; existing rows are kept")
     add("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME", help="default: all ten")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     add("--rounds", type=int, default=60, metavar="N", help="default: 60")
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = report.find(name, word, seed, rounds, arguments.steps)
             if row is None:
                 if time.monotonic() - began > 60 * arguments.max_minutes:
-                    print("time is up; run it again to go on")
+                    print("time limit reached; run the command again to continue")
                     return 0 if passed else 1
                 row = campaign.run(name, aggregator, seed)
                 clean = clean or row

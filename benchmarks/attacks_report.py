@@ -11,18 +11,18 @@ from typing import Any
 from benchmarks.figures import BenchReport, Figure, describe_machine
 
 Row = dict[str, Any]
-ABOUT = "What a quarter of liars does to the aggregator of open runs: 16 simulated peers, 4 of them bad, 60 rounds"
+ABOUT = "A quarter of Byzantine peers against the aggregator of open runs: 16 simulated peers, 4 Byzantine, 60 rounds"
 NOTES = """\
-Validation loss, and in brackets how much it is above that of the same seed with nobody bad and the plain mean. `absent`
-is the plain mean without the four bad: what their lack alone costs. A task of so few steps is noisy: how much, the rows
-show in which nobody lies. Attacks that are dropped whole end at the same loss to the last digit. `dropped` counts
-contributions to parts over all seeds."""
+Validation loss, and in brackets its excess over the same seed with honest peers only and the plain mean. `absent` is
+the plain mean without the four Byzantine peers: the cost of their absence alone. A task of so few steps is noisy; the
+rows without an attack show how much. Attacks whose contributions are all dropped end at the same loss, to the last
+digit. `dropped` counts contributions to shards over all seeds."""
 CLEAN, ABSENT = "none", "absent"
 LOSS_LIMIT, DROP_LIMIT = 1.02, 0.01
 
 
 class Rows:
-    """Rows in a report, written after each run: what is there is not computed again.
+    """Rows in a report, written after each run: an existing row is not computed again.
 
     Args:
         path: JSON; created if missing.
@@ -52,12 +52,12 @@ class Rows:
 
 
 def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
-    """The worst of what the attacked runs must keep, and the same without liars to compare with."""
+    """The worst of each quantity that has a limit, and the same without an attack to compare with."""
     attacked = [row for row in rows if row["attack"] not in (CLEAN, ABSENT)]
     found = []
     for name, chosen, limit in (
-        ("nobody bad, gated", [r for r in rows if r["attack"] == CLEAN and r["aggregator"] == "gated"], None),
-        ("the bad absent, plain mean", [r for r in rows if r["attack"] == ABSENT], None),
+        ("no attack, gated", [r for r in rows if r["attack"] == CLEAN and r["aggregator"] == "gated"], None),
+        ("Byzantine peers absent, plain mean", [r for r in rows if r["attack"] == ABSENT], None),
         ("attacked, gated", attacked, 100.0 * (LOSS_LIMIT - 1.0)),
     ):
         ratios = [row["val_loss"] / row["clean_loss"] for row in chosen if row["val_loss"] is not None]

@@ -1,8 +1,8 @@
 """An Atoll peer of `benchmarks.exchange`: the production exchange over real libp2p, and the votes that commit it.
 
-All that the benchmark knows of `peer.swarm` is in this file. The group stands from one averaging to the next, as in
-production. A round ends when the outer step is taken: the trainer goes on then, while the state that it led to is
-hashed. What is not measured is how members find each other: there are no trainer, directory and history.
+Only this file of the benchmark uses `peer.swarm`. The group persists from one averaging to the next, as in production.
+A round ends when the outer step is taken: the trainer continues then, while the resulting state is hashed. Matchmaking
+is not measured: there are no trainer, directory and history.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AtollMember:
         return {"peer_id": self._node.peer_id, "sealed": sealed.hex()}
 
     def meet(self, gathered: Sequence[dict[str, str]]) -> None:
-        """Check the joins and form the group, unless it stands from before."""
+        """Check the joins and form the group, unless it exists already."""
         if self._exchange.can_continue(self._position()):
             return
         joins = {}
@@ -82,7 +82,7 @@ class AtollMember:
         _, self._group = self._rosters.write(joins, self._state.lineage_id)
 
     def average(self) -> TimedAveraging:
-        """Join, exchange, sign and collect the votes, take the outer step; then hash the state, as nobody waits."""
+        """Join, exchange, sign and collect the votes, take the outer step; then hash the state while no peer waits."""
         began = time.monotonic()
         phases = self._wait(self._round())
         ended = time.monotonic()

@@ -227,11 +227,11 @@ def rows(cells: Sequence[Cell]) -> tuple[tuple[str, ...], ...]:
 
 
 NOTES = """\
-Each cell is ours / the paper's in Gbit/s, and in brackets the steps from there to ours on the paper's grid of
+Each cell is ours / the paper's in Gbit/s, and in brackets the number of steps between them on the paper's grid of
 bandwidths, whose neighbours differ by a factor of 1.207. Ours is the first bandwidth of the grid that reaches the
-utilisation. The paper's is nearly everywhere the one before: as if it named the last that does not reach it, or sent
-16% fewer bits than 16 for each parameter; nothing in the paper tells which. In the one cell that is two steps away our
-curve needs 2.07 Gbit/s, just above the grid's 2.02. The paper does not tell the sizes of its models' layers either:
+utilisation. The paper's is nearly everywhere the one before: it may be the last that does not reach the utilisation, or
+the paper sent 16% fewer bits than 16 for each parameter; the paper does not say. In the one cell that is two steps away
+our curve needs 2.07 Gbit/s, just above the grid's 2.02. The paper does not give the sizes of its models' layers either:
 ours are equal, and add up to the parameters in the model's name. Our FP4 carries a 16-bit scale for each 128 values."""
 
 

@@ -22,7 +22,7 @@ def fill(vector: Tensor, index: int, seed: int) -> None:
 def relative_error(vector: Tensor, num_members: int, seed: int) -> float:
     """Distance of `vector` (fp32 [P]) from the mean of all contributions, over the norm of one contribution.
 
-    Of a contribution that nobody averaged it is sqrt(1 - 1/N), at least 0.7. NaN if the vector holds any.
+    For a contribution that was not averaged it is sqrt(1 - 1/N), at least 0.7. NaN if the vector holds any.
     """
     mean = _base(0, seed)
     for index in range(1, num_members):  # one after another: whose memory is looked at must not hold them all

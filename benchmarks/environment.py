@@ -38,7 +38,7 @@ def prepared(folder: Path, say: Callable[[str], None], run: Run | None = None) -
     pins = hashlib.sha256(CONSTRAINTS.read_bytes() + sys.version.encode()).hexdigest()
     if marker.exists() and marker.read_text() == pins and python.exists():
         return str(python)
-    if folder.exists() and any(folder.iterdir()) and not marker.exists():  # somebody's work, or somebody's .venv
+    if folder.exists() and any(folder.iterdir()) and not marker.exists():  # a folder that this did not create
         raise UserError(f"--environment={folder}: holds something else", "name a folder that is absent or empty")
     say(f"installing hivemind and an older numpy into {folder}")
     run([sys.executable, "-m", "venv", "--clear", str(folder)])

@@ -18,21 +18,22 @@ NAME = "exchange"
 ABOUT = "Seconds of averaging one fp32 vector among processes of one machine: Atoll, hivemind's averager, gloo"
 NOTES = """\
 Seconds are medians, each from the moment that all are ready until the slowest peer holds the mean; MB/s is the size of
-the fp32 vector over them. Atoll: real nodes and libp2p daemons, signed joins; from the first peer that begins; the
-exchange, encrypted and signed, the votes on it, and the outer step with the mean, which only Atoll takes; hashing the
-state that this leads to is what a peer does while its trainer goes on, and counts as CPU seconds alone. `int2` is the
-default recipe's codec, with its error feedback on both legs. The group stands from one averaging to the next, as in
-production: joining it again counts, matching and opening streams do not. hivemind 1.1.12:
+the fp32 vector divided by them. Atoll: real nodes and libp2p daemons, signed joins; measured from the first peer that
+begins; the time includes the exchange, encrypted and signed, the votes on it, and the outer step with the mean, which
+only Atoll takes. A peer hashes the resulting state while its trainer continues, so that counts as CPU seconds alone.
+`int2` is the default recipe's codec, with its error feedback on both legs. The group persists from one averaging to the
+next, as in production: the joins count, matching and opening streams do not. hivemind 1.1.12:
 its DecentralizedAverager with its default part size, in an environment of its own with numpy 2.2.5 (with 2.4 and later
 its 8-bit codecs raise inside, average nothing and report success) and bitsandbytes for the block-wise codec; the
-all-reduce alone inside the averager's process, from the last peer that begins: matchmaking and everything around do not
+all-reduce alone inside the averager's process, from the last peer that begins: matchmaking and all other work do not
 count.
-gloo: fp32, from the first process behind a barrier, the sum alone; nothing is encrypted, signed or checked.
+gloo: fp32, from the first process after a barrier, the sum alone; nothing is encrypted, signed or checked.
 CPU seconds are user and system of all peers' processes for one averaging; `p2pd s` are the libp2p daemons' share. MB is
-memory: the rise of the proportional set size (PSS) of a peer with all its processes over what it had at rest before its
+memory: the increase of the proportional set size (PSS) of a peer with all its processes over its idle value before its
 first averaging, of the peer where it is largest, sampled in two averagings of their own that are not timed. With 1M
-parameters it is what does not grow with the vector: 1 MB of TLS buffers for each other peer, 1 MB of code that is read
-for the first time, 1 MB of temporaries. The error is the distance from the true mean over the norm of one contribution.
+parameters it is the part that does not grow with the vector: 1 MB of TLS buffers for each other peer, 1 MB of
+code that is read for the first time, 1 MB of temporaries. The error is the distance from the true mean over the norm
+of one contribution.
 Every averaging is checked; one that is not the average within its codec's error, although its system reports success,
 counts as wrong and has no time."""
 GOAL_CODECS = ("int8", "int4", "int2")
@@ -106,8 +107,8 @@ def notes(missing: Sequence[Mapping[str, Any]], left_out: Sequence[str] = (), ta
 
     Args:
         missing: runs that could not be measured, with the `reason`.
-        left_out: system and codec of those that nobody asked for.
-        taken_over: rows of an earlier sitting.
+        left_out: system and codec of those that were not selected.
+        taken_over: rows of an earlier session.
     """
     sittings = [of_earlier(taken_over)] if taken_over else []
     lines = [

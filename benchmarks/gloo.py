@@ -64,7 +64,7 @@ class GlooMember:
         return relative_error(self._vector, self._setup.peers, self._setup.seed)
 
     def close(self) -> None:
-        """Nobody waits for anybody."""
+        """No-op: gloo has no matchmaking."""
         dist.destroy_process_group()
 
 

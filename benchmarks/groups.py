@@ -32,7 +32,7 @@ from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
 NAME = "groups"
-ABOUT = "A standing group of real agents: seconds of a round, to let a newcomer in, and to go on after a kill"
+ABOUT = "A persistent group of real agents: seconds of a round, to admit a newcomer, and to continue after a kill"
 SHAPE = Shape(hidden=128, intermediate=344, layers=5, steps_per_round=1)
 PACE_S = 0.005
 WARM_UP = 5
@@ -49,9 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
         NAME,
         "Real agents average vectors of 1M parameters, int8, after every step. A round counts from the moment the\n"
         "last member is ready until the last one has installed the update; by phase, the slowest member of each.\n"
-        "Then a newcomer joins: from its first anchor to the first round with everybody. Then the agent of one member\n"
-        "is killed: to the survivors' next round, which the end of its streams makes possible. At last, rounds of\n"
-        "recipes whose payloads go to all. All processes share this machine, the one that plays the trainers too.",
+        "Then a newcomer joins: from its first anchor to the first round with all members. Then the agent of one\n"
+        "member is killed: to the survivors' next round, which begins after its streams have ended. Finally, rounds\n"
+        "of recipes whose payloads are sent to all. All processes share this machine, also that of the trainers.",
     )
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="members of the group (default: 4)")
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds before anything else (default: 50)")
@@ -95,7 +95,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
 def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
     """Seconds by phase of `rounds` rounds in a row that all members committed together, after a few to warm up.
 
-    As with a recipe that averages every step, nobody steps on before its round is over.
+    As with a recipe that averages every step, no member steps before its round is over.
     """
     for member in swarm.members:
         member.waits = True
@@ -115,7 +115,7 @@ def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
 
 
 def newcomer(swarm: TestSwarm, name: str, generator: torch.Generator) -> float:
-    """Seconds from a newcomer's first anchor to the first round that has everybody in it."""
+    """Seconds from a newcomer's first anchor to the first round with all members."""
     (joined,) = swarm.add(name)
     joined.push = torch.randn(SHAPE.numel, generator=generator) * NOISE
     alive = _alive(swarm)
@@ -157,8 +157,8 @@ def figures(
         Figure(name=f"{size}: round, median", value=median(totals), unit="s", limit=limit),
         Figure(name=f"{size}: round, p90", value=quantile(totals, 0.9), unit="s"),
         *phases,
-        Figure(name="newcomer in a round with everybody, median", value=median(let_in), unit="s"),
-        Figure(name="newcomer in a round with everybody, worst", value=max(let_in), unit="s"),
+        Figure(name="newcomer in a round with all members, median", value=median(let_in), unit="s"),
+        Figure(name="newcomer in a round with all members, worst", value=max(let_in), unit="s"),
         Figure(name="next round after a kill, median", value=median(go_on), unit="s", limit=KILL_LIMIT_S),
         Figure(name="next round after a kill, worst", value=max(go_on), unit="s"),
     ]

@@ -43,4 +43,4 @@ class KeptRows:
 
 def of_earlier(count: int) -> str:
     """What a report says of so many rows that were taken over."""
-    return f"Rows measured in an earlier sitting (`--resume`): {count}."
+    return f"Rows measured in an earlier session (`--resume`): {count}."

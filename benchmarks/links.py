@@ -34,17 +34,17 @@ Two machines as network namespaces; the link between them is a relay in user spa
 direction and a queue of 100 ms, so it competes with the peers for the cores: `TCP` is a plain TCP connection over the
 same link in the same run. Of a packet of 1500 bytes on the line TCP leaves 1448: no share can be above 96.5%. `of the
 line` counts payload bytes, from the first request until the receiver has said that it has everything, with the start of
-the windows; each row is the median after one transfer that is not counted. What is sent would take the line {line:g} s
+the windows; each row is the median after one transfer that is not counted. The payload takes {line:g} s at line rate
 (at 500 Mbit/s: 1 GB, the state of 125M parameters), {quic:g} s over QUIC. TCP's buffers are allowed {buffers} MiB; rows
 that say {own} MiB are of this kernel's own setting; congestion control: {control}, and {direct} on direct connections.
-`node, direct` is one of these, with its opening; state transfer and exchange use them. A state transfer is a snapshot
-of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is that of a round
-of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time: contributions, reduced parts
-and signatures, without matching and votes; `of the line` is of each direction; as much is
+`node, direct` is a direct connection, with its opening; state transfer and exchange use those. A state transfer is a
+snapshot of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is that of
+a round of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time: contributions,
+reduced shards and signatures, without matching and votes; `of the line` is of each direction; as much is
 sent as in the other rows, in more rounds. CPU seconds are those of all peers with
 their daemons, and of the relay, for one transfer. The relay cuts TCP in segments of up to 64 KiB and carries QUIC
-packet by packet. The load average of the last minute is that of the whole machine: what is above that of these few
-processes is other work, which takes the cores from them. Loss-free, apart from the queue's overflow."""
+packet by packet. The load average of the last minute is that of the whole machine: any excess over that of these few
+processes is other work, which competes for the cores. Loss-free, apart from the queue's overflow."""
 RATES, DELAY_MS, STREAMS, REPEATS = (100, 500), 25.0, (1, 2, 4), 3
 SECONDS_OF_LINE, SECONDS_OF_QUIC = 16.0, 4.0  # so much is sent: at 500 Mbit/s the state of 125M parameters
 EXCHANGED = 50_000_000  # parameters

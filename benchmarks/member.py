@@ -63,7 +63,7 @@ class BenchMember(Protocol):
     address: str
 
     def prepare(self) -> Any:
-        """Make the contribution anew; returns what the others have to know."""
+        """Write a fresh contribution; returns what the other members need."""
 
     def meet(self, gathered: Sequence[Any]) -> None:
         """Take what all peers returned from `prepare`, in their order."""

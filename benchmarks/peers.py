@@ -49,7 +49,7 @@ class AveragingOutcome:
         cpu_s: processor time of all sessions from each member's beginning to the last member's end.
         daemon_cpu_s: of this, the libp2p daemons'.
         error: the largest `relative_error`; NaN if there was one.
-        peaks: the largest PSS of each peer while it averaged, in bytes; empty if nobody watched.
+        peaks: the largest PSS of each peer while it averaged, in bytes; empty if not sampled.
     """
 
     timed: tuple[TimedAveraging, ...]
@@ -115,7 +115,7 @@ class Peers:
         self._close()
 
     def average(self) -> AveragingOutcome:
-        """One averaging, from contributions that are made anew to the check of the result."""
+        """One averaging, from fresh contributions to the check of the result."""
         self.meet()
         return self.go()
 

@@ -1,8 +1,7 @@
 """The process of one peer of `benchmarks.state_transfer`: a donor that averages with the others, or the newcomer.
 
-All that the benchmark knows of `peer.swarm` is in this file. Rounds are whole: exchange, votes, the update
-applied and recorded on disk; there are no trainer and no directory. The newcomer's chain and state are verified as
-always.
+Only this file of the benchmark uses `peer.swarm`. Rounds are complete: exchange, votes, the update applied and recorded
+on disk; there are no trainer and no directory. The newcomer's chain and state are verified as in production.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class StatePeer:
 
 
 class _Port:
-    """Implements `SwarmPort` for a group that stays."""
+    """Implements `SwarmPort` for a persistent group."""
 
     def __init__(self, peer: StatePeer) -> None:
         self._peer = peer

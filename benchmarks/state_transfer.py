@@ -25,20 +25,20 @@ from peer.errors import UserError
 from peer.sim.campaign.plan import check_writable
 
 NAME = "state_transfer"
-ABOUT = "A newcomer takes the outer state (anchor and momentum, fp32) from several donors of one machine"
+ABOUT = "A newcomer downloads the outer state (anchor and momentum, fp32) from several donors on one machine"
 NOTES = """\
 Real nodes and libp2p daemons, one process with one torch thread for each peer. MB/s counts from the newcomer's first
 request to the last verified chunk in its file: the donor's chain is checked, every chunk is hashed and written. `first`
-is the same when the donors have to write their snapshot files. CPU seconds are those of all peers for one transfer,
+is the same if the donors must write their snapshot files first. CPU seconds are those of all peers for one transfer,
 `p2pd s` the libp2p daemons' share of them. Rounds are whole (exchange, votes, applied, recorded), among the donors, or
 two peers where there is one donor, each after a pause as long as a round: six without transfers and seven with one
-transfer after another, twelve times in turn, or up to twenty, until a donor wrote its snapshot file in sixteen of them:
-from the request of the transfer that it was written for until it was whole. `delay` is the median of the rounds that a
+transfer after another, alternating twelve times, or up to twenty, until a donor wrote its snapshot file in sixteen of
+them: from the request of the transfer that needed it until it was complete. `delay` is the median of the rounds that a
 transfer overlaps over the median of those without, and `writing` that of the rounds in which a file was written. In
-reality each peer has a machine of its own: while there are rounds each has an equal share of four fifths of the cores
-and no more, whether the others want theirs or not (`shares` in the JSON file; where no control groups may be made, the
-newcomer takes what the donors leave, but for what the kernel does), the rest is the kernel's, and the newcomer's file
-lies in memory, since its disk is not the donors', where there is room for it (`in_memory`); theirs is one."""
+reality each peer has a machine of its own: during rounds each has exactly an equal share of four fifths of the cores,
+whether the others use theirs or not (`shares` in the JSON file; where no control groups can be created, the newcomer
+uses what the donors leave, except for the work of the kernel); the rest is the kernel's. The newcomer's file is kept in
+memory if there is room (`in_memory`), since its disk is not the donors'; the donors share one disk."""
 PARAMS = (10_000_000, 125_000_000)
 DONORS = (1, 2, 4)
 REPEATS = 5
@@ -66,8 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = benchmark_parser(
         NAME,
-        "Starts donors that average among themselves, and a newcomer that takes their state again and again: while\n"
-        "they rest, for the speed, and while they make rounds, for the delay. Every state is checked.",
+        "Starts donors that average among themselves, and a newcomer that downloads their state repeatedly: while\n"
+        "they are idle, for the speed, and while they make rounds, for the delay. Every state is checked.",
     )
     lists: dict[str, Any] = {"nargs": "+", "metavar": "N", "type": int}
     parser.add_argument("--params", default=list(PARAMS), help=f"default: {' '.join(map(str, PARAMS))}", **lists)

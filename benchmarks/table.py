@@ -71,7 +71,8 @@ def search(name: str, report: dict[str, Any]) -> str:
         f"## {name}",
         "",
         f"The search behind the default recipe: {report['peers']} simulated peers, {report['task']}, seed "
-        f"{report['seed']}. One knob at a time; what lowers the loss stays. Rows: [{name}.json]({name}.json).",
+        f"{report['seed']}. One knob at a time; a change that lowers the loss is kept. "
+        f"Rows: [{name}.json]({name}.json).",
         "",
         f"    {report['command']}",
         "",

@@ -76,7 +76,7 @@ SHAPES = {
 
 
 class VectorSwarm(TestSwarm):
-    """`TestSwarm` whose agents start as everybody's do: what is in their memory is their own."""
+    """`TestSwarm` whose agents are spawned as in production: their memory is their own."""
 
     def _agent(self, folder: Path) -> AgentProcess:
         return AgentProcess(folder / "agent.log")

@@ -34,8 +34,8 @@ CLOSE_TIMEOUT_S = 3.0
 
 DESCRIPTION = """\
 Start a run: build the initial model of MANIFEST, listen under a persistent identity, publish the signed manifest in
-the DHT, and print the command with which anyone joins. The bootstrap never trains. If it goes away, members train on;
-start it again with the same --identity-path and they find it."""
+the DHT, and print the command to join it. The bootstrap never trains. If it goes offline, members continue to train;
+restart it with the same --identity-path and they reconnect."""
 
 EPILOG = """\
 examples:
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="ADDR",
         help="where to listen (default: /ip4/0.0.0.0/tcp/31337; port 0: any free port)",
     )
-    add("--announce-maddrs", nargs="+", default=[], metavar="ADDR", help="addresses others reach this node at")
+    add("--announce-maddrs", nargs="+", default=[], metavar="ADDR", help="addresses at which others reach this node")
     add("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes or peers of the same run")
     state_dir = Path("runs/bootstrap")
     add("--state-dir", type=Path, default=state_dir, metavar="DIR", help=f"identity and genesis (default: {state_dir})")
@@ -141,7 +141,7 @@ async def _start(arguments: argparse.Namespace, manifest: RunManifest, identity_
 
 
 async def _give_up(opening: asyncio.Task[Bootstrap]) -> None:
-    """Nobody wants the node any more; what it had started has ended when this returns."""
+    """Cancel the start of the node; what it had started has ended when this returns."""
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError, UserError):
         bootstrap = await opening
@@ -167,18 +167,18 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
         f"trust    {trust_in_words(manifest)}",
         f"join     atoll join {addresses[0]}",
         *others,
-        "Ctrl-C ends this node; members train on.",
+        "Ctrl-C ends this node; members continue to train.",
     ]
     say("\n".join(lines))
 
 
 def say(text: str) -> None:
-    """Print. Whoever read this may have gone: the node is not there for them alone, and goes on."""
+    """Print. If the reader of standard output has exited, the node continues: the swarm needs it."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        log.warning("nobody reads standard output any more; this node goes on, and ends on Ctrl-C or SIGTERM")
+        log.warning("standard output is closed; this node continues, and ends on Ctrl-C or SIGTERM")
 
 
 async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> None:

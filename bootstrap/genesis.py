@@ -31,10 +31,10 @@ TIMEOUT_S = 600.0
 
 
 class Figures(Spec):
-    """What is written beside the initial state.
+    """The metadata that is stored with the initial state.
 
     Attributes:
-        manifest: SHA-256 of the manifest that it was built of, without a genesis.
+        manifest: SHA-256 of the manifest that it was built from, without a genesis.
         digest: of the state.
         chunks: digests of its chunks.
     """
@@ -57,8 +57,8 @@ class Genesis:
 class GenesisBuild:
     """Finds the initial state in the node's folder, or builds it there.
 
-    What was built once is kept, not built again: another version of a library may yield other parameters, and a node
-    that is started again must not begin another run.
+    An existing state is kept, not built again: another version of a library may yield other parameters, and a restarted
+    node must not begin another run.
 
     Args:
         manifest: the run, which may name its genesis.
@@ -108,7 +108,7 @@ class GenesisBuild:
         except TimeoutError:
             raise UserError(
                 f"the initial model of {self._manifest_path} is not built after {TIMEOUT_S:g} s",
-                "take a faster machine, or a smaller model",
+                "use a faster machine, or a smaller model",
             ) from None
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has ended

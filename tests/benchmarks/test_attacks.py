@@ -34,8 +34,8 @@ def test_the_figures_are_the_worst_of_the_attacked_beside_those_without_liars():
     found = {figure.name: figure for figure in figures(ROWS)}
     worst = found["attacked, gated: loss above clean, worst"]
     assert (worst.value, worst.met) == (pytest.approx(3.0), False)
-    assert found["the bad absent, plain mean: loss above clean, worst"].value == pytest.approx(0.5)
-    assert found["nobody bad, gated: loss above clean, mean"].value == pytest.approx(-0.5)
+    assert found["Byzantine peers absent, plain mean: loss above clean, worst"].value == pytest.approx(0.5)
+    assert found["no attack, gated: loss above clean, mean"].value == pytest.approx(-0.5)
     assert found["honest contributions dropped, worst"].value == pytest.approx(0.9)
     assert (found["of 3 attacked runs, failed"].value, found["of 3 attacked runs, failed"].met) == (2, False)
 

@@ -187,7 +187,7 @@ class TestReport:
         assert exchange_report.notes([missing]).endswith("Not measured:\n\n- 8 x 1M, hivemind none: too large.")
         assert exchange_report.notes([]) == exchange_report.NOTES
         several = exchange_report.notes([], ["hivemind quantile-8bit"], 2)
-        assert "\nRows measured in an earlier sitting (`--resume`): 2.\n" in several
+        assert "\nRows measured in an earlier session (`--resume`): 2.\n" in several
         assert several.endswith("Not measured:\n\n- hivemind quantile-8bit: left out by `--codecs`.")
 
     def test_the_picture_is_drawn(self, tmp_path) -> None:

@@ -19,7 +19,7 @@ def test_figures_are_medians_and_the_limits_are_those_of_a_small_round() -> None
     assert found["4 x 1.0M: round, median"].value == pytest.approx(0.08)
     assert found["4 x 1.0M: round, median"].met is False
     assert found["4 x 1.0M: commit, median"].value == 0.02
-    assert found["newcomer in a round with everybody, worst"].value == 2.0
+    assert found["newcomer in a round with all members, worst"].value == 2.0
     assert found["next round after a kill, median"].value == 0.3
     assert found["next round after a kill, median"].met is True
 

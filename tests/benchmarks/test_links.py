@@ -60,7 +60,7 @@ def test_rows_of_an_earlier_sitting_are_taken_over(tmp_path) -> None:
     report = measure(arguments, said.append)
     shares = [0.8 / (1 + number) for number in range(len(names))]
     assert [row["of_line"] for row in report.more["rows"]] == pytest.approx(shares)
-    assert report.notes.endswith(f"Rows measured in an earlier sitting (`--resume`): {len(names)}.")
+    assert report.notes.endswith(f"Rows measured in an earlier session (`--resume`): {len(names)}.")
     assert len(said) == len(names) == 8
 
 

@@ -20,4 +20,4 @@ def test_a_node_whose_output_nobody_reads_goes_on(monkeypatch: pytest.MonkeyPatc
         say("1 peers, round 1")
         say("2 peers, round 2")
     (warning,) = caplog.messages
-    assert warning.startswith("nobody reads standard output any more; this node goes on")
+    assert warning.startswith("standard output is closed; this node continues")

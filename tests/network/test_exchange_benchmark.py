@@ -54,7 +54,7 @@ def test_a_second_sitting_takes_over_the_rows_of_the_first(tmp_path, monkeypatch
     first, second = documents
     assert second["rows"] == first["rows"]
     assert "earlier sitting" not in first["notes"]
-    assert "\nRows measured in an earlier sitting (`--resume`): 1." in second["notes"]
+    assert "\nRows measured in an earlier session (`--resume`): 1." in second["notes"]
 
 
 def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:

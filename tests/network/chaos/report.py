@@ -12,11 +12,11 @@ from benchmarks.figures import Figure, describe_machine
 from peer.errors import UserError
 
 Counts = dict[str, Any]
-ABOUT = "Kills at every phase, stops, partitions, bad links, hostile bytes, attacks and lying donors against real peers"
+ABOUT = "Kills at every phase, stops, partitions, bad links, hostile bytes, attacks and bad donors against real peers"
 NOTES = (
     "Written by `make chaos`, not by `make bench`. Every count is the sum over the seeds that have run; the entries of "
-    "`campaigns` in the JSON file are apart by seed. A figure below its number of events was cut short by the minutes "
-    "that a campaign may take: `make chaos RESUME=1` goes on."
+    "`campaigns` in the JSON file are separate for each seed. A figure below its number of events was cut short by the "
+    "time limit of a campaign: `make chaos RESUME=1` continues it."
 )
 # The sums that a reader looks for, and where they come from.
 TOTALS = (

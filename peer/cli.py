@@ -30,7 +30,7 @@ DESCRIPTION = "Train one language model together with people you share nothing w
 
 JOIN_DESCRIPTION = """\
 Join the run at MULTIADDR and train until it ends. The address is all that is needed: the signed manifest, the model's
-state and the other peers are found through it. Ctrl-C leaves in order; nobody else is disturbed."""
+state and the other peers are found through it. Ctrl-C shuts the peer down cleanly; other peers are not disturbed."""
 
 JOIN_EPILOG = """\
 examples:
@@ -101,7 +101,7 @@ def _unknown_setting(option: str) -> UserError:
 
 
 def _join(arguments: argparse.Namespace) -> int:
-    # What runs before training dies with this process, and an exception in the middle of an import can get lost.
+    # Child processes started before training die with this process; an exception raised during an import can be lost.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
@@ -121,7 +121,7 @@ def _join(arguments: argparse.Namespace) -> int:
             from peer.run.lifecycle import live
 
         code = live(settings, reachable, identity_path, agent)
-    # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.
+    # Everything is saved and closed. Unloading torch would take seconds more, and a shutdown does not wait that long.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

@@ -30,7 +30,7 @@ OWN_CHARS = 5  # of a peer id in its default nickname
 
 
 def _as_list(value: Any) -> Any:
-    """One string stands for a list: JSON when it starts with '[', else separated by commas."""
+    """A list from one string: JSON when it starts with '[', else separated by commas."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -94,11 +94,12 @@ class PeerSettings(BaseModel):
     torch_threads: Count | None = Field(None, ge=1, le=1024, description="CPU threads; unset: torch's choice")
     bf16: bool = Field(False, description="compute in bfloat16 where the device can; parameters stay fp32")
     host_maddrs: HostAddresses = Field(("/ip4/0.0.0.0/tcp/0",), description="where to listen; port 0: any free port")
-    announce_maddrs: AnnouncedAddresses = Field((), description="addresses others reach this peer at; empty: found out")
+    announce_maddrs: AnnouncedAddresses = Field(
+        (), description="addresses at which others reach this peer; empty: auto-detect")
     identity_path: UserPath | None = Field(None, description="private key file; unset: identity.key in output_dir")
     nickname: Name | None = Field(
         None, description="name of this peer in logs and in the table; unset: of the host's name and the peer id")
-    train_files: Texts = Field((), description="own files, folders or globs to train on; empty: the run's data")
+    train_files: Texts = Field((), description="your files, folders or globs to train on; empty: the run's data")
     data_seed: Count | None = Field(None, ge=0, lt=2**31, description="data order; unset: from the identity")
     save_steps: Count = Field(200, ge=0, description="steps between checkpoints; 0: never")
     save_total_limit: Count = Field(3, ge=1, le=1000, description="checkpoints to keep")
@@ -108,15 +109,15 @@ class PeerSettings(BaseModel):
     eval_every_rounds: Count = Field(1, ge=0, description="rounds between validations; 0: never")
     eval_sequences: Count = Field(32, ge=1, le=1_000_000, description="validation sequences used each time")
     logging_steps: Count = Field(10, ge=1, description="steps between log lines")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     report: UserPath | None = Field(None, description="JSON file for the final figures")
     json_lines: bool = Field(False, alias="json", description="print log lines as JSON instead of the live table")
     run_id: Digest | None = Field(None, description="join only this run; unset: any")
     nat_port_map: bool = Field(True, description="ask the router to forward the port (UPnP)")
     client_mode: bool | None = Field(
-        None, description="take part without accepting connections; unset: found out at start")
-    direct: bool = Field(True, description="send what is large over connections of our own (TLS), past libp2p")
-    direct_port: Count = Field(0, ge=0, le=65535, description="where to accept those; 0: any free port")
+        None, description="run as a client that accepts no inbound connections; unset: auto-detect")
+    direct: bool = Field(True, description="use direct TLS connections for large transfers")
+    direct_port: Count = Field(0, ge=0, le=65535, description="TCP port for direct connections; 0: any free port")
 
 
 def known_settings() -> dict[str, FieldInfo]:

@@ -49,8 +49,8 @@ def write_checkpoint(
         step: >= 0; a checkpoint of the same step is replaced.
         tensors: file stem -> name -> tensor, on any device.
         state: a JSON document.
-        extra_files: moved in once the checkpoint stands.
-        keep: how many checkpoints stay, >= 1; this one always does.
+        extra_files: moved in once the checkpoint is complete.
+        keep: how many checkpoints are kept, >= 1; this one always is.
 
     Raises:
         CheckpointError: a bad name, too little space, or the disk failed. Earlier checkpoints and the extra files
@@ -73,7 +73,7 @@ def write_checkpoint(
     finally:
         remove_tree(aside)
     for file in extra_files:
-        with contextlib.suppress(OSError):  # the checkpoint stands
+        with contextlib.suppress(OSError):  # the checkpoint is complete
             file.unlink()
     _prune(root, target, keep)
     return target
@@ -210,7 +210,7 @@ def _prune(root: Path, written: Path, keep: int) -> None:
     for path in others:
         if path in kept:
             continue
-        # Renamed first, so that nobody finds it half deleted.
+        # Renamed first, so that no reader finds it half deleted.
         doomed = path.with_name(f"{path.name}.tmp-pruned")
         try:
             path.rename(doomed)

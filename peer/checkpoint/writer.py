@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on."""
+"""Checkpoints written while training continues."""
 
 from __future__ import annotations
 

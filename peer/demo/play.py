@@ -27,7 +27,7 @@ LOGGING_STEPS = 4
 
 
 class DemoError(AtollError):
-    """The demo cannot go on; the message is for a person, `log_tail` is what the culprit said last."""
+    """The demo cannot continue; the message is for the user, `log_tail` is the end of the culprit's log."""
 
     def __init__(self, message: str, log_tail: str = "") -> None:
         super().__init__(message)
@@ -118,7 +118,7 @@ class Play:
         if victim.round >= KILLED_AFTER_ROUND and VICTIM not in self.killed:
             self.killed[VICTIM] = self._clock()
             self._children.kill(VICTIM)
-            self._live.note(f"{VICTIM} was killed after round {victim.round} (SIGKILL); the others go on")
+            self._live.note(f"{VICTIM} was killed after round {victim.round} (SIGKILL); the others continue")
 
     @property
     def _round(self) -> int:
@@ -193,7 +193,7 @@ def describe(nickname: str, event: dict[str, Any]) -> Iterator[str]:
         yield f"{nickname} restarted its agent"
     elif kind == "round" and event["status"] == "committed":
         seconds = event["seconds"]
-        exchange_s = seconds["total"] - seconds.get("match", 0.0)  # gathering waits for whoever is not due yet
+        exchange_s = seconds["total"] - seconds.get("match", 0.0)  # matching waits for peers that are not due yet
         yield f"round {event['round']} committed by {len(event['members'])} peers, exchanged in {exchange_s:.1f} s"
     elif kind == "round" and event["status"] == "caught_up":
         yield f"{nickname} caught up to round {event['round']}"

@@ -75,7 +75,7 @@ def demo_report(peers: Sequence[Observed], killed: Mapping[str, float]) -> dict[
 
 
 def validation_losses(peers: Sequence[Observed]) -> dict[int, tuple[float, float]]:
-    """round -> (unix seconds, loss) of the anchor, by whoever measured it first (all measure the same)."""
+    """round -> (unix seconds, loss) of the anchor, from the peer that measured it first (all measure the same)."""
     losses: dict[int, tuple[float, float]] = {}
     for peer in peers:
         for event in peer.of("validation"):
@@ -107,7 +107,7 @@ def shortcomings(report: Mapping[str, Any], rounds: int) -> list[str]:
     happened = {event["kind"] for event in report["events"]}
     problems += [f"no peer was seen to {kind}" for kind in ("join", "kill") if kind not in happened]
     if not any(peer["joined_at_round"] > 0 for peer in report["peers"]):
-        problems.append("nobody joined while the run was under way")
+        problems.append("no peer joined during the run")
     return problems
 
 

@@ -49,7 +49,7 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         if not MIN_ROUNDS <= self.rounds <= 1000:
-            cues = f"a peer is killed after round {KILLED_AFTER_ROUND}, and the rest must go on"
+            cues = f"a peer is killed after round {KILLED_AFTER_ROUND}, and the others must continue"
             raise UserError(f"--rounds={self.rounds}: must be from {MIN_ROUNDS} to 1000", f"In the demo {cues}.")
         if not 0 < self.seconds_limit <= 86_400:
             raise UserError(f"--seconds-limit={self.seconds_limit:g}: must be above 0 and at most 86400")

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 DESCRIPTION = """\
-What became of this machine's rounds: who matched, the seconds of each phase, the bytes, the weights; and of a round
-that failed, in which phase, why, through whom, and what the peer did instead. RUN-FOLDER is the --output-dir of a peer;
-without it, the peer whose records are the newest under runs/. Works while the peer runs and after it has ended."""
+The outcome of this machine's rounds: members, seconds of each phase, bytes and weights; for a failed round the phase,
+the reason, the culprit and what the peer did next. RUN-FOLDER is the --output-dir of a peer; without it, the peer with
+the newest records under runs/. Works while the peer runs and after it has ended."""
 
 EPILOG = """\
 examples:
@@ -39,7 +39,7 @@ def add_rounds_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     add("--last", type=int, default=DEFAULT_LAST, metavar="N", help=f"how many (default: {DEFAULT_LAST}); 0: all")
     add("--failed", action="store_true", help="only rounds that were not committed")
     add("--json", action="store_true", help="a JSON list of the records; with --follow, one record a line")
-    add("--follow", action="store_true", help="go on with each round as it ends, until Ctrl-C")
+    add("--follow", action="store_true", help="print each new round as it ends, until Ctrl-C")
     parser.set_defaults(run=_rounds)
 
 
@@ -52,6 +52,6 @@ def _rounds(arguments: argparse.Namespace) -> int:
     )
     try:
         return show_rounds(find_folder(arguments.folder, RUNS, os.environ, wait=options.follow), options)
-    except BrokenPipeError:  # whoever read this has seen enough; nothing more may be written at exit either
+    except BrokenPipeError:  # the reader closed the pipe; nothing more may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1  # as rich does where it was writing

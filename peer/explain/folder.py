@@ -25,7 +25,7 @@ def find_folder(given: Path | None, runs: Path, environ: Mapping[str, str], wait
     try:
         return _find(given, runs, environ, wait)
     except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}", "Run this as whoever runs the peer.") from None
+        raise UserError(f"{error.filename}: {error.strerror}", "Run this as the peer's user.") from None
 
 
 def _find(given: Path | None, runs: Path, environ: Mapping[str, str], wait: bool) -> Path:

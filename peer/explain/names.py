@@ -14,7 +14,7 @@ MAX_SHOWN_CHARS = 400
 
 
 class Names:
-    """Who is who: the nickname alone where only one peer has it, the end of the id where none is known.
+    """The name of each peer: the nickname alone where only one peer has it, the end of the id where none is known.
 
     Args:
         nicknames: by peer id; what records say goes before.

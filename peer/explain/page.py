@@ -28,9 +28,9 @@ class Page:
     """Prints entries in order, with the date wherever it changes.
 
     Args:
-        console: where to.
-        names: who is who.
-        local: unix seconds -> the time of day here.
+        console: the output.
+        names: of the peers.
+        local: unix seconds -> the local time of day.
     """
 
     def __init__(self, console: Console, names: Names, local: Local = time.localtime) -> None:

@@ -120,7 +120,7 @@ def _poll(reader: JournalReader, folder: Path) -> JournalRead:
     try:
         found = reader.poll()
     except OSError as error:
-        raise UserError(f"{folder}: cannot be read: {error.strerror}", "Run this as whoever runs the peer.") from None
+        raise UserError(f"{folder}: cannot be read: {error.strerror}", "Run this as the peer's user.") from None
     for problem in found.problems[:MAX_WARNINGS] if found.records else ():
         print(f"atoll: {folder / problem}; left out", file=sys.stderr)
     return found
@@ -131,5 +131,5 @@ def _nothing_readable(folder: Path, found: JournalRead) -> UserError:
         return UserError(f"{folder}: no round has been recorded yet", "--follow waits for the first one.")
     return UserError(
         f"{folder / found.problems[0]}",
-        "Another version of atoll has written it, or the disk is damaged. Move the file away to begin anew.",
+        "Another version of atoll has written it, or the disk is damaged. Move the file away to start a new one.",
     )

@@ -1,4 +1,4 @@
-"""Round records in words: who matched, what failed in which phase, what this peer did instead."""
+"""Round records in words: the members, the phase that failed and why, what this peer did instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHASES = ("match", "exchange", "commit", "install")
 ING = {"match": "matching", "exchange": "the exchange", "commit": "the commit"}
 PLANS = {
     "retry": "trains on, nothing is lost; contributes again after a pause of some seconds at most",
-    "wait": "trains on, nothing is lost; contributes once somebody comes",
+    "wait": "trains on, nothing is lost; contributes once a peer is found",
     "catch_up": "trains on and looks for a donor of the heavier lineage",
     None: "trains on, nothing is lost",
 }
@@ -24,7 +24,7 @@ PLANS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Some records that are one event to a person: a round, or all tries in a row to find somebody.
+    """Some records that are one event to the user: a round, or all consecutive tries to find a peer.
 
     Attributes:
         records: at least one, oldest first.
@@ -52,7 +52,7 @@ class Told:
 
 
 def entries(records: Sequence[RoundRecord], before: RoundRecord | None = None) -> list[Entry]:
-    """One entry per record, but all tries of a round in a row that found nobody make one.
+    """One entry per record, but consecutive tries of a round that found no peer make one.
 
     Args:
         records: oldest first.
@@ -83,9 +83,9 @@ def tell(entry: Entry, names: Names) -> Told:
     if record.status == "committed":
         return _committed(entry, names)
     if record.status == "banned":
-        whom = names.full(record.culprit) if record.culprit is not None else "somebody"
+        offender = names.full(record.culprit) if record.culprit is not None else "an unknown peer"
         why = (f"because {names.within(record.reason or 'not recorded')}",)
-        return Told(round=record.round, tone="bad", headline=f"banned {whom} for good", details=why)
+        return Told(round=record.round, tone="bad", headline=f"banned {offender} permanently", details=why)
     if record.status == "caught_up":
         how = f"caught up: {_how_caught_up(record, names)}"
         return Told(round=record.round, tone="news", headline=how, details=())
@@ -102,7 +102,7 @@ def summary(records: Sequence[RoundRecord]) -> str:
     caught_up = sum(record.status == "caught_up" for record in records)
     parts = [
         f"{len(committed)} committed"
-        + (f" ({stood} by a group that stood)" if stood else "")
+        + (f" ({stood} by a persistent group)" if stood else "")
         + (f" ({lone} alone)" if lone else ""),
         f"{len(aborted)} aborted" + (f" ({alone} for want of peers)" if alone else ""),
         f"{caught_up} caught up",
@@ -128,7 +128,7 @@ def _committed(entry: Entry, names: Names) -> Told:
     after = f" in {_seconds(record.seconds['total'])}" if "total" in record.seconds else ""
     others = _others(record)
     with_whom = f" with {names.among(others)}" if others else ""
-    group = "the group stood" if record.stood else "matched through the DHT"
+    group = "persistent group" if record.stood else "matched through the DHT"
     if record.regrouped is not None:
         group = f"{group}: {names.within(record.regrouped)}"
     details = [
@@ -144,12 +144,12 @@ def _committed(entry: Entry, names: Names) -> Told:
 
 
 def _gossiped(record: RoundRecord, names: Names) -> Told:
-    """A round with those whom the topology drew, or with whom of them came."""
+    """A gossip round, with the members that joined among those that the topology drew."""
     after = f" in {_seconds(record.seconds['total'])}" if "total" in record.seconds else ""
     others, drawn = _others(record), [peer_id for peer_id in record.drawn if peer_id != record.peer_id]
     headline = f"averaged with {names.among(others)}{after}" if others else f"made alone{after}"
     if not drawn:
-        headline += "; drawn for nobody this time"
+        headline += "; no partner drawn this time"
     missing = [peer_id for peer_id in drawn if peer_id not in record.members]
     details = [f"drawn with {names.among(drawn)}, without {names.among(missing)}"] if missing else []
     if record.reason is not None:
@@ -166,7 +166,7 @@ def _aborted(entry: Entry, names: Names) -> Told:
     record = entry.last
     others = _others(record)
     if record.alone:
-        headline = "nobody to average with"
+        headline = "no peer to average with"
     elif record.behind:
         headline = f"aborted in {ING.get(record.phase or '', record.phase)}: this peer was behind"
     else:
@@ -180,7 +180,7 @@ def _aborted(entry: Entry, names: Names) -> Told:
     culprit = f" (culprit: {names.full(record.culprit)})" if record.culprit is not None else ""
     details = [f"reason: {reason}{culprit}"]
     if record.regrouped is not None:
-        details.append(f"before that the standing group ended: {names.within(record.regrouped)}")
+        details.append(f"before that the persistent group ended: {names.within(record.regrouped)}")
     if not record.alone:
         details += [_weights(record, names), _costs(record)]
     details.append(_audits(record, names))
@@ -190,7 +190,7 @@ def _aborted(entry: Entry, names: Names) -> Told:
 
 
 def _instead(entry: Entry, names: Names) -> str:
-    """What the peer did after an abort, as far as the next record tells, else what it means to do."""
+    """What the peer did after an abort, according to the next record, else what it plans to do."""
     record, after = entry.last, entry.after
     if after is None:
         return PLANS[record.instead]
@@ -200,7 +200,7 @@ def _instead(entry: Entry, names: Names) -> str:
     waited = "trained on, waited for others" if record.alone else "trained on"
     if after.status == "aborted":
         phase = ING.get(after.phase or "", after.phase)
-        tried = "found nobody to average with" if after.alone else f"aborted in {phase}"
+        tried = "found no peer to average with" if after.alone else f"aborted in {phase}"
         return f"{waited}; tried again in round {after.round}, which {tried}{later}"
     lost = [peer_id for peer_id in _others(record) if peer_id not in after.members]
     regrouped = f", regrouped without {names.among(lost)}" if lost else ""
@@ -215,7 +215,7 @@ def _how_caught_up(record: RoundRecord, names: Names) -> str:
 
 
 def _changes(entry: Entry, names: Names) -> str:
-    """Who has come and who is missing since the group before."""
+    """Which members joined and left since the previous group."""
     record, before = entry.last, entry.before
     if before is None or record.stood:
         return ""
@@ -227,7 +227,7 @@ def _changes(entry: Entry, names: Names) -> str:
 
 
 def _dropped(record: RoundRecord, names: Names) -> list[str]:
-    """Whom the peer that keeps the record left out of its part."""
+    """The members that the recording peer left out of its shard."""
     return [
         f"left out: {names.full(drop.peer_id)}, in {drop.slices} of {drop.of} slices that this peer averaged: "
         f"{names.within(drop.reason)}"

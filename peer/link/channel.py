@@ -12,7 +12,7 @@ NOWHERE = "0" * 64
 
 
 class TrainerLink(Protocol):
-    """Where a trainer is told things; a `Channel` leads there, and what completes its messages stands before it."""
+    """The receiver of messages for a trainer: a `Channel`, or a wrapper that completes messages before it."""
 
     def tell(self, message: ToTrainer) -> None: ...
 
@@ -41,7 +41,7 @@ class Channel:
     async def expect(self, wanted: type[Any]) -> Any:
         """Messages until one of the wanted kind; raises EOFError when the trainer is gone.
 
-        What comes before it is passed over, as there is no state yet; who asks for that to be saved is told so.
+        Earlier messages are ignored, as there is no state yet; a request to save the state is answered with that.
         """
         while True:
             message = await self.receive()

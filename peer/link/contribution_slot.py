@@ -13,7 +13,7 @@ from peer.protocol.lineage import Position
 
 
 class SharedPosition(Protocol):
-    """The state that this peer's rounds change: its shared memory, and where it stands."""
+    """The state that this peer's rounds change: its shared memory, and its position in the lineage."""
 
     @property
     def memory(self) -> SharedState: ...
@@ -73,7 +73,7 @@ class ContributionSlot:
         """Whether no more is left to train for the next contribution than has been trained for it."""
         progress, due_in_s = self.progress, self.due_in_s()
         if self.called:
-            return True  # there is no half of what nobody knows the end of
+            return True  # the end of this round is unknown, so "half-way" is undefined
         if progress is None or due_in_s == 0.0:
             return due_in_s == 0.0
         trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s

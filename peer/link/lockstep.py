@@ -2,7 +2,7 @@
 
 A peer hands over the gradient of its batch, and waits for the anchor that it leads to: the next gradient must be taken
 there. With one step of overlap (DisTrO) it computes the next one meanwhile, and waits before it hands that over. A
-gradient that came too late for its round belongs to parameters that nobody has any more, and is dropped.
+gradient that is late for its round belongs to parameters that no longer exist, and is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LockstepSync(SwarmSync):
 
     Args:
         gradient: writes the gradient of the last batch, scaled by its rate, into fp32 [P].
-        stopping: this peer is asked to stop; then it waits for nobody.
+        stopping: this peer was asked to stop; then it does not wait for others.
         pause: seconds -> waits; while there is no agent.
         others: those of `SwarmSync`.
 
@@ -100,7 +100,7 @@ class LockstepSync(SwarmSync):
             self._pause(WAIT_S)
 
     def _wanted(self, message: WantSnapshot) -> None:
-        """The round of this gradient has failed, and others go on with it: the same once more."""
+        """The round of this gradient failed, and other members retry it: send the same gradient again."""
         if self._outstanding is not None and self._outstanding == message.after:
             self._tell()
 

@@ -1,12 +1,12 @@
 """The outer state of a peer in anonymous shared memory (memfd), mapped by the trainer and its agent.
 
 The trainer owns the descriptor, so the state outlives an agent that crashes: the next agent finds a head, checks the
-state digest that it names, and goes on from there. Nothing is left behind in any file system.
+state digest that it names, and resumes from it. Nothing is left behind in any file system.
 
 layout, in bytes: head 4096 | anchor 4P | snapshot 4P | outer buffers 4P each
 head: which of two slots counts, 0 for none (one byte, at 0) | at 8 and at 2048 a slot (length, CRC-32, JSON)
 
-A head is written to the slot that does not count, which then does: who dies on the way leaves the one before.
+A head is written to the inactive slot, which then becomes active: a crash during the write leaves the previous head.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ READS = 100  # of a head that changes meanwhile; two writes would have to fall i
 
 
 class Head(Spec):
-    """Which state the anchor and the buffers hold. Absent while an update is being applied; without the digest until
-    that is known, while trainers go on.
+    """Identifies the state that the anchor and the buffers hold. Absent while an update is being applied; without a
+    digest until the state is hashed, while trainers continue.
     """
 
     round: int

@@ -18,8 +18,8 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 
 
 class Start(Spec):
-    """First message to an agent: where to find the swarm and who this peer is. `restarted`: an earlier agent of this
-    trainer had the same identity, so that it need not be asked whether somebody else has it. `direct_port`: where to
+    """First message to an agent: how to find the swarm, and this peer's identity. `restarted`: an earlier agent of this
+    trainer had the same identity, so that the check for another peer with it is skipped. `direct_port`: where to
     accept direct connections, which others reach at `mapped_port`; None: there are none. `nickname`: None: made of the
     host's name and the peer id.
     """
@@ -142,7 +142,7 @@ class Saved(Spec):
 
 
 class Stop(Spec):
-    """Leave the swarm; serve those who lag for at most `linger_s`."""
+    """Leave the swarm; serve peers that lag for at most `linger_s`."""
 
     kind: Literal["stop"] = "stop"
     linger_s: float = 0.0
@@ -162,7 +162,7 @@ class Stopped(Spec):
 
 
 class Fatal(Spec):
-    """The agent cannot go on; `what` and `hint` are for a person."""
+    """The agent cannot continue; `what` and `hint` are for the user."""
 
     kind: Literal["fatal"] = "fatal"
     what: str

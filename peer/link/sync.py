@@ -1,4 +1,4 @@
-"""`SwarmSync`: what the training loop sees of the swarm. Hands over snapshots, merges anchors, waits for nobody."""
+"""`SwarmSync`: the training loop's view of the swarm. Hands over snapshots, merges anchors, never blocks."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class SwarmSync:
             self.agent.end(0.0)
         if not self.agent.may_restart:
             return
-        log.warning("agent ended (%s); starting another, training goes on", gone)
+        log.warning("agent ended (%s); restarting it, training continues", gone)
         self.agent.start()
         initial_peers = dict.fromkeys((*self._start.initial_peers, *self._known_addresses))
         again = self._start.model_copy(update={"initial_peers": tuple(initial_peers), "restarted": True})

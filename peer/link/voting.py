@@ -1,7 +1,7 @@
 """`VotingSync`: recipes in which any peer calls for a round, when the norm of its gradient changes (SelSync).
 
-The paper's workers step together and send each other a bit at every step. Here nobody waits: whoever votes hands over
-what it has trained, its join tells the group, and every other member hands over at its next step.
+The paper's workers step together and send each other a bit at every step. Here no peer waits: a peer that votes
+contributes its progress, its join tells the group, and every other member contributes at its next step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class VotingSync(SwarmSync):
 
     @property
     def global_step(self) -> float:
-        """This peer's own steps: of how many steps a round will be nobody knows."""
+        """This peer's own steps: the number of steps in a round is unknown."""
         return float(self.step)
 
     @property

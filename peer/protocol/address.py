@@ -110,7 +110,7 @@ def _peer_address(text: str) -> PeerAddress:
 def _host_address(text: str) -> HostAddress:
     host, rest = _leading_host(text)
     if rest:
-        raise ValueError(f"it must end after the port, but goes on with /{'/'.join(rest)}")
+        raise ValueError(f"it must end after the port, but continues with /{'/'.join(rest)}")
     return host
 
 

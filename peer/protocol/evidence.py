@@ -1,4 +1,4 @@
-"""Evidence that anybody can verify: a small document in which the culprit's own signatures convict it."""
+"""Evidence that any peer can verify: a small document in which the offender's own signatures convict it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SealedHex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX
 
 
 class TwoJoins(Spec):
-    """A member of a standing group told two members two different joins for the same round."""
+    """Equivocation of a member of a persistent group: two different joins for the same round, sent to two members."""
 
     kind: Literal["two joins"] = "two joins"
     first: SealedHex
@@ -35,7 +35,7 @@ class SignedRoots(Spec):
 
 
 class TwoReductions(Spec):
-    """A reducer told two members two different results, or that it made them of different inputs."""
+    """Equivocation of a reducer: two different results, or sets of inputs, sent to two members."""
 
     kind: Literal["two reductions"] = "two reductions"
     sitting: Sitting
@@ -45,7 +45,7 @@ class TwoReductions(Spec):
 
 
 class Unit(Spec):
-    """One unit of a contribution or of a reduced part: its digest, and the way to the root that was signed.
+    """One slice of a contribution or of a reduced shard: its digest, and the path to the root that was signed.
 
     `signature` is null for what the reducer sent to itself.
     """
@@ -56,13 +56,13 @@ class Unit(Spec):
 
 
 class Residue(Spec):
-    """What a reducer signed of its residual, about one unit of its part.
+    """What a reducer signed of its residual, for one slice of its shard.
 
     Attributes:
-        since, root: what `peer.protocol.statements.residual_of` digests, besides the bounds of the part.
-        path: from the unit's cells, after the round, to that root.
-        carried: for each earlier round that had left it with some of the unit's cells, in the order of these: the path
-            from them to what it signed then.
+        since, root: what `peer.protocol.statements.residual_of` digests, in addition to the bounds of the shard.
+        path: from the slice's cells, after the round, to that root.
+        carried: for each earlier round after which it held the residual of some of the slice's cells, in the order of
+            these: the path from them to what it signed then.
     """
 
     since: Count
@@ -72,10 +72,10 @@ class Residue(Spec):
 
 
 class Reduction(Spec):
-    """What a reducer signed about one unit of its part: what it was sent, in roster order, and what it made of that.
+    """What a reducer signed about one slice of its shard: its inputs, in roster order, and its output.
 
-    With the payloads of the inputs at hand, anybody can compute whether that is so; with error feedback, whoever has
-    the chain of certificates and the residual of before it, too.
+    A peer that has the payloads of the inputs can verify the output; with error feedback, it also needs the chain of
+    certificates and the residual of before the round.
     """
 
     kind: Literal["reduction"] = "reduction"
@@ -88,6 +88,6 @@ class Reduction(Spec):
 
 
 class Evidence(Spec):
-    """One finding; who is guilty follows from it."""
+    """One finding; the offender follows from it."""
 
     finding: Annotated[TwoJoins | TwoReductions | Reduction, Field(discriminator="kind")]

@@ -1,4 +1,4 @@
-"""The digest of what is large: chunks of the outer state, and updates. Ids, links and rosters are SHA-256.
+"""BLAKE3 digests of large data: chunks of the outer state, and updates. Ids, links and rosters use SHA-256.
 
 BLAKE3 has the same strength, and takes less than half of SHA-256's time even on processors with instructions for that.
 """

@@ -31,7 +31,7 @@ def quorum(members: int) -> int:
 
 
 class Member(Spec):
-    """One seat of a roster: who, and the weight of its contribution in tokens (already capped)."""
+    """One member of a roster: its peer id, and the weight of its contribution in tokens (already capped)."""
 
     peer_id: PeerIdText
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
@@ -41,8 +41,8 @@ class Link(Spec):
     """One committed round.
 
     Attributes:
-        state_digest: of the outer state that the update carries on. So nobody hashes a state while others wait: that
-            after the update is hashed while trainers go on, and certified by the link that follows.
+        state_digest: of the outer state that the update starts from. So no member hashes a state while others wait: the
+            state after the update is hashed while trainers continue, and certified by the next link.
         residuals: with error feedback, what each reducer signed of its residual, in roster order.
     """
 
@@ -73,7 +73,7 @@ class Link(Spec):
         return sum(member.tokens for member in self.roster)
 
     def place(self, peer_id: str) -> int | None:
-        """Where this peer stands in the roster; None if it was not there."""
+        """The index of this peer in the roster; None if it is not a member."""
         return next((place for place, member in enumerate(self.roster) if member.peer_id == peer_id), None)
 
 
@@ -100,7 +100,7 @@ class Certificate(Spec):
 
 @dataclass(frozen=True)
 class Position:
-    """Where a peer stands: rounds applied, the lineage id they lead to, the tokens committed on the way."""
+    """The position of a peer in its lineage: rounds applied, the resulting lineage id, the tokens committed so far."""
 
     round: int
     lineage_id: str

@@ -161,7 +161,7 @@ class RoundSpec(Spec):
 class TrustSpec(Spec):
     """Whom the run trusts. `open`: strangers may join, so that a recipe of plain means gets gates and clipping, no
     member weighs more than `largest_weight` times the median, and newcomers hold little together. `private`: the peers
-    know each other, and the recipe is followed as it stands.
+    know each other, and the recipe is used unchanged.
     """
 
     mode: Literal["open", "private"] = "open"

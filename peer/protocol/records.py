@@ -1,7 +1,7 @@
 """Signed DHT records: schemas, sizes, expiry.
 
-A sealed record is `length of peer id (1 byte) | peer id | signature (64) | payload`. Whoever stores or reads one
-checks the signature, the size and the expiry before anything else, and one bad record never voids its neighbours.
+A sealed record is `length of peer id (1 byte) | peer id | signature (64) | payload`. A node that stores or reads one
+checks the signature, the size and the expiry first, and one bad record never invalidates its neighbours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What members sign of an exchange: what they sent to whom, and what a reducer made of it.
+"""What members sign in an exchange: what they sent to each reducer, and what a reducer computed from its inputs.
 
-Contributions and reduced parts are cut into units, the slices of the exchange. A tree of digests stands over the units
-of each, so that one unit can be shown and checked without the others.
+Contributions and reduced shards are cut into slices. A tree of digests covers the slices of each, so that one slice can
+be shown and checked without the others.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Sitting(Spec):
         return hashlib.sha256(b"atoll-sitting-1" + dump_json(self)).digest()
 
     def place(self, peer_id: str) -> int:
-        """Where this member stands in the roster; raises ProtocolError if it does not."""
+        """The index of this member in the roster; raises ProtocolError if it is not there."""
         for place, member in enumerate(self.members):
             if member.peer_id == peer_id:
                 return place
-        raise ProtocolError(f"{peer_id} has no seat in that exchange")
+        raise ProtocolError(f"{peer_id} is not a member of that exchange")
 
 
 class Leaves:
-    """The digests of units that come one by one."""
+    """The digests of slices that arrive one by one."""
 
     def __init__(self) -> None:
         self.digests: list[bytes] = []
@@ -67,12 +67,12 @@ class Leaves:
 
 
 def leaf_of(unit: bytes | bytearray | memoryview) -> bytes:
-    """The digest of one unit."""
+    """The digest of one slice."""
     return digest(_LEAF, unit)
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:
-    """The digest over units; of none, too."""
+    """The digest over slices, of which there may be none."""
     level = list(leaves)
     while len(level) > 1:
         level = _above(level)
@@ -80,7 +80,7 @@ def root_of(leaves: Sequence[bytes]) -> bytes:
 
 
 def path_of(leaves: Sequence[bytes], first: int, stop: int) -> list[bytes]:
-    """What must be known besides the units [first, stop), at least one, to arrive at the root, from the bottom up."""
+    """The digests that, with the slices [first, stop), at least one, yield the root, from the bottom up."""
     level, path = list(leaves), []
     while len(level) > 1:
         if first % 2:
@@ -92,7 +92,7 @@ def path_of(leaves: Sequence[bytes], first: int, stop: int) -> list[bytes]:
 
 
 def climb(leaves: Sequence[bytes], first: int, count: int, path: Iterable[bytes]) -> bytes:
-    """The root over `count` units, `leaves` being those of the units from `first` on, at least one.
+    """The root over `count` slices, given the digests of the slices from `first` on, at least one.
 
     Raises:
         ProtocolError: a path of another length than `path_of` yields.
@@ -144,12 +144,12 @@ class Seal(NamedTuple):
 
 
 class ReducedSeal(NamedTuple):
-    """A frame of REDUCED_SEAL_BYTES, after a reduced part.
+    """A frame of REDUCED_SEAL_BYTES, after a reduced shard.
 
     Attributes:
-        inputs: the digest of what it was made of.
-        residual: `residual_of` what the reducer's encoding has lost; `NO_RESIDUAL` without error feedback.
-        signature: over these and the root of the part.
+        inputs: the digest of the reducer's inputs.
+        residual: `residual_of` the loss of the reducer's encoding; `NO_RESIDUAL` without error feedback.
+        signature: over these and the root of the shard.
     """
 
     inputs: bytes
@@ -174,27 +174,27 @@ def seal_sent(identity: Identity, sitting: Sitting, reducer: str, root: bytes) -
 
 
 def has_sent(sitting: Sitting, member: str, reducer: str, root: bytes, signature: bytes) -> bool:
-    """True if `member` signed that it sent units with this root to `reducer`."""
+    """True if `member` signed that it sent slices with this root to `reducer`."""
     return verify(member, SENT_DOMAIN, _sent(sitting, reducer, root), signature)
 
 
 def inputs_of(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The digest over what a reducer was sent: (root, signature) in roster order; its own signature is empty."""
+    """The digest over a reducer's inputs: (root, signature) in roster order; its own signature is empty."""
     hasher = hashlib.sha256(b"atoll-inputs-1")
     for root, signature in entries:
         hasher.update(root + len(signature).to_bytes(1, "big") + signature)
     return hasher.digest()
 
 
-def residual_of(since: int, part: tuple[int, int], root: bytes) -> bytes:
-    """The digest of a reducer's residual of its part after a round.
+def residual_of(since: int, shard: tuple[int, int], root: bytes) -> bytes:
+    """The digest of a reducer's residual of its shard after a round.
 
     Args:
-        since: the round before which it was zero: where the reducer had none, or could not keep it.
-        part: its first element, and the one behind its last.
+        since: the round before which the residual was zero: the reducer had none, or could not keep it.
+        shard: its first element, and the one after its last.
         root: over its cells.
     """
-    numbers = b"".join(number.to_bytes(8, "big") for number in (since, *part))
+    numbers = b"".join(number.to_bytes(8, "big") for number in (since, *shard))
     return hashlib.sha256(b"atoll-residual-1" + numbers + root).digest()
 
 
@@ -204,12 +204,12 @@ NO_RESIDUAL = residual_of(0, (0, 0), root_of(()))
 def seal_reduced(
     identity: Identity, sitting: Sitting, inputs: bytes, outputs: bytes, residual: bytes = NO_RESIDUAL
 ) -> ReducedSeal:
-    """Sign that of these inputs this reducer made outputs with this root, and is left with this residual."""
+    """Sign that this reducer computed outputs with this root from these inputs, and that this is its residual now."""
     return ReducedSeal(inputs, residual, identity.sign(REDUCED_DOMAIN, sitting.id + inputs + outputs + residual))
 
 
 def has_reduced(sitting: Sitting, reducer: str, outputs: bytes, seal: ReducedSeal) -> bool:
-    """True if `reducer` signed that it made outputs with this root of the inputs, and with the residual, of `seal`."""
+    """True if `reducer` signed outputs with this root for the inputs and the residual of `seal`."""
     return verify(reducer, REDUCED_DOMAIN, sitting.id + seal.inputs + outputs + seal.residual, seal.signature)
 
 

@@ -1,7 +1,7 @@
 """What the members of a roster weigh: the same on every peer, from claims and from the certified chain alone.
 
-Integers throughout, so that everybody rounds alike. A rule is idempotent: weighing what it has weighed changes
-nothing, which is how a link of a chain is checked without the claims that led to it.
+Integers throughout, so that all peers round alike. A rule is idempotent: applying it to its own result changes nothing,
+so a link of a chain can be checked without the claims that led to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WeightRule:
     """Claimed tokens -> weights.
 
     Attributes:
-        nominal_tokens: of one regular contribution: the most that anybody weighs.
+        nominal_tokens: of one regular contribution: the largest weight of a member.
         largest_weight: the most as a multiple of the roster's median; None for no such limit.
         probation_rounds: a peer that fewer committed rounds of this lineage have seen is a newcomer.
         newcomers_thousandths: the most that all newcomers of a roster weigh together, of the whole.
@@ -50,9 +50,9 @@ class WeightRule:
 
         Args:
             claims: of a roster, at least one token each.
-            seen: rounds of the lineage so far that each peer was in; who is missing was in none.
+            seen: rounds of the lineage so far that each peer was in; a missing peer was in none.
 
-        Before anybody in the lineage has passed probation, all count alike: a run must begin somehow. Later, a roster
+        Before a first peer of the lineage has passed probation, all count alike: a run must begin. Later, a roster
         of newcomers alone weighs as little as newcomers beside one nominal contribution would, so that a crowd of them
         makes no heavy lineage of its own.
         """
@@ -78,7 +78,7 @@ class WeightRule:
         ]
 
     def _within_median(self, tokens: list[int], old: list[bool]) -> list[int]:
-        """Capped at a multiple of the median of who has passed probation, of all if nobody has; the lower of two."""
+        """Capped at a multiple of the lower median of the peers that passed probation, or of all if none has."""
         if self.largest_weight is None:
             return tokens
         voices = [weight for weight, is_old in zip(tokens, old, strict=True) if is_old] or tokens

@@ -78,8 +78,8 @@ def unpack_header(header: bytes) -> tuple[Kind, int]:
 class JoinMessage(Spec):
     """A member's signed wish to take part in one round, with the weight of its contribution.
 
-    `group` is the id of the standing group that it goes on with: an honest peer signs one join for each of its rounds.
-    `nonce` is another one each time, so that no two groups have the same id.
+    `group` is the id of the persistent group that it continues: an honest peer signs one join for each of its rounds.
+    `nonce` is different each time, so that no two groups have the same id.
     """
 
     run_id: Digest
@@ -92,7 +92,7 @@ class JoinMessage(Spec):
 
 
 class RejectMessage(Spec):
-    """Why a leader did not take a member in, and where the leader stands."""
+    """Why a leader did not admit a member, and the leader's own position."""
 
     reason: Literal["behind", "follow", "excluded"]
     leader: PeerIdText | None = None
@@ -112,8 +112,8 @@ class InviteMessage(Spec):
 
 
 class StatusMessage(Spec):
-    """The answer to an invitation: will it come, where does it stand, and whom does it take for the leader. And what a
-    leader says each second to who waits at it.
+    """The answer to an invitation: whether the peer will join, its position, and which leader it follows. A leader also
+    sends this each second to the members in its lobby.
     """
 
     coming: bool
@@ -137,8 +137,8 @@ class ReachMessage(Spec):
 
 
 class DirectEndpoint(Spec):
-    """Where a peer accepts direct connections: `fingerprint` is the SHA-256 of its certificate there, `token` is what
-    the peer that this is told shows on the way in, and nobody else has.
+    """Where a peer accepts direct connections: `fingerprint` is the SHA-256 of its certificate, `token` identifies the
+    receiver of this message when it connects, and no other peer has it.
     """
 
     port: Annotated[int, Field(ge=1024, lt=65536)]
@@ -165,7 +165,7 @@ class DirectMessage(Spec):
 
 
 class EntryMessage(Spec):
-    """First frame of a direct connection: the token of that door; the stream's name, or the ticket of who was asked."""
+    """First frame of a direct connection: the listener's token; and the stream's name, or the ticket of a dial-back."""
 
     token: Digest
     name: StreamName = ""
@@ -186,7 +186,7 @@ class VoteMessage(Spec):
 
 
 class AbortMessage(Spec):
-    """A member gives the round up; `culprit` is whom it could not go on with."""
+    """A member aborts the round; `culprit` is the member through which the round failed."""
 
     reason: Annotated[str, Field(max_length=300)]
     culprit: PeerIdText | None = None
@@ -242,8 +242,8 @@ class SnapshotMeta(Spec):
 
 
 class GossipJoin(Spec):
-    """A member comes to a gossip round: the roster that the topology draws from what this member sees, ascending, and
-    the weight of its contribution. Members who see other rosters do not average.
+    """A member joins a gossip round: the roster that the topology draws from the records this member sees, ascending,
+    and the weight of its contribution. Members with different rosters do not average.
     """
 
     run_id: Digest
@@ -262,13 +262,13 @@ class GossipJoin(Spec):
 
 
 class GossipRoster(Spec):
-    """The members that one member has seen come, and goes on with, in the roster's order."""
+    """The members whose joins one member received, and with which it continues, in the roster's order."""
 
     members: Annotated[tuple[PeerIdText, ...], Field(min_length=2, max_length=64)]
 
 
 class GossipState(Spec):
-    """A peer's own state in a gossip run, signed by it: nobody else can vouch for that state."""
+    """A peer's own state in a gossip run, signed by it: no other peer can vouch for that state."""
 
     run_id: Digest
     round: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]

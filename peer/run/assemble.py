@@ -232,7 +232,7 @@ def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bo
     if shared is not None:
         return lambda: shared(sync.round)
     total = manifest.rounds.total
-    called = isinstance(recipe.schedule, GradientChange)  # then nobody knows how many steps there will be
+    called = isinstance(recipe.schedule, GradientChange)  # then the number of steps is unknown
     total_steps = recipe.rounds.begins(total + 1) if total is not None and not called else None
 
     def rate() -> float:

@@ -30,7 +30,7 @@ class Agent(Protocol):
 
 
 class Saving:
-    """Asks the agent for the outer state, and writes a checkpoint when it has answered, while training goes on.
+    """Asks the agent for the outer state, and writes a checkpoint when it has answered, while training continues.
 
     Nothing that goes wrong with a checkpoint ends the training: the log says it, and the next one is tried.
 
@@ -119,7 +119,7 @@ class Saving:
             log.error("%s", error)
 
     def _is_written(self) -> bool:
-        """Whether the one that was being written, if any, stands now."""
+        """Whether the checkpoint that was being written, if any, is complete now."""
         try:
             self._writer.wait()
         except CheckpointError as error:

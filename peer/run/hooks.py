@@ -61,7 +61,7 @@ class PeerHooks:
         if self._peer.agent.starts != self._agent_starts:
             self._agent_starts = self._peer.agent.starts
             self._metrics.write("agent_restart", step=sync.step, starts=self._agent_starts)
-            self._live.note("the agent was restarted; training went on meanwhile")
+            self._live.note("the agent was restarted; training continued meanwhile")
         if sync.step % settings.logging_steps == 0:
             self._log_step(result)
         every = settings.eval_every_rounds
@@ -149,7 +149,7 @@ class PeerHooks:
             exchange_s = record.seconds["total"] - record.seconds.get("match", 0.0)  # gathering waits for the late
             peers = len(record.members)
             if record.drawn and peers == 1:
-                why = record.reason or "drawn for nobody this time"
+                why = record.reason or "no partner drawn this time"
                 self._live.note(f"round {record.round} made alone: {why}; nothing is lost")
             else:
                 self._live.note(f"round {record.round} committed by {peers} peers, exchanged in {exchange_s:.2f} s")
@@ -159,7 +159,7 @@ class PeerHooks:
             self._live.note(f"banned {record.culprit} for good: {record.reason}")
         elif record.alone:
             meanwhile = "waiting for others" if self._peer.recipe.accumulates else "training on"
-            self._live.note(f"round {record.round}: nobody to average with yet; {meanwhile}")
+            self._live.note(f"round {record.round}: no peer to average with yet; {meanwhile}")
         else:
             self._live.note(f"round {record.round} aborted in {record.phase}: {record.reason}; nothing is lost")
 

@@ -34,9 +34,9 @@ STATE_TIMEOUT_S = 3600.0
 LINGER_S = 15.0
 DRAIN_S = 1.5
 CLIENT_NOTICE = (
-    "this machine accepts no connection: taking part as a client, which dials all others. Two clients reach each other "
-    "only through a relay, which takes some minutes to find; until then a group takes in one of them at a time. Nobody "
-    "can join through this address. To be a full peer, open a TCP port and name it with --host-maddrs, and "
+    "this machine accepts no connection: running as a client, which dials all others. Two clients reach each other "
+    "only through a relay, which takes some minutes to find; until then a group admits one client at a time. Others "
+    "cannot join through this address. To run as a full peer, open a TCP port and give it with --host-maddrs, and with "
     "--announce-maddrs if the public address is another one"
 )
 SAMPLE_PROMPT = "def "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Collect no garbage meanwhile, and look at nothing that stands at the end ever again.
+    """Pause the garbage collector, and exclude all objects that exist at the end from later collections.
 
     A peer imports some 200,000 objects that live as long as it does. Looking through them again and again is a fifth of
     the time of starting; and later each full collection would stop everything for a tenth of a second, in a round too.

@@ -153,7 +153,7 @@ def _listen_problem(address: HostAddress) -> str | None:
         with socket.socket(family, kind) as probe:
             if kind == socket.SOCK_STREAM:
                 # Without it, connections of a peer that has just stopped (TIME_WAIT) look like a port in use.
-                # It does not share a port on which somebody listens; for UDP it would, so there it stays off.
+                # It does not share a port that another process listens on; for UDP it would, so there it stays off.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -55,7 +55,7 @@ _ROWS = TypeAdapter(list[PeerRow])
 def write_status(path: Path, rows: Sequence[PeerRow], run: str) -> None:
     """Replace the status file in one step, so that a reader never sees half of it.
 
-    Not flushed to the disk: after a power failure nobody wants last second's status.
+    Not flushed to the disk: after a power failure last second's status is worthless.
     """
     document = {"run": run, "peers": [asdict(row) for row in rows]}
     temporary = path.with_name(path.name + ".new")

@@ -14,7 +14,7 @@ State_contra = TypeVar("State_contra", contravariant=True)
 
 
 class Sync(Protocol):
-    """The whole interface between training and whoever else trains this model."""
+    """The whole interface between training and the other peers that train this model."""
 
     @property
     def finished(self) -> bool:
@@ -29,14 +29,14 @@ class Hooks(Protocol[State_contra]):
 
     @property
     def stop_requested(self) -> bool:
-        """Somebody asked this peer to stop."""
+        """Whether this peer was asked to stop."""
 
     def after_step(self, result: StepResult, data_state: State_contra) -> None:
         """`data_state` continues after the batch of this step."""
 
 
 class NoSync:
-    """Training alone: never finished, nobody to tell."""
+    """Training alone: never finished, no swarm to inform."""
 
     finished = False
 

@@ -46,7 +46,7 @@ def gossiped(round: int, at: float, members: tuple[str, ...], drawn: tuple[str, 
 
 
 def alone(round: int, at: float) -> RoundRecord:
-    """A try that found nobody."""
+    """A try that found no peer."""
     seconds = {"total": 4.0}
     return aborted(round, at, "match", "1 of at least 2 peers", alone=True, instead="wait", seconds=seconds)
 

@@ -25,7 +25,7 @@ def page(records: list[RoundRecord], width: int = 200) -> list[str]:
 
 GOLDEN = """\
 2026-01-01
-00:00:01  round 1    nobody to average with: 2 tries
+00:00:01  round 1    no peer to average with: 2 tries
                      reason: 1 of at least 2 peers
                      instead: trained on, waited for others; contributed again in round 1, committed 19.5 s later
 00:00:40  round 1    committed with bravo in 0.51 s; matched through the DHT
@@ -35,7 +35,7 @@ GOLDEN = """\
                      new: charlie
                      weights in tokens: alpha (this peer) 5,120, bravo 5,120, charlie 4,096; cosine 0.83
                      match 0.012 s, exchange 0.071 s, commit 0.008 s, install 0.019 s; sent 1.2 MB, received 1.2 MB
-00:00:44  round 3    committed with bravo and charlie in 0.11 s; the group stood
+00:00:44  round 3    committed with bravo and charlie in 0.11 s; persistent group
                      weights in tokens: alpha (this peer) 5,120, bravo 5,120, charlie 4,096; cosine 0.83
                      match 0.012 s, exchange 0.071 s, commit 0.008 s, install 0.019 s; sent 1.2 MB, received 1.2 MB
 00:00:48  round 4    aborted in the exchange, with bravo and charlie, after 2.31 s
@@ -54,7 +54,7 @@ GOLDEN = """\
                      instead: trained on; tried again in round 5, which aborted in matching 15.0 s later
 00:01:15  round 5    aborted in matching, after 3.20 s
                      reason: bravo sends no roster (culprit: bravo BRAV22)
-                     before that the standing group ended: bravo did not come within 7 s
+                     before that the persistent group ended: bravo did not come within 7 s
                      match 3.20 s; sent 0 B, received 0 B
                      instead: trained on; tried again in round 5, which aborted in matching 5.00 s later
 00:01:20  round 5    aborted in matching: this peer was behind, after 0.050 s
@@ -77,7 +77,7 @@ def test_a_day_of_one_peer() -> None:
 
 def test_counts_and_the_median_of_all_of_it() -> None:
     assert summary(STORY) == (
-        "4 committed (1 by a group that stood), 7 aborted (2 for want of peers), 2 caught up; "
+        "4 committed (1 by a persistent group), 7 aborted (2 for want of peers), 2 caught up; "
         "a committed round: 0.11 s (median), 1.2 MB sent (mean)"
     )
     assert summary([alone(1, 0.0)]) == "0 committed, 1 aborted (1 for want of peers), 0 caught up"
@@ -93,7 +93,7 @@ def test_a_narrow_terminal_folds_within_the_column() -> None:
 @pytest.mark.parametrize(
     ("last", "plan"),
     [
-        (alone(3, 1.0), "trains on, nothing is lost; contributes once somebody comes"),
+        (alone(3, 1.0), "trains on, nothing is lost; contributes once a peer is found"),
         (
             aborted(3, 1.0, "match", "bravo is on a heavier lineage", behind=True, instead="catch_up"),
             "trains on and looks for a donor of the heavier lineage",
@@ -111,7 +111,7 @@ def test_while_nothing_has_followed_yet_the_plan_is_told(last: RoundRecord, plan
 
 def test_the_next_attempt_is_told_by_what_became_of_it() -> None:
     assert page([aborted(3, 1.0, "commit", "x"), alone(3, 9.0)])[-4].strip() == (
-        "instead: trained on; tried again in round 3, which found nobody to average with 8.00 s later"
+        "instead: trained on; tried again in round 3, which found no peer to average with 8.00 s later"
     )
     assert page([alone(3, 1.0), caught_up(9, 4.0, "", replayed=1)])[-2].strip() == (
         "instead: caught up to round 9 3.00 s later: replayed 1 round from a donor that left"
@@ -150,10 +150,10 @@ def test_audits_and_bans_are_told() -> None:
     records = [committed(3, 0.0, audits=audits), aborted(4, 5.0, "match", "x"), ban, committed(4, 9.0)]
     told = [line.strip() for line in page(records)]
     assert "audited: unit 3 of bravo's part in round 2: computed again, and right" in told
-    assert any("banned bravo" in line and line.endswith("for good") for line in told)
+    assert any("banned bravo" in line and line.endswith("permanently") for line in told)
     assert "because it reduced falsely, in round 3, unit 0 of its part; this peer audited it" in told
     assert any("contributed again in round 4, committed 4.00 s later" in line for line in told)
-    assert summary(records).startswith("2 committed (2 by a group that stood), 1 aborted, 0 caught up, 1 banned")
+    assert summary(records).startswith("2 committed (2 by a persistent group), 1 aborted, 0 caught up, 1 banned")
 
 
 def test_a_record_without_its_keeper_is_still_told() -> None:
@@ -184,7 +184,7 @@ GOSSIP = """\
 00:00:01  round 7    averaged with bravo in 0.11 s
                      weights in tokens: alpha (this peer) 5,120, bravo 4,096; cosine 0.83
                      match 0.012 s, exchange 0.071 s; sent 1.2 MB, received 0 B
-00:00:02  round 8    made alone in 0.11 s; drawn for nobody this time
+00:00:02  round 8    made alone in 0.11 s; no partner drawn this time
 00:00:03  round 9    made alone in 0.11 s
                      drawn with charlie, without charlie
                      because charlie did not come within 34 s; nothing is lost

@@ -54,7 +54,7 @@ def test_a_swarm_with_a_death_and_a_latecomer(
 
     told = atoll(capsys, str(alpha.folder), "--last", "0")
     assert told.splitlines()[0] == f"{alpha.folder}: alpha {alpha.peer_id[-6:]}"
-    assert "; the group stood\n" in told
+    assert "; persistent group\n" in told
     assert "no longer there: charlie\n" in told
     assert "new: delta\n" in told
     assert "weights in tokens: " in told

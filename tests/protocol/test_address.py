@@ -101,7 +101,7 @@ def test_a_malformed_peer_address_is_shown_with_its_wrong_part_and_an_example(te
 
 
 def test_a_host_address_refuses_a_peer_id():
-    with pytest.raises(UserError, match="is not a host address: it must end after the port, but goes on with /p2p/Qm"):
+    with pytest.raises(UserError, match="a host address: it must end after the port, but continues with /p2p/Qm"):
         parse_host_address(ADDRESS)
 
 

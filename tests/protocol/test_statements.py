@@ -94,7 +94,7 @@ def test_a_signature_holds_for_one_reducer_one_signer_and_one_kind() -> None:
     assert not has_sent(here, ONE.peer_id, OTHER.peer_id, root, reduced.signature)
     assert not has_reduced(here, OTHER.peer_id, root, reduced)
     assert not has_reduced(here, ONE.peer_id, root, reduced._replace(residual=residual_of(1, (0, 9), root)))
-    with pytest.raises(ProtocolError, match="no seat"):
+    with pytest.raises(ProtocolError, match="is not a member"):
         has_sent(here, ONE.peer_id, "somebody", root, sent.signature)
 
 

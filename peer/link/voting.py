@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from peer.link.messages import Anchor, WantSnapshot
-from peer.link.sync import StepReport, SwarmSync
+from peer.link.sync import SwarmSync
+from peer.link.tally import StepReport
 from peer.outer.policy.schedules import ChangeState, Every, GradientChange
 
 
@@ -64,7 +65,7 @@ class VotingSync(SwarmSync):
 
     def _wanted(self, message: WantSnapshot) -> None:
         """Another peer has called, or the round of the last contribution has failed."""
-        if self._outstanding is None and not self.steps_since_snapshot:
+        if self._ledger.outstanding is None and not self.steps_since_snapshot:
             self._called = True  # nothing has been trained yet: after the next step
         else:
             super()._wanted(message)
@@ -75,7 +76,7 @@ class VotingSync(SwarmSync):
         super()._hand_over()
 
     def _merge(self, message: Anchor) -> None:
-        if self._outstanding is not None and message.contributed != self._outstanding:
+        if self._ledger.outstanding is not None and message.contributed != self._ledger.outstanding:
             self._voted = self._voted or self._calls  # others made a round without this peer: it calls again
         self._calls = False
         super()._merge(message)

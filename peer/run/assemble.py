@@ -19,6 +19,8 @@ from peer.data.sources import load_documents, split_documents
 from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model
+from peer.link.agent_connection import AgentConnection
+from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
@@ -45,7 +47,7 @@ OUTER_FILE = "outer.safetensors"
 
 
 class ModelReplica:
-    """The model's parameters as one flat vector (the `Replica` of `peer.link.sync`)."""
+    """The model's parameters as one flat vector (the `LocalParameters` of `peer.link.local_anchor`)."""
 
     def __init__(self, layout: FlatLayout, model: PreTrainedModel) -> None:
         self._layout, self._model = layout, model
@@ -124,7 +126,8 @@ def assemble(
     limits = Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
-    sync = _synchroniser(agent, start, recipe, shared, optimizer, limits, on_message, stopping)
+    connection = AgentConnection(agent, start, shared.mapped)
+    sync = _synchroniser(connection, recipe, shared, optimizer, limits, on_message, stopping)
     if resumed is not None:
         sync.resume(resumed.state["progress"])
     rate = _rate_of(manifest, recipe, sync, resumed is not None)
@@ -175,8 +178,7 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
 
 
 def _synchroniser(
-    agent: AgentProcess,
-    start: Start,
+    agent: AgentConnection,
     recipe: Recipe,
     shared: Shared,
     optimizer: Optimizer,
@@ -185,13 +187,13 @@ def _synchroniser(
     stopping: Callable[[], bool],
 ) -> SwarmSync:
     parts: dict[str, Any] = {
-        "agent": agent, "start": start, "mapped": shared.mapped, "memory": shared.memory, "replica": shared.replica,
-        "optimizer": recipe.optimizer, "limits": limits, "on_message": on_message,
+        "agent": agent, "local": LocalAnchor(shared.memory, shared.replica, recipe.optimizer), "limits": limits,
+        "on_message": on_message,
     }  # fmt: skip
     if isinstance(recipe.schedule, GradientChange):
         return VotingSync(recipe.schedule, **parts)
     if isinstance(optimizer, KeptGradient):
-        return LockstepSync(optimizer.take, stopping, schedule=recipe.rounds, **parts)
+        return LockstepSync(optimizer, stopping, schedule=recipe.rounds, **parts)
     return SwarmSync(schedule=recipe.rounds, **parts)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from peer.link.agent_connection import AgentConnection
+from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
@@ -92,7 +94,8 @@ class Peer:
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.sync = SwarmSync(
-            self.agent, START, MAPPED, self.memory, self.replica, Every(steps=STEPS), Nesterov(lr=0.7, momentum=0.9),
+            AgentConnection(self.agent, START, MAPPED),
+            LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9)), Every(steps=STEPS),
             Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own")), self.heard.append, lambda: self.now,
         )  # fmt: skip
 

@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+from peer.link.agent_connection import AgentConnection
+from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Merged, Progress, Published, Snapshot, WantSnapshot
@@ -37,14 +39,14 @@ class Peer:
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.taken, self.stops_after, self.looks = 0, 10**6, 0
         self.sync = LockstepSync(
-            self.gradient, self.stopping, pause=self.pauses.append, agent=self.agent, start=START, mapped=MAPPED,
-            memory=self.memory, replica=self.replica, schedule=Every(steps=1, overlap_steps=overlap),
-            optimizer=SignSgd(lr=1.0),
+            self, self.stopping, pause=self.pauses.append, agent=AgentConnection(self.agent, START, MAPPED),
+            local=LocalAnchor(self.memory, self.replica, SignSgd(lr=1.0)),
+            schedule=Every(steps=1, overlap_steps=overlap),
             limits=Limits(total_rounds=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,
         )
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
 
-    def gradient(self, out):
+    def take(self, out):
         self.taken += 1
         out.fill_(self.sync.step)
 

@@ -7,7 +7,7 @@ import torch
 
 from peer.link.messages import Anchor, Fatal, LivePeers, Mapped, Merged, Progress, Published, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
-from peer.link.sync import PROGRESS_PERIOD_S
+from peer.link.tally import PROGRESS_PERIOD_S
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, PUSH, START, STEPS, Peer, Step
 
 AGAIN = START.model_copy(update={"restarted": True})

@@ -6,6 +6,8 @@ import os
 import pytest
 import torch
 
+from peer.link.agent_connection import AgentConnection
+from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
@@ -26,8 +28,8 @@ class Peer:
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.sync = VotingSync(
-            GradientChange(delta=0.3, smoothing=SMOOTHING), agent=self.agent, start=START, mapped=MAPPED,
-            memory=self.memory, replica=self.replica, optimizer=Sgd(lr=1.0),
+            GradientChange(delta=0.3, smoothing=SMOOTHING), agent=AgentConnection(self.agent, START, MAPPED),
+            local=LocalAnchor(self.memory, self.replica, Sgd(lr=1.0)),
             limits=Limits(total_rounds=None, max_rounds=None), on_message=self.heard.append, clock=lambda: 0.0,
         )
 

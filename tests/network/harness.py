@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peer.link.agent_connection import AgentConnection
+from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
@@ -112,8 +114,8 @@ class TestSwarm:
         mapped = Mapped(numel=numel, num_buffers=buffers, shapes=shapes or ((numel,),))
         member.replica = VectorReplica(torch.empty(numel))
         parts: dict[str, Any] = {
-            "agent": member.agent, "start": member.start, "mapped": mapped, "memory": memory,
-            "replica": member.replica, "optimizer": recipe.optimizer,
+            "agent": AgentConnection(member.agent, member.start, mapped),
+            "local": LocalAnchor(memory, member.replica, recipe.optimizer),
             "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
         }  # fmt: skip
         if isinstance(recipe.schedule, GradientChange):

@@ -90,7 +90,7 @@ class Member:
     def in_round(self) -> bool:
         """Its agent has a snapshot that is not averaged yet."""
         assert self.sync is not None
-        return self.sync._outstanding is not None
+        return self.sync._ledger.outstanding is not None
 
     def on_message(self, message: Message) -> None:
         if isinstance(message, RoundEnded):

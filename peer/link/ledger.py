@@ -1,0 +1,60 @@
+"""Keeps account of what this peer has trained and the anchor does not hold yet, and of what it has handed over."""
+
+from __future__ import annotations
+
+from peer.link.messages import Anchor, Snapshot
+
+
+class ContributionLedger:
+    """The contributions of one peer.
+
+    Attributes:
+        steps: trained since the last contribution that was committed.
+        outstanding: the snapshot that was handed over last, until there is a new anchor.
+        armed: this process has read the newest anchor, and an agent is there to take a contribution.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.outstanding: int | None = None
+        self.armed = True
+        self._sequence = 0
+        self._tokens_in_base = 0
+        self._marked_steps = 0
+        self._marked_tokens = 0
+
+    def resume(self, steps: int, tokens: int, unsent_tokens: int) -> None:
+        """Earlier processes have trained these, of which the anchor lacks some."""
+        self.steps, self._tokens_in_base = steps, tokens - unsent_tokens
+
+    def unsent(self, tokens: int) -> int:
+        """How many of so many tokens the anchor does not hold."""
+        return tokens - self._tokens_in_base
+
+    def mark(self, tokens: int) -> None:
+        """The next snapshot is of this moment."""
+        self._marked_steps, self._marked_tokens = self.steps, tokens
+
+    def hand_over(self) -> Snapshot:
+        """The message with which the marked snapshot is handed over, or once more."""
+        self._sequence += 1
+        self.outstanding = self._sequence
+        return Snapshot(sequence=self._sequence, tokens=max(1, self.unsent(self._marked_tokens)))
+
+    def is_in(self, anchor: Anchor) -> bool:
+        """Whether the outstanding snapshot went into this anchor."""
+        return anchor.contributed is not None and anchor.contributed == self.outstanding
+
+    def settle_marked(self) -> None:
+        """What was trained up to the mark is in the anchor, or will not be sent any more."""
+        self.settle(self._marked_steps, self._marked_tokens)
+
+    def settle(self, steps: int, tokens: int) -> None:
+        """Nothing of so many steps since the last anchor, and of all tokens up to these, will be sent any more."""
+        self.steps -= steps
+        self._tokens_in_base = tokens
+
+    def close(self) -> None:
+        """There is a new anchor, and this process has read it."""
+        self.outstanding = None
+        self.armed = True

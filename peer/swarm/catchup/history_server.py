@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Between, FrameStream, StreamClosedError
+from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.state.chain import ChainStore
@@ -33,26 +33,6 @@ def history_name(run_id: str) -> str:
     return f"atoll/{run_id[:16]}/history"
 
 
-class Quota:
-    """Bounds the streams that are served at once, in all and for one peer: who is over it is told so at once."""
-
-    def __init__(self) -> None:
-        self._streams: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def admitted(self, remote: str) -> Iterator[bool]:
-        """Whether there is a place for one more stream of this peer; if so, it is taken inside."""
-        if self._streams.total() >= CHUNK_STREAMS or self._streams[remote] >= CHUNK_STREAMS_PER_PEER:
-            yield False
-            return
-        self._streams[remote] += 1
-        try:
-            yield True
-        finally:
-            self._streams[remote] -= 1
-            self._streams += Counter()  # forgets those at zero
-
-
 class HistoryServer:
     """Serves a `ChainStore` and snapshots.
 
@@ -69,7 +49,7 @@ class HistoryServer:
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         # apart: whoever takes a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
-        self._quota = Quota()
+        self._chunk_streams = Admission(CHUNK_STREAMS, CHUNK_STREAMS_PER_PEER)
 
     async def start(self) -> None:
         await self._node.serve(history_name(self._run_id), "history", self._on_stream)
@@ -77,7 +57,7 @@ class HistoryServer:
     async def _on_stream(self, stream: FrameStream) -> None:
         request = await self._request(stream)
         if request.what == "chunks":
-            with self._quota.admitted(stream.remote) as admitted:
+            with self._chunk_streams.of(stream.remote) as admitted:
                 await (self._serve_chunks(stream, request) if admitted else _send(stream, Kind.BUSY))
             return
         async with self._slots[request.what]:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from peer.protocol.wire import DirectEndpoint, EntryMessage, Kind
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import server_side
+from peer.swarm.runtime.admission import Admission
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
@@ -51,7 +51,7 @@ class DirectListener:
         self._tokens: dict[str, str] = {}  # by peer id
         self._holders: dict[str, str] = {}  # by token
         self._hosts: dict[str, None] = {}  # where those come from that have been told
-        self._arriving: Counter[str] = Counter()
+        self._arriving = Admission(MAX_ARRIVING, MAX_ARRIVING_OF_HOST)  # by host
 
     def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:
         """Accept connections on the hosts of these addresses, at `port`, or any free one if it is 0 or taken.
@@ -84,12 +84,10 @@ class DirectListener:
                     log.warning("direct connections: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
-                crowd = self._arriving.total() >= MAX_ARRIVING or self._arriving[host] >= MAX_ARRIVING_OF_HOST
-                if crowd or host not in self._hosts:
+                if host in self._hosts and self._arriving.take(host):
+                    self._spawn(self._welcome(connection, host))
+                else:
                     connection.close()
-                    continue
-                self._arriving[host] += 1
-                self._spawn(self._welcome(connection, host))
 
     async def _welcome(self, connection: socket.socket, host: str) -> None:
         try:
@@ -99,8 +97,7 @@ class DirectListener:
             connection.close()
             return
         finally:
-            self._arriving[host] -= 1
-            self._arriving += Counter()  # forgets the zeros
+            self._arriving.release(host)
         await self._enter(remote, entry, pipe)
 
     async def _hear(self, connection: socket.socket) -> tuple[ZeroCopyProtocol, str, EntryMessage]:

@@ -37,6 +37,7 @@ from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import REACH_NAME, DialBackServer
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
+from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Node:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _trouble: str = ""
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
-    _open_streams: dict[str, int] = field(default_factory=dict)
+    _streams: Admission = field(default_factory=lambda: Admission(MAX_STREAMS, MAX_STREAMS_PER_PEER))
     _handlers: dict[str, tuple[str, Handler]] = field(default_factory=dict)
 
     @property
@@ -124,7 +125,9 @@ class Node:
         purpose, handler = self._handlers[name]
         stream = FrameStream(remote, pipe, self.traffic[purpose])
         try:
-            with self._admitted(remote):
+            with self._streams.of(remote) as admitted:
+                if not admitted:
+                    raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
                 await handler(stream)
                 if stream.spoke:
                     await stream.finish()
@@ -140,19 +143,6 @@ class Node:
             log.exception("%s: handler failed for %s", name, remote)
         finally:
             stream.close()
-
-    @contextlib.contextmanager
-    def _admitted(self, remote: str) -> Any:
-        mine = self._open_streams.get(remote, 0)
-        if mine >= MAX_STREAMS_PER_PEER or sum(self._open_streams.values()) >= MAX_STREAMS:
-            raise ProtocolError(f"{remote} has {mine} streams open; the limit is {MAX_STREAMS_PER_PEER}")
-        self._open_streams[remote] = mine + 1
-        try:
-            yield
-        finally:
-            self._open_streams[remote] -= 1
-            if not self._open_streams[remote]:
-                del self._open_streams[remote]
 
     async def open(
         self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S, bulk: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 from peer.errors import ProtocolError
@@ -13,6 +13,7 @@ from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.persistent_group import PersistentGroup, part
+from peer.swarm.runtime.admission import Admission
 
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
@@ -33,7 +34,7 @@ class GroupStreams:
         self._node, self._standing = node, standing
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
-        self._early: Counter[str] = Counter()
+        self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
         self._ended: dict[str, set[str]] = {}
 
@@ -103,17 +104,12 @@ class GroupStreams:
             return known() is not None or identifier in self._declined or identifier in self._ended
 
         if not settled():
-            for waiting, limit in ((self._early.total(), EARLY_STREAMS), (self._early[remote], EARLY_STREAMS_OF_ONE)):
-                if waiting >= limit:
-                    raise ProtocolError(f"{waiting} streams wait for unknown groups; the limit is {limit}")
-            self._early[remote] += 1
-            try:
-                async with self._changed:
-                    await asyncio.wait_for(self._changed.wait_for(settled), HELLO_TIMEOUT_S)
-            except TimeoutError:
-                return None
-            finally:
-                self._early[remote] -= 1
-                if not self._early[remote]:
-                    del self._early[remote]
+            with self._early.of(remote) as admitted:
+                if not admitted:
+                    raise ProtocolError(f"too many streams wait for unknown groups: {self._early.usage(remote)}")
+                try:
+                    async with self._changed:
+                        await asyncio.wait_for(self._changed.wait_for(settled), HELLO_TIMEOUT_S)
+                except TimeoutError:
+                    return None
         return known()

@@ -15,6 +15,7 @@ from peer.swarm.group.roster import RosterMessage
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import Between, FrameStream, StreamClosedError
 from peer.swarm.round.signatures import ReducedParts, ReductionProof
+from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.trust.judge import reduction_of
 
@@ -48,7 +49,7 @@ class AuditServer:
         self._heard: ReducedParts | None = None
         self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
         self._asked: Counter[str] = Counter()
-        self._serving: Counter[str] = Counter()
+        self._serving = Admission(AT_ONCE, per_peer=1)
 
     async def start(self) -> None:
         await self._node.serve(audit_name(self._run_id), "audit", self._on_stream)
@@ -90,18 +91,14 @@ class AuditServer:
     async def _on_stream(self, stream: FrameStream) -> None:
         request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, AuditRequest), REQUEST_TIMEOUT_S)
         remote = stream.remote
-        busy = self._serving.total() >= AT_ONCE or len(self._asked) >= MAX_ASKING
-        if busy or self._serving[remote] or self._asked[remote] >= ASKS_OF_ONE:
-            await _send(stream, Kind.BUSY)
-            return
-        self._asked[remote] += 1
-        self._serving[remote] += 1
-        try:
-            await self._show(stream, request)
-            await _send(stream, Kind.END)
-        finally:
-            self._serving[remote] -= 1
-            self._serving += Counter()
+        asked_enough = len(self._asked) >= MAX_ASKING or self._asked[remote] >= ASKS_OF_ONE
+        with self._serving.of(remote) as admitted:
+            if admitted and not asked_enough:
+                self._asked[remote] += 1
+                await self._show(stream, request)
+                await _send(stream, Kind.END)
+                return
+        await _send(stream, Kind.BUSY)
 
     async def _show(self, stream: FrameStream, request: AuditRequest) -> None:
         """Nothing is sent of what this peer does not have, or has not for this peer."""

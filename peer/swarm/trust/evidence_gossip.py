@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.runtime.admission import Admission
 from peer.swarm.trust.auditor import Conviction
 from peer.swarm.trust.ban_list import BanList
 from peer.swarm.trust.judge import Judge
@@ -54,7 +55,7 @@ class EvidenceGossip:
         self._strikes, self._on_found = strikes, on_found
         self._name = f"atoll/{judge.run_id[:16]}/evidence"
         self._told: dict[tuple[str, str], None] = {}
-        self._hearing: Counter[str] = Counter()
+        self._hearing = Admission(HEARD_AT_ONCE, per_peer=1)
         self._offers: dict[str, deque[float]] = {}
 
     async def start(self) -> None:
@@ -109,30 +110,29 @@ class EvidenceGossip:
         return kind is not Kind.BUSY
 
     async def _on_stream(self, stream: FrameStream) -> None:
+        with self._hearing.of(stream.remote) as admitted:
+            answer = await self._answer(stream) if admitted else Kind.BUSY
+        await stream.send(answer)
+
+    async def _answer(self, stream: FrameStream) -> Kind:
         remote = stream.remote
-        if self._strikes.refuses(remote) or not self._admits(remote):
-            await stream.send(Kind.BUSY)
-            return
-        self._hearing[remote] += 1
+        if self._strikes.refuses(remote) or not self._within_rate(remote):
+            return Kind.BUSY
         try:
             _, body = await asyncio.wait_for(stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}), ANSWER_TIMEOUT_S)
             await asyncio.wait_for(self._hear(stream, parse_json(Evidence, body)), OFFER_TIMEOUT_S)
         except ElsewhereError as error:  # another time: it may get there, or be about to
             log.info("%s offers evidence that this peer cannot judge: %s", remote, error)
-            await stream.send(Kind.BUSY)
-            return
+            return Kind.BUSY
         except NoEvidenceError as error:
             self._strikes.saw(remote, f"offered evidence that shows nothing: {error}")
-        finally:
-            self._hearing[remote] -= 1
-            self._hearing += Counter()
-        await stream.send(Kind.END)
+        return Kind.END
 
-    def _admits(self, remote: str) -> bool:
+    def _within_rate(self, remote: str) -> bool:
         now = self._clock()
         self._offers = {peer: times for peer, times in self._offers.items() if times[-1] > now - 60.0}
         times = self._offers.get(remote, deque(maxlen=OFFERS_A_MINUTE))
-        if len(times) == OFFERS_A_MINUTE or self._hearing[remote] or self._hearing.total() >= HEARD_AT_ONCE:
+        if len(times) == OFFERS_A_MINUTE:
             return False
         times.append(now)
         self._offers[remote] = times

@@ -132,7 +132,7 @@ async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
     assert (await over_all.receive(LIMITS))[0] is Kind.BUSY
     held[0].close()
     over_its_own.close()
-    await until(lambda: server._open_streams[one.peer_id] == 1)
+    await until(lambda: server._streams.held(one.peer_id) == 1)
     again = await ask(one, server, **request)
     assert (await again.receive(LIMITS))[0] is Kind.DATA
     third = await ask(one, server, **request)

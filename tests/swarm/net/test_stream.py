@@ -218,6 +218,6 @@ async def test_one_peer_cannot_hold_all_streams(network, monkeypatch):
     assert await admitted(second) is not None
     assert await admitted(third) is None
     held[0].close()
-    while server._open_streams.get(greedy.peer_id) == 2:
+    while server._streams.held(greedy.peer_id) == 2:
         await asyncio.wait(network.tasks, timeout=0.01)
     assert await admitted(greedy) is not None

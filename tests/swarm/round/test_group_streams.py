@@ -40,13 +40,13 @@ async def test_streams_for_a_declined_group_wait_for_nothing(network, caplog):
     await table.exchanges[0].start()
     before = [await table.speak(index, 0) for index in (1, 2)]
     group_streams = table.exchanges[0].group_streams
-    await until(lambda: group_streams._early.total() == 2)
+    await until(lambda: group_streams._early.held() == 2)
     group_streams.decline(table.groups[0], RoundAborted("match", "somebody left"))
     after = [await table.speak(index, 0) for index in (1, 2, 1, 2)]
-    await until(lambda: group_streams._early.total() == 0)
+    await until(lambda: group_streams._early.held() == 0)
     for stream in (*before, *after):
         stream.close()
-    await until(lambda: not group_streams._early)
+    await until(lambda: not group_streams._early.held())
     assert "not expected" not in caplog.text
     assert "streams wait" not in caplog.text
 
@@ -117,7 +117,7 @@ async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, capl
     await table.exchanges[0].start()
     streams = [await table.speak(1, 0) for _ in range(3)]
     await asyncio.gather(*(asyncio.wait_for(stream.closed(), 5.0) for stream in streams), return_exceptions=True)
-    assert caplog.text.count("the limit is 2") == 1
+    assert caplog.text.count("unknown groups: 2 of 2 places are taken") == 1
 
 
 async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, monkeypatch, caplog):

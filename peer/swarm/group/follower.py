@@ -25,6 +25,7 @@ from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Follower:
         self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
         self._me, self._membership, self._invites, self._clock = me, membership, invites, clock
         self._followed_unknown = False
-        self._wasted: dict[str, tuple[float, int]] = {}
+        self._wasted: BoundedMap[str, tuple[float, int]] = BoundedMap(MAX_WASTEFUL)
 
     def begin(self) -> None:
         """This peer looks for the group of another round. Whoever has been in one since is as good as anybody."""
@@ -102,9 +103,6 @@ class Follower:
         is awake, or sends everybody away, for as long as it is asked: it is asked ever more rarely.
         """
         before = self._wasted_by(leader)
-        self._wasted.pop(leader, None)
-        while len(self._wasted) >= MAX_WASTEFUL:
-            del self._wasted[next(iter(self._wasted))]
         self._wasted[leader] = before + self._clock() - began, self._rosters.rounds_of(leader)
         if before > WASTED_S and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and taken this peer %.0f s and more", leader, before)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.net.directory import Directory
+from peer.swarm.runtime.expiring import ExpiringSet
 
 GONE_FOR_S = 6.0
 KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
@@ -36,22 +37,18 @@ class Membership:
         self, own_id: str, run_id: str, directory: Directory, me: LocalPeer, clock: Callable[[], float]
     ) -> None:
         self._own_id, self._run_id, self._directory = own_id, run_id, directory
-        self._me, self._clock = me, clock
+        self._me = me
         self.changed = asyncio.Event()
         self.company: tuple[str, ...] = ()
-        self._gone: dict[str, float] = {}
-        self._disbelieved: dict[str, float] = {}
-        self._seen: dict[str, float] = {}
-        self._doubted: dict[str, float] = {}
-        self._knocked: dict[str, float] = {}
+        self._gone: ExpiringSet[str] = ExpiringSet(clock, GONE_FOR_S)
+        self._disbelieved: ExpiringSet[str] = ExpiringSet(clock)
+        self._seen: ExpiringSet[str] = ExpiringSet(clock, SEEN_EVERY_S)
+        self._doubted: ExpiringSet[str] = ExpiringSet(clock, RELAY_DOUBT_S)
+        self._knocked: ExpiringSet[str] = ExpiringSet(clock, KNOCK_S)
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
     def expected(self) -> list[str]:
         """Live peers that train, as far as the directory has heard, and those that have just knocked."""
-        now = self._clock()
-        self._gone = {peer_id: until for peer_id, until in self._gone.items() if until > now}
-        self._knocked = {peer_id: until for peer_id, until in self._knocked.items() if until > now}
-        self._disbelieved = {peer_id: until for peer_id, until in self._disbelieved.items() if until > now}
         passed_over = self._gone.keys() | self._disbelieved.keys()
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
         there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in passed_over)
@@ -74,12 +71,12 @@ class Membership:
         if peer_id == self._own_id or peer_id not in self._directory.peers:
             return self.is_client(peer_id)
         record = self._directory.peers[peer_id]
-        return record.client and (not record.relayed or self._doubted.get(peer_id, 0.0) > self._clock())
+        return record.client and (not record.relayed or peer_id in self._doubted)
 
     def doubt_relay(self, peer_id: str) -> None:
         """A round failed through this peer: if it is a client, it may be that its relay does not serve it."""
         if self.is_client(peer_id):
-            self._doubted[peer_id] = self._clock() + RELAY_DOUBT_S
+            self._doubted.add(peer_id)
 
     def is_client(self, peer_id: str) -> bool:
         """Whether this peer accepts no connection, by its own account."""
@@ -115,16 +112,14 @@ class Membership:
         """This peer has answered, or asked: it is there, though it was silent, or out of reach, a moment ago. That is
         believed now and then.
         """
-        now = self._clock()
-        self._seen = {peer: at for peer, at in self._seen.items() if at + SEEN_EVERY_S > now}
         if peer_id in self._gone and peer_id not in self._seen:
-            self._seen[peer_id] = now
+            self._seen.add(peer_id)
             del self._gone[peer_id]
 
     def expect(self, peer_id: str, seconds: float = KNOCK_S) -> None:
         """This peer may be there, whatever the directory says of it, unless it is avoided."""
         if len(self._knocked) < MAX_KNOCKING or peer_id in self._knocked or peer_id in self.company:
-            self._knocked[peer_id] = self._clock() + seconds
+            self._knocked.add(peer_id, seconds)
 
     def outranks(self, one: str, other: str) -> bool:
         """Whether `one` leads where both can."""
@@ -132,16 +127,15 @@ class Membership:
 
     def avoided(self) -> frozenset[str]:
         """Those who train, as far as the directory has heard, and are passed over because they are silent."""
-        self.expected()
         return frozenset(self._gone) & {p for p, record in self._directory.peers.items() if record.state == "training"}
 
     def avoid(self, peer_id: str) -> None:
         """Neither follow nor expect this peer for seconds, unless it is seen: it is silent, or cannot be reached."""
-        self._gone[peer_id] = self._clock() + GONE_FOR_S
+        self._gone.add(peer_id)
 
     def disbelieve(self, peer_id: str, seconds: float) -> None:
         """Neither follow nor expect this peer, whatever it does: it has said what nobody can show, or wasted time."""
-        self._disbelieved[peer_id] = max(self._clock() + seconds, self._disbelieved.get(peer_id, 0.0))
+        self._disbelieved.add(peer_id, max(seconds, self._disbelieved.left_s(peer_id)))
 
     def believe(self, peer_id: str) -> None:
         """It was in a round meanwhile."""
@@ -149,7 +143,7 @@ class Membership:
 
     def disbelieves(self, peer_id: str) -> bool:
         """Whether this peer is neither followed nor expected now, whatever it does."""
-        return self._disbelieved.get(peer_id, 0.0) > self._clock()
+        return peer_id in self._disbelieved
 
     def others_than(self, leader: str) -> int:
         """How many could be in a group with this peer, without that one: of the clients that reach no other, one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from peer.swarm.runtime.expiring import ExpiringMap, ExpiringSet
+
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 120.0
 INTERRUPTS_AFTER_S = 10.0
@@ -19,11 +21,11 @@ class RegroupPolicy:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waits: dict[str, tuple[float, float]] = {}
-        self._honoured: dict[tuple[str, str], float] = {}
-        self._interrupted: dict[str, float] = {}
-        self._fickle: dict[str, float] = {}
-        self._excused: dict[str, float] = {}
+        self._waits: ExpiringMap[str, tuple[float, float]] = ExpiringMap(clock)  # until when, and for how long
+        self._honoured: ExpiringMap[tuple[str, str], float] = ExpiringMap(clock, LONGEST_WAIT_S)
+        self._interrupted: ExpiringSet[str] = ExpiringSet(clock, INTERRUPTS_AFTER_S)
+        self._fickle: ExpiringSet[str] = ExpiringSet(clock)
+        self._excused: ExpiringSet[str] = ExpiringSet(clock, EXCUSED_EVERY_S)
         self._excuses: set[str] = set()
 
     def among(self, peer_ids: Iterable[str]) -> list[str]:
@@ -35,22 +37,19 @@ class RegroupPolicy:
         """A group formed without these; who had just knocked has an excuse."""
         now, left_out = self._clock(), set(peer_ids)
         left_out, self._excuses = left_out - self._excuses, self._excuses - left_out
-        self._waits = {peer: wait for peer, wait in self._waits.items() if wait[0] + LONGEST_WAIT_S > now}
         for peer_id in left_out:
             until, wait_s = self._waits.get(peer_id, (now, FIRST_WAIT_S / 2))
             if until <= now:
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
-                self._waits[peer_id] = (now + wait_s, wait_s)
+                self._wait(peer_id, now + wait_s, wait_s)
 
     def knocked(self, peer_id: str) -> bool:
         """This peer has come from behind. -> whether the group forms anew for it: once in each wait, even before its
         end. A group that forms meanwhile without it does not count, now and then: it was still catching up.
         """
-        now = self._clock()
-        self._excused = {peer: at for peer, at in self._excused.items() if at + EXCUSED_EVERY_S > now}
         self._excuses &= self._excused.keys()
         if peer_id not in self._excused:
-            self._excused[peer_id] = now
+            self._excused.add(peer_id)
             self._excuses.add(peer_id)
         return self._shown(peer_id, "knock")
 
@@ -65,36 +64,34 @@ class RegroupPolicy:
             return True
         if now - self._honoured.get((peer_id, how), -LONGEST_WAIT_S) < wait_s:
             return False
-        self._honoured = {shown: at for shown, at in self._honoured.items() if at + LONGEST_WAIT_S > now}
         self._honoured[peer_id, how] = now
-        self._waits[peer_id] = (now, wait_s)
+        self._wait(peer_id, now, wait_s)
         return True
 
     def sits(self, peer_id: str) -> bool:
         """This peer waits at the leader. -> whether the group forms anew for it: unless it has left a seat of late."""
-        now = self._clock()
-        if self._fickle.get(peer_id, now) > now:
+        if peer_id in self._fickle:
             return False
         if peer_id in self._waits:
-            self._waits[peer_id] = (now, self._waits[peer_id][1])
+            self._wait(peer_id, self._clock(), self._waits[peer_id][1])
         return True
 
     def left(self, peer_id: str) -> None:
         """This peer has left its seat before a group formed: as one that does not come, and sitting does not help."""
         now = self._clock()
-        self._fickle = {peer: until for peer, until in self._fickle.items() if until > now}
         self._excuses.discard(peer_id)
         if self._waits.get(peer_id, (now, 0.0))[0] <= now:
             self.missed((peer_id,))
-        self._fickle[peer_id] = self._waits[peer_id][0]
+        self._fickle.add(peer_id, self._waits[peer_id][0] - now)
 
     def interrupts(self, peer_id: str) -> bool:
         """Whether a round that waits for its members is given up for this peer, which sits there. What they have sent
         is in vain then: nobody has it twice within INTERRUPTS_AFTER_S.
         """
-        now = self._clock()
-        self._interrupted = {peer: at for peer, at in self._interrupted.items() if at + INTERRUPTS_AFTER_S > now}
-        return self._interrupted.setdefault(peer_id, now) == now
+        if peer_id in self._interrupted:
+            return False
+        self._interrupted.add(peer_id)
+        return True
 
     def came(self, peer_ids: Iterable[str]) -> None:
         """A group formed with these."""
@@ -102,3 +99,7 @@ class RegroupPolicy:
             self._waits.pop(peer_id, None)
             self._fickle.pop(peer_id, None)
             self._excuses.discard(peer_id)
+
+    def _wait(self, peer_id: str, until: float, wait_s: float) -> None:
+        """Try it again at `until`; how long it waited is known for LONGEST_WAIT_S more."""
+        self._waits.put(peer_id, (until, wait_s), until - self._clock() + LONGEST_WAIT_S)

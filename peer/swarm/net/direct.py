@@ -23,11 +23,12 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from peer.errors import ProtocolError, in_words
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectEndpoint, DirectMessage, DirectRequest, EntryMessage, Kind
-from peer.swarm.net.direct_listener import TIMEOUT_S, DirectListener, keep, tune
+from peer.swarm.net.direct_listener import MAX_PEERS, TIMEOUT_S, DirectListener, tune
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import seen_at
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, shows
+from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class DirectTransport:
         self._p2p, self._accept, self._clock = p2p, accept, clock
         self.door = DirectListener(self._enter, self._spawn)
         self._client = client_side()
-        self._doors: dict[str, DirectEndpoint] = {}
-        self._shut: dict[str, tuple[float, float]] = {}  # until when, and for how long that was
+        self._doors: BoundedMap[str, DirectEndpoint] = BoundedMap(MAX_PEERS)
+        self._shut: BoundedMap[str, tuple[float, float]] = BoundedMap(MAX_PEERS)  # until when, and for how long
         self._awaited: dict[str, tuple[str, asyncio.Future[ZeroCopyProtocol]]] = {}  # by ticket
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,7 +91,7 @@ class DirectTransport:
         if pipe is None:
             log.info("no direct way to %s; what is large goes through libp2p", remote)
             seconds = min(2.0 * seconds, LONGEST_SHUT_S) or SHUT_S
-            keep(self._shut, remote, (self._clock() + seconds, seconds))
+            self._shut[remote] = self._clock() + seconds, seconds
         else:
             self._shut.pop(remote, None)
         return pipe
@@ -104,7 +105,7 @@ class DirectTransport:
                 return None
             with contextlib.suppress(OSError, asyncio.TimeoutError, EOFError, StreamClosedError):
                 pipe = await self._through(remote, asked, EntryMessage(token=asked.token, name=name))
-                keep(self._doors, remote, asked)
+                self._doors[remote] = asked
                 return pipe
         return None
 

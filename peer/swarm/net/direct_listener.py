@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from peer.errors import ProtocolError
 from peer.protocol.address import parse_host_address
@@ -17,6 +17,7 @@ from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import server_side
 from peer.swarm.runtime.admission import Admission
+from peer.swarm.runtime.expiring import BoundedMap
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
@@ -29,8 +30,6 @@ ACCEPT_PAUSE_S = 0.2
 CONGESTION_CONTROL = b"bbr"  # made to keep its pace over the pause between two rounds, and over a lost packet
 Enter = Callable[[str, EntryMessage, ZeroCopyProtocol], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class DirectListener:
@@ -48,9 +47,9 @@ class DirectListener:
         self._enter, self._spawn = enter, spawn
         self.port = 0
         self._context, self._fingerprint = server_side()
-        self._tokens: dict[str, str] = {}  # by peer id
-        self._holders: dict[str, str] = {}  # by token
-        self._hosts: dict[str, None] = {}  # where those come from that have been told
+        self._tokens: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by peer id; a token is never replaced, so that
+        self._holders: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by token, forgets the same peers
+        self._hosts: BoundedMap[str, None] = BoundedMap(MAX_PEERS)  # where those come from that have been told
         self._arriving = Admission(MAX_ARRIVING, MAX_ARRIVING_OF_HOST)  # by host
 
     def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:
@@ -129,11 +128,9 @@ class DirectListener:
         if not self.port:
             return None
         for host in hosts[:MAX_HOSTS_OF_PEER]:
-            keep(self._hosts, host, None)
+            self._hosts[host] = None
         token = self._tokens.get(remote)
         if token is None:
-            if len(self._tokens) >= MAX_PEERS:
-                self._holders.pop(self._tokens.pop(next(iter(self._tokens))))
             token = self._tokens[remote] = secrets.token_hex(32)
             self._holders[token] = remote
         return DirectEndpoint(port=self.port, fingerprint=self._fingerprint, token=token)
@@ -158,14 +155,6 @@ def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
             listener.close()
         raise
     return made
-
-
-def keep(memory: dict[K, V], key: K, value: V) -> None:
-    """Remember it, and forget the oldest beyond MAX_PEERS."""
-    memory.pop(key, None)
-    if len(memory) >= MAX_PEERS:
-        del memory[next(iter(memory))]
-    memory[key] = value
 
 
 def tune(connection: socket.socket) -> None:

@@ -14,6 +14,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.persistent_group import PersistentGroup, part
 from peer.swarm.runtime.admission import Admission
+from peer.swarm.runtime.expiring import BoundedMap
 
 HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
@@ -36,7 +37,7 @@ class GroupStreams:
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
-        self._ended: dict[str, set[str]] = {}
+        self._ended: BoundedMap[str, set[str]] = BoundedMap(ENDED_KEPT)
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
@@ -67,8 +68,6 @@ class GroupStreams:
         the others are. Else it would wait for them until its deadline.
         """
         self._ended[standing.identifier] = set(standing.members)
-        while len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
         self._node.spawn(self.changed())
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from peer.protocol.wire import Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.admission import Admission
+from peer.swarm.runtime.expiring import BoundedMap, ExpiringMap
 from peer.swarm.trust.auditor import Conviction
 from peer.swarm.trust.ban_list import BanList
 from peer.swarm.trust.judge import Judge
@@ -51,12 +51,12 @@ class EvidenceGossip:
         on_found: Callable[[Conviction, str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._node, self._judge, self._bans, self._clock = node, judge, bans, clock
+        self._node, self._judge, self._bans = node, judge, bans
         self._strikes, self._on_found = strikes, on_found
         self._name = f"atoll/{judge.run_id[:16]}/evidence"
-        self._told: dict[tuple[str, str], None] = {}
+        self._told: BoundedMap[tuple[str, str], None] = BoundedMap(REMEMBERED)
         self._hearing = Admission(HEARD_AT_ONCE, per_peer=1)
-        self._offers: dict[str, deque[float]] = {}
+        self._offers: ExpiringMap[str, int] = ExpiringMap(clock, 60.0)
 
     async def start(self) -> None:
         await self._node.serve(self._name, "audit", self._on_stream)
@@ -78,8 +78,6 @@ class EvidenceGossip:
 
     def _note(self, peer_id: str, culprit: str) -> None:
         self._told[(peer_id, culprit)] = None
-        if len(self._told) > REMEMBERED:
-            del self._told[next(iter(self._told))]
 
     async def _offer(self, peer_id: str, culprit: str) -> bool:
         """Whether the other end has heard it, or need not."""
@@ -129,14 +127,10 @@ class EvidenceGossip:
         return Kind.END
 
     def _within_rate(self, remote: str) -> bool:
-        now = self._clock()
-        self._offers = {peer: times for peer, times in self._offers.items() if times[-1] > now - 60.0}
-        times = self._offers.get(remote, deque(maxlen=OFFERS_A_MINUTE))
-        if len(times) == OFFERS_A_MINUTE:
-            return False
-        times.append(now)
-        self._offers[remote] = times
-        return True
+        offers = self._offers.get(remote, 0)
+        if offers < OFFERS_A_MINUTE:
+            self._offers[remote] = offers + 1
+        return offers < OFFERS_A_MINUTE
 
     async def _hear(self, stream: FrameStream, evidence: Evidence) -> None:
         needed = await asyncio.to_thread(self._judge.needs, evidence)

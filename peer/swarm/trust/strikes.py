@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from peer.swarm.runtime.expiring import BoundedMap
+
 log = logging.getLogger(__name__)
 STRIKES = 3
 FIRST_REFUSAL_S = 60.0
@@ -30,7 +32,7 @@ class StrikeCounter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pasts: dict[str, _Past] = {}
+        self._pasts: BoundedMap[str, _Past] = BoundedMap(MAX_REMEMBERED)
 
     def saw(self, peer_id: str, what: str) -> None:
         """It broke the protocol. A crash or a slow line is no such thing."""
@@ -66,6 +68,4 @@ class StrikeCounter:
         log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
 
     def _of(self, peer_id: str) -> _Past:
-        if peer_id not in self._pasts and len(self._pasts) >= MAX_REMEMBERED:
-            self._pasts.pop(next(iter(self._pasts)))
         return self._pasts.setdefault(peer_id, _Past())

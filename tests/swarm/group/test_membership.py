@@ -8,10 +8,17 @@ import time
 import pytest
 
 from peer.swarm.group.membership import KNOCK_S, MAX_KNOCKING, SEEN_EVERY_S
+from peer.swarm.runtime.expiring import ExpiringMap
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import NEXT, PARENT, gather, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
+
+
+def set_clock(view, clock):
+    for part in vars(view).values():
+        if isinstance(part, ExpiringMap):
+            part._clock = clock
 
 
 async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_empty(network):
@@ -42,11 +49,11 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
     view.knock(other.peer_id)
     assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
     later = time.monotonic() + SEEN_EVERY_S - 1.0
-    view._clock = lambda: later
+    set_clock(view, lambda: later)
     view.avoid(other.peer_id)
     view.knock(other.peer_id)
     assert view.expected() == []
-    view._clock = lambda: later + 2.0
+    set_clock(view, lambda: later + 2.0)
     inviting = asyncio.ensure_future(other.matchmaker._invites.send(one.peer_id, 1.0))
     await until(lambda: view.expected() == [other.peer_id])
     await cancel_and_wait([inviting])
@@ -58,7 +65,7 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
 async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
     one, *_ = await gather(network, 2)
     view, now = one.matchmaker.membership, time.monotonic()
-    view._clock = lambda: now
+    set_clock(view, lambda: now)
     view.company = ("companion",)
     for number in range(MAX_KNOCKING):
         view.expect(f"stranger {number}")

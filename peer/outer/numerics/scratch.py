@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import mmap
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
-from weakref import ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peer.outer.numerics.lending_pool import LendingPool
 from peer.outer.numerics.tiles import TILE_ELEMENTS
 
 FEWEST: Final = TILE_ELEMENTS // 4  # fewer elements are the heap's to look after
 MOST_KEPT: Final = 8  # 16 MiB: what the threads of an agent work with at the same time
 MAPPED_BYTES: Final = range(64 * 1024, 4 << 20)  # below, much of a page would be lost; above, numpy asks for large ones
-
-Values = NDArray[np.float32]
 
 
 def pages_of(length: int) -> NDArray[np.uint8]:
@@ -35,12 +30,6 @@ def copy_of(x: Tensor) -> Tensor:
     return torch.from_numpy(pages_of(x.nbytes).view(np.float32)).copy_(x)
 
 
-@dataclass(eq=False)
-class _Kept:
-    memory: Values
-    lent: Callable[[], Values | None] = lambda: None
-
-
 class Scratch:
     """Vectors of up to `numel` elements, `most` of which keep their memory for the next borrower. For many threads.
 
@@ -49,24 +38,12 @@ class Scratch:
     """
 
     def __init__(self, numel: int, most: int) -> None:
-        self._numel, self._most = numel, most
-        self._kept: list[_Kept] = []
-        self._lock = threading.Lock()
+        self._numel = numel
+        self._pool = LendingPool(lambda n: np.empty(n, np.float32), limit=most * numel, least=numel)
 
     def vector(self, n: int) -> Tensor:
         """Uninitialised fp32 [n] on the CPU: the borrower's for as long as it, or a view of it, exists."""
-        if not FEWEST <= n <= self._numel:
-            return torch.empty(n)
-        with self._lock:
-            kept = next((kept for kept in self._kept if kept.lent() is None), None)
-            if kept is None:
-                if len(self._kept) == self._most:
-                    return torch.empty(n)
-                kept = _Kept(np.empty(self._numel, np.float32))
-                self._kept.append(kept)
-            lent = kept.memory[:n]  # an object of its own, which ends with the last view
-            kept.lent = ref(lent)
-        return torch.from_numpy(lent)
+        return torch.from_numpy(self._pool.lend(n)) if FEWEST <= n <= self._numel else torch.empty(n)
 
 
 _SCRATCH: Final = Scratch(TILE_ELEMENTS, MOST_KEPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from peer.errors import UserError
 from peer.outer.compress.base import Codec, NonFiniteError, check_vector
 from peer.outer.compress.threshold import Threshold
+from peer.outer.compress.undoable import Undoable
 from peer.outer.numerics.tiles import TILE_ELEMENTS
 
 
@@ -47,12 +49,17 @@ class Sent(NamedTuple):
     decoded: Tensor
 
 
-class Encoder:
+class Tuning(NamedTuple):
+    """The threshold in use, and the payloads encoded so far."""
+
+    threshold: float | None
+    encodes: int
+
+
+class Encoder(Undoable[Tuning, Tuning]):
     """The sending side of a codec, with the state that belongs to the sender and to nobody else.
 
-    Every `encode` opens a transaction. `commit` closes it when the round has been applied, `revert` restores the state
-    before it, bit for bit, when the round was abandoned, so that nothing is lost; the next `encode` commits what is
-    still open. `restore` takes a `revert` back, where others turn out to have applied the round. The price is one copy
+    Every `encode` opens a transaction of its own, and commits what is still open; see `Undoable`. The price is one copy
     of the residual, taken with the first `encode`.
 
     Args:
@@ -72,6 +79,7 @@ class Encoder:
         self, codec: Codec, feedback: ErrorFeedback | None, numel: int, device: torch.device | str = "cpu", *,
         revertible: bool = True,
     ) -> None:
+        super().__init__()
         self.codec = codec
         self.feedback = feedback
         self.numel = numel
@@ -80,8 +88,6 @@ class Encoder:
         self.encodes = 0
         self._revertible = revertible
         self._saved: Tensor | None = None
-        self._before: tuple[float | None, int] | None = None
-        self._after: tuple[float | None, int] | None = None
 
     def encode(self, x: Tensor, seed: int) -> bytes:
         """The payload for `x` fp32 [n] in the round of this seed; `x` stays as it is.
@@ -101,51 +107,30 @@ class Encoder:
         assert decoded is not None
         return Sent(payload, decoded)
 
-    def commit(self) -> None:
-        """The round was applied: `revert` can no longer undo its `encode`."""
-        self._before = self._after = None
+    def _undo(self, opened: Sequence[Tuning]) -> Sequence[Tuning]:
+        now = [Tuning(self.threshold, self.encodes)]
+        self.threshold, self.encodes = opened[0]
+        if self.residual is not None and self._saved is not None:
+            for start in range(0, self.numel, TILE_ELEMENTS):  # in place: the one copy holds what is replaced
+                here, there = (vector[start : start + TILE_ELEMENTS] for vector in (self.residual, self._saved))
+                kept = here.clone()
+                here.copy_(there)
+                there.copy_(kept)
+        return now
 
-    def revert(self) -> None:
-        """The round was abandoned: undo the last `encode`, exactly. Nothing happens if none is open."""
-        if self._before is None:
-            return
-        self._after = self.threshold, self.encodes
-        self.threshold, self.encodes = self._before
-        self._before = None
-        self._swap()
-
-    def restore(self) -> None:
-        """The round that was abandoned last was applied all the same, by others: its `encode` counts again, exactly.
-
-        Nothing happens if there was none, or another has begun since.
-        """
-        if self._after is None:
-            return
-        self.threshold, self.encodes = self._after
-        self._after = None
-        self._swap()
-
-    def _swap(self) -> None:
-        """The residual of before the last `encode` for that of after it, or the other way; in place."""
-        if self.residual is None or self._saved is None:
-            return
-        for start in range(0, self.numel, TILE_ELEMENTS):
-            here, there = (vector[start : start + TILE_ELEMENTS] for vector in (self.residual, self._saved))
-            kept = here.clone()
-            here.copy_(there)
-            there.copy_(kept)
+    def _redo(self, undone: Sequence[Tuning]) -> None:
+        self._undo(undone)
 
     def _encode(self, x: Tensor, seed: int, decoded: bool) -> tuple[bytes, Tensor | None]:
         check_vector(x)
         assert x.numel() == self.numel, f"{x.numel()} values; the encoder is for {self.numel}"
-        self._open()
+        self._save()
         codec = self.codec.seeded(seed)
         try:
             vector = x if self.residual is None else self._accumulate(x, self.residual)
             payload = self._tuned(codec, vector).encode(vector)
         except NonFiniteError:
-            self.revert()
-            self._after = None
+            self._cancel()
             if self.residual is not None and not self._revertible:
                 self.residual.zero_()
             raise
@@ -156,12 +141,13 @@ class Encoder:
             self.residual.sub_(received.to(self.residual.device))
         return payload, received
 
-    def _open(self) -> None:
+    def _save(self) -> None:
+        self.commit()
         if self.residual is not None and self._revertible:
             if self._saved is None:
                 self._saved = torch.empty_like(self.residual)
             self._saved.copy_(self.residual)
-        self._before, self._after = (self.threshold, self.encodes), None
+        self._open(Tuning(self.threshold, self.encodes))
 
     def _accumulate(self, x: Tensor, residual: Tensor) -> Tensor:
         assert self.feedback is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import Compressor, NonFiniteError, Read
 from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.compress.undoable import Undoable
 from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.scratch import copy_of, scratch_vector
 from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
@@ -26,7 +26,14 @@ class _Opened(NamedTuple):
     read: Read
 
 
-class DeferredResidual:
+class Saved(NamedTuple):
+    """Values of the residual from `start` on, fp32."""
+
+    start: int
+    values: Tensor
+
+
+class DeferredResidual(Undoable[_Opened, Saved]):
     """`Residual`, of what can be read again when the round is over: it then takes no memory of the vector's size.
 
     `encode` may be called in several threads, and changes nothing; what a range leaves is computed by `commit`, or by
@@ -41,11 +48,9 @@ class DeferredResidual:
     """
 
     def __init__(self, feedback: ErrorFeedback, numel: int) -> None:
+        super().__init__()
         self.feedback = feedback
         self.vector = torch.zeros(numel)
-        self._opened: list[_Opened] = []
-        self._taken_back: list[tuple[int, Tensor]] = []
-        self._lock = threading.Lock()  # of the lists
 
     def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         """The payload of [start, stop): that of decay e + gain x.
@@ -59,43 +64,29 @@ class DeferredResidual:
             NonFiniteError: x holds NaN or infinity; the round is taken back.
         """
         with self._lock:
-            self._taken_back.clear()
+            self._undone = ()
         try:
             payload = compressor.encode_ranges(stop - start, lambda first, last: self._fed(start, first, last, read))
         except NonFiniteError:
             with self._lock:
                 self._opened.clear()
             raise
-        with self._lock:
-            self._opened.append(_Opened(compressor, start, stop, payload, read))
+        self._open(_Opened(compressor, start, stop, payload, read))
         return payload
 
-    def commit(self) -> None:
-        """The round was applied: e <- decay e + gain x - decoded."""
-        with self._lock:
-            opened, self._opened = self._opened, []
+    def _close(self, opened: Sequence[_Opened]) -> None:
         for one in opened:
             self._leave(one, self.vector[one.start : one.stop])
 
-    def revert(self) -> None:
-        """The round was abandoned: e is what it was before."""
-        with self._lock:
-            opened, self._opened = self._opened, []
-            if opened:
-                left = [(one, torch.empty(one.stop - one.start)) for one in opened]
-                for one, values in left:
-                    self._leave(one, values)
-                self._taken_back = [(one.start, values) for one, values in left]
+    def _undo(self, opened: Sequence[_Opened]) -> Sequence[Saved]:
+        left = [Saved(one.start, torch.empty(one.stop - one.start)) for one in opened]
+        for one, (_, values) in zip(opened, left, strict=True):
+            self._leave(one, values)
+        return left
 
-    def restore(self) -> None:
-        """The round that was abandoned last was applied all the same, by others: e is what it leaves.
-
-        Nothing happens if there was none, or another has begun since.
-        """
-        with self._lock:
-            for start, values in self._taken_back:
-                self.vector[start : start + values.numel()] = values
-            self._taken_back.clear()
+    def _redo(self, undone: Sequence[Saved]) -> None:
+        for start, values in undone:
+            self.vector[start : start + values.numel()] = values
 
     def _fed(self, offset: int, first: int, last: int, read: Read) -> Tensor:
         x, own = read(first, last), self.vector[offset + first : offset + last]
@@ -113,7 +104,7 @@ class DeferredResidual:
             torch.sub(self._fed(one.start, first, last, one.read), decoded, out=out[first:last])
 
 
-class Residual:
+class Residual(Undoable[Saved, Saved]):
     """Error feedback for payloads that are written by ranges, which need not be read again.
 
     `encode` may be called for several ranges of one round; `commit` and `revert` close them all, as in `Encoder`. What
@@ -130,23 +121,20 @@ class Residual:
     """
 
     def __init__(self, feedback: ErrorFeedback, numel: int, vector: Tensor | None = None) -> None:
+        super().__init__()
         self.feedback = feedback
         self.vector = torch.zeros(numel) if vector is None else vector
-        self._saved: list[tuple[int, Tensor]] = []
-        self._taken_back: list[tuple[int, Tensor]] = []
-        self._lock = threading.RLock()  # a round may be abandoned while a thread still encodes for it
 
     @property
-    def opened(self) -> list[tuple[int, Tensor]]:
+    def opened(self) -> Sequence[Saved]:
         """Where each range of the open round begins, and what it was before: vectors that stay as they are."""
-        return self._saved
+        return self._opened
 
     def clear(self) -> None:
         """Begin anew: nothing has been lost."""
         with self._lock:
             self.vector = torch.zeros(self.vector.numel())  # pages that nobody has touched cost nothing
-            self._saved.clear()
-            self._taken_back.clear()
+            self._opened, self._undone = [], ()
 
     def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         """The payload of [start, stop): e <- decay e + gain x, then e <- e - decoded.
@@ -164,8 +152,7 @@ class Residual:
 
     def _encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         own, n = self.vector[start:stop], stop - start
-        self._taken_back.clear()
-        self._saved.append((start, copy_of(own)))
+        self._open(Saved(start, copy_of(own)))
 
         def feed(first: int, last: int) -> Tensor:
             piece = own[first:last]
@@ -174,8 +161,7 @@ class Residual:
         try:
             payload = compressor.encode_ranges(n, feed)
         except NonFiniteError:
-            self.revert()
-            self._taken_back.clear()
+            self._cancel()
             raise
         step = max(1, TILE_ELEMENTS // compressor.block) * compressor.block
         for first in range(0, n, step):
@@ -184,33 +170,13 @@ class Residual:
             own[first:last].sub_(compressor.decode_range(payload, n, first, last, out, checked=True))
         return payload
 
-    def commit(self) -> None:
-        """The round was applied."""
-        with self._lock:
-            self._saved.clear()
-            self._taken_back.clear()
-
-    def revert(self) -> None:
-        """The round was abandoned: every range is as it was before, bit for bit."""
-        with self._lock:
-            if self._saved:
-                self._taken_back = self._swap(reversed(self._saved))
-            self._saved.clear()
-
-    def restore(self) -> None:
-        """The round that was abandoned last was applied all the same, by others: every range is as it left it.
-
-        Nothing happens if there was none, or another has begun since.
-        """
-        with self._lock:
-            self._swap(reversed(self._taken_back))
-            self._taken_back.clear()
-
-    def _swap(self, ranges: Iterable[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-        """Write these; -> what they replace, in the order in which that was written."""
+    def _undo(self, opened: Sequence[Saved]) -> Sequence[Saved]:
         replaced = []
-        for start, values in ranges:
+        for start, values in reversed(opened):
             piece = self.vector[start : start + values.numel()]
-            replaced.append((start, piece.clone()))
+            replaced.append(Saved(start, piece.clone()))
             piece.copy_(values)
         return replaced
+
+    def _redo(self, undone: Sequence[Saved]) -> None:
+        self._undo(undone)

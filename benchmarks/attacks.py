@@ -31,6 +31,7 @@ from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import SLICE
 from peer.outer.recipe.resolve import resolve
+from peer.outer.recipe.validation import checked
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.campaign.job import one_thread
@@ -132,7 +133,7 @@ class Campaign:
         liar = replace(honest, attack=kind, attack_scale=scale)
         each = self.manifest.inner.batch_sequences * self.manifest.data.sequence_length
         setup = SimulationSetup(
-            recipe=replace(resolve(spec), aggregator=parts), inner=self.manifest.inner,
+            recipe=checked(replace(resolve(spec), aggregator=parts)), inner=self.manifest.inner,
             profiles=tuple(liar if peer in bad else honest for peer in range(PEERS)),
             tokens=self.rounds * self.steps * each * PEERS, seed=seed, evaluations=1,
         )

@@ -20,7 +20,6 @@ from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
-from peer.outer.recipe.validation import validate
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
 
@@ -47,7 +46,7 @@ PARTS: Final[Mapping[str, Mapping[str, type]]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What the swarm does between and at rounds.
+    """What the swarm does between and at rounds. Whether its parts agree is what `validation.checked` asks.
 
     Attributes:
         name: the name in the manifest.
@@ -90,8 +89,6 @@ class Recipe:
     def __post_init__(self) -> None:
         codec(self.compressor)
         _ = self.optimizer
-        for problem, hint in validate(self):
-            raise UserError(f"recipe {self.name!r}: {problem}", hint)
 
     @property
     def optimizer(self) -> OuterOptimizer:

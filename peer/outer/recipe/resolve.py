@@ -22,7 +22,7 @@ from peer.outer.policy.straggler import WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
-from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
+from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST, checked
 from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.topology.topologies import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
@@ -49,7 +49,7 @@ def resolve(spec: RecipeSpec) -> Recipe:
     if spec.steps_per_round is not None:
         changes["schedule"] = paced(changes.get("schedule", recipe.schedule), spec.steps_per_round, spec.name)
     changes["outer"] = _with_outer_numbers(changes.get("outer", recipe.outer), spec, recipe.source)
-    return replace(recipe, **changes)  # all at once: what the parts contradict is judged in the end
+    return checked(replace(recipe, **changes))  # all at once: what the parts contradict is judged in the end
 
 
 def swarm_recipe(spec: RecipeSpec) -> Recipe:
@@ -119,7 +119,7 @@ def run_recipe(manifest: RunManifest) -> Recipe:
             f"{problem[1]}; or set trust: {{mode: private}} for peers that know each other, "
             "or aggregator: mean to take the risk",
         )
-    return replace(recipe, aggregator=Gated())
+    return checked(replace(recipe, aggregator=Gated()))
 
 
 def trust_in_words(manifest: RunManifest) -> str:

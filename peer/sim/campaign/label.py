@@ -13,6 +13,7 @@ from peer.outer.policy.schedules import Every, Strided
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import resolve
+from peer.outer.recipe.validation import checked
 from peer.outer.state.flat_layout import FlatLayout, strided_fragments
 from peer.protocol.manifest import InnerSpec, RecipeSpec, explain_validation
 from peer.protocol.yaml_text import parse_yaml
@@ -118,7 +119,7 @@ def at_pace(choice: Choice, limit_steps: int) -> Recipe:
     if choice.sets_pace or not isinstance(recipe.schedule, Every | Strided) or recipe.steps_per_round <= limit_steps:
         return recipe
     try:
-        return recipe.with_steps_per_round(limit_steps)
+        return checked(recipe.with_steps_per_round(limit_steps))
     except UserError as error:
         what = f"recipe {choice.label!r} with rounds of {limit_steps} steps: {error.what}"
         raise UserError(what, f"{error.hint}\nor say steps_per_round or schedule yourself".strip()) from None

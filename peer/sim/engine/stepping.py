@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event, GradientChange
+from peer.outer.recipe.recipe import paced
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.step_time import StepTimes
 from peer.sim.engine.stragglers import Stragglers
@@ -36,7 +37,7 @@ class Stepping:
         self._times, self._on_step = times, on_step
         recipe, steps = swarm.recipe, swarm.division.steps
         self._schedules = [
-            recipe.schedule if steps is None else recipe.with_steps_per_round(steps[replica.index]).schedule
+            recipe.schedule if steps is None else paced(recipe.schedule, steps[replica.index], recipe.name)
             for replica in swarm.replicas
         ]
 

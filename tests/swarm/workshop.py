@@ -8,7 +8,7 @@ import random
 import numpy as np
 import torch
 
-from peer.outer.aggregate.reduce import bound, reduce_range
+from peer.outer.aggregate.reduce import ReduceRule, bound, reduce_range
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.recipe.resolve import swarm_recipe
@@ -84,7 +84,8 @@ class Workshop:
                 told = (lambda a, b: lie(read(a, b))) if lie is not None and unit == 0 else read
                 return self.residual.encode(codec, start, start + n, told)
 
-            outputs.add(reduce_range(payloads, weights, stop - start, codec, aggregator, gram, encode))
+            rule = ReduceRule(compressor=codec, aggregator=aggregator, encode=encode)
+            outputs.add(reduce_range(payloads, weights, stop - start, rule, gram))
         seals = {
             one.peer_id: seal_sent(one, sitting, self.me.peer_id, root_of(leaves[one.peer_id].digests))
             for one in roster if one is not self.me

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +16,23 @@ from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.scratch import scratch_vector
 
 Decoded = Callable[[int, Tensor], Tensor]  # (place of a contribution, where to write it) -> that
+Encode = Callable[[int, Read], bytes]  # (numel, read) -> payload
 COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceRule:
+    """How contributions become one payload.
+
+    Attributes:
+        compressor: of contributions and result.
+        aggregator: `bound` to the members already.
+        encode: in place of `compressor.encode_ranges`, where error feedback takes part.
+    """
+
+    compressor: Compressor
+    aggregator: Aggregator
+    encode: Encode | None = None
 
 
 def reduce_part(
@@ -24,7 +41,7 @@ def reduce_part(
     numel: int,
     compressor: Compressor,
     aggregator: Aggregator = Mean(),
-    encode: Callable[[int, Read], bytes] | None = None,
+    encode: Encode | None = None,
 ) -> tuple[bytes, float | None]:
     """Aggregate one part of all contributions in roster order and encode the result once.
 
@@ -32,7 +49,7 @@ def reduce_part(
         payloads: one encoded part of `numel` elements per member, in roster order.
         weights: tokens per member.
         compressor: where it writes a part in slices, each is aggregated by itself.
-        encode: (numel, read) -> payload in place of `compressor.encode_ranges`, where error feedback takes part.
+        encode: see `ReduceRule`.
 
     Returns:
         the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
@@ -43,14 +60,15 @@ def reduce_part(
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
     own = bound(aggregator, len(payloads))
     if not isinstance(compressor, Sliced) or encode is not None:
-        return reduce_range(payloads, weights, numel, compressor, own, gram, encode), mean_cosine(gram)
+        rule = ReduceRule(compressor=compressor, aggregator=own, encode=encode)
+        return reduce_range(payloads, weights, numel, rule, gram), mean_cosine(gram)
     for payload in payloads:
         check_length(payload, compressor.wire_bytes(numel), compressor.name, numel)
-    reduced, position = [], 0
+    reduced, position, rule = [], 0, ReduceRule(compressor=compressor.base, aggregator=own)
     for start, stop in compressor.slices(0, numel) or [(0, 0)]:
         size = compressor.base.wire_bytes(stop - start)
         pieces = [memoryview(payload)[position : position + size] for payload in payloads]
-        reduced.append(reduce_range(pieces, weights, stop - start, compressor.base, own, gram))
+        reduced.append(reduce_range(pieces, weights, stop - start, rule, gram))
         position += size
     return b"".join(reduced), mean_cosine(gram)
 
@@ -64,17 +82,14 @@ def reduce_range(
     payloads: Sequence[Payload],
     weights: Sequence[int],
     numel: int,
-    compressor: Compressor,
-    aggregator: Aggregator,
+    rule: ReduceRule,
     gram: Tensor,
-    encode: Callable[[int, Read], bytes] | None = None,
     dropped: dict[int, str] | None = None,
     room: Tensor | None = None,
 ) -> bytes:
     """`reduce_part` of one slice: a function of its arguments alone, the same bits on every machine.
 
     Args:
-        aggregator: `bound` to the members already.
         gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
         dropped: takes the reason for each contribution that the aggregator dropped, by its place.
         room: fp32 [members, at least `numel`], scratch: fresh memory costs more than the decoding. None: it is made.
@@ -84,6 +99,7 @@ def reduce_range(
     """
     if len(payloads) != len(weights):
         raise ValueError(f"{len(payloads)} contributions with {len(weights)} weights: must be equal")
+    aggregator = rule.aggregator
 
     def combine(pieces: list[Tensor]) -> Tensor:
         if not isinstance(aggregator, Gated):
@@ -98,7 +114,7 @@ def reduce_range(
         rows = torch.empty(count, stop - start) if room is None else room[:count, : stop - start]
 
         def decoded(index: int, out: Tensor) -> Tensor:
-            return _decoded(payloads[index], numel, start, stop, compressor, aggregator, out)
+            return _decoded(payloads[index], numel, start, stop, rule, out)
 
         if isinstance(aggregator, Mean):
             result, sample = _mean(decoded, aggregator.factors(weights), rows[0])
@@ -109,7 +125,7 @@ def reduce_range(
         return result
 
     read = aggregate if aggregator.separable else _slices_of(aggregate(0, numel))
-    return (encode or compressor.encode_ranges)(numel, read)
+    return (rule.encode or rule.compressor.encode_ranges)(numel, read)
 
 
 def _mean(decoded: Decoded, factors: Sequence[float], scratch: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,14 +145,12 @@ def _mean(decoded: Decoded, factors: Sequence[float], scratch: Tensor) -> tuple[
     return result, sample
 
 
-def _decoded(
-    payload: Payload, numel: int, start: int, stop: int, compressor: Compressor, aggregator: Aggregator, out: Tensor
-) -> Tensor:  # fmt: skip
+def _decoded(payload: Payload, numel: int, start: int, stop: int, rule: ReduceRule, out: Tensor) -> Tensor:
     """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
     try:
-        return compressor.decode_range(payload, numel, start, stop, out)
+        return rule.compressor.decode_range(payload, numel, start, stop, out)
     except PayloadError:
-        if not isinstance(aggregator, Gated):
+        if not isinstance(rule.aggregator, Gated):
             raise
         return out.fill_(torch.nan)
 

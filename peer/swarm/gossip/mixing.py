@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.reduce import bound, mean_cosine, reduce_range
+from peer.outer.aggregate.reduce import ReduceRule, bound, mean_cosine, reduce_range
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.residual import Residual
@@ -103,7 +103,7 @@ class Mixture:
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
         self._deltas = recipe.payload == "delta"
         self._weights = list(weights) if self._deltas else [1] * len(members)
-        self._aggregator = bound(recipe.aggregator, len(members))
+        self._rule = ReduceRule(compressor=self._codec, aggregator=bound(recipe.aggregator, len(members)))
         self._gram = torch.zeros(len(members), len(members), dtype=torch.float64)
         self._result = torch.empty(state.numel)
         self._dropped: dict[int, list[str]] = {}
@@ -120,9 +120,7 @@ class Mixture:
         payloads, dropped = [view[:size] for view in views], dict[int, str]()
         self._slices += 1
         try:
-            reduced = reduce_range(
-                payloads, self._weights, numel, self._codec, self._aggregator, self._gram, None, dropped
-            )
+            reduced = reduce_range(payloads, self._weights, numel, self._rule, self._gram, dropped)
             mean = self._codec.decode_range(reduced, numel, 0, numel, checked=True)
             self._mix(start, stop, mean, payloads, [view[size:] for view in views])
         except PayloadError as error:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator
-from peer.outer.aggregate.reduce import bound, mean_cosine, reduce_range
-from peer.outer.compress.base import Compressor, Payload, PayloadError, Read
+from peer.outer.aggregate.reduce import Encode, ReduceRule, bound, mean_cosine, reduce_range
+from peer.outer.compress.base import Compressor, Payload, PayloadError
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.numerics.offload import is_small, run_offloaded
@@ -28,8 +28,6 @@ from peer.swarm.round.partition import ReducePartition
 from peer.swarm.round.reducer_residual import Chain, ReducerResidual
 from peer.swarm.round.signatures import MalformedError, ReductionProof
 from peer.swarm.round.strategy import Contribute, ExchangeStrategy, Feedback, Produced, T, named
-
-Encode = Callable[[int, Read], bytes]
 
 
 class ButterflyAllReduce(ExchangeStrategy):
@@ -153,11 +151,11 @@ class _ShardReduction:
             if peer_id != self._me:
                 self.leaves[peer_id].add(payload)
         dropped: dict[int, str] = {}
+        rule = ReduceRule(compressor=codec, aggregator=self.aggregator, encode=self._encode(codec, start))
         try:
             reduced = reduce_range(
-                payloads, self._weights, stop - start, codec, self.aggregator, self.gram, self._encode(codec, start),
-                dropped, self._room_of(stop - start),
-            )  # fmt: skip
+                payloads, self._weights, stop - start, rule, self.gram, dropped, self._room_of(stop - start)
+            )
         except PayloadError:
             self._blame(payloads, codec, stop - start)
             raise

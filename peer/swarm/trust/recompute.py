@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.reduce import bound, reduce_range
+from peer.outer.aggregate.reduce import ReduceRule, bound, reduce_range
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError
 from peer.outer.compress.residual import Residual
 from peer.outer.recipe.recipe import Recipe
@@ -150,7 +150,8 @@ class Recomputer:
             assert self.recipe.feedback is not None, "a residual without error feedback"
             feedback = Residual(self.recipe.feedback.on_return, stop - start, residual)
         encode = None if feedback is None else lambda n, read: feedback.encode(codec, 0, n, read)
+        rule = ReduceRule(compressor=codec, aggregator=aggregator, encode=encode)
         try:
-            return reduce_range(payloads, weights, stop - start, codec, aggregator, gram, encode)
+            return reduce_range(payloads, weights, stop - start, rule, gram)
         except (PayloadError, NonFiniteError, ValueError):
             return None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.outer.aggregate.base import Mean
-from peer.outer.aggregate.reduce import reduce_part, reduce_range
+from peer.outer.aggregate.reduce import ReduceRule, reduce_part, reduce_range
 from peer.outer.compress.base import Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
@@ -50,5 +50,6 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         reduce_part([good, good], [1, 0], N, int8)
     with pytest.raises(ValueError, match="2 contributions with 1 weights"):
         reduce_part([good, good], [1], N, int8)
+    rule = ReduceRule(compressor=int8, aggregator=Mean(normalise="members", members=1))
     with pytest.raises(ValueError, match="must not be more"):
-        reduce_range([good, good], [1, 1], N, int8, Mean(normalise="members", members=1), torch.zeros(2, 2))
+        reduce_range([good, good], [1, 1], N, rule, torch.zeros(2, 2))

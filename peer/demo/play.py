@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,30 @@ class DemoError(AtollError):
         self.log_tail = log_tail
 
 
-class Play:
-    """Runs the whole play in `folder`.
+@dataclass(frozen=True, kw_only=True)
+class PlaySetup:
+    """What is played.
 
-    Args:
+    Attributes:
         folder: holds `run.yaml`; gets one folder and one log per process.
         rounds: how many the manifest asks for.
         seconds_limit: the whole play must be over by then.
         seed: makes the data order of each peer a given one.
+    """
+
+    folder: Path
+    rounds: int
+    seconds_limit: float
+    seed: int | None
+
+
+class Play:
+    """Runs the whole play.
+
+    Args:
+        setup: what is played.
+        children: starts and ends the processes.
+        live: shows what happens.
         clock: unix seconds.
         pause: waits for some seconds between two looks.
 
@@ -50,11 +66,10 @@ class Play:
     """
 
     def __init__(
-        self, folder: Path, *, rounds: int, seconds_limit: float, seed: int | None, children: Children, live: LiveSwarm,
-        clock: Callable[[], float] = time.time, pause: Callable[[float], None] = time.sleep,
+        self, setup: PlaySetup, children: Children, live: LiveSwarm, *, clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._folder, self._rounds, self._seconds_limit, self._seed = folder, rounds, seconds_limit, seed
-        self._children, self._live, self._clock, self._pause = children, live, clock, pause
+        self._setup, self._children, self._live, self._clock, self._pause = setup, children, live, clock, pause
         self._started_at = clock()
         self._told: dict[str, int] = {}
         self._last_round_told = 0
@@ -80,9 +95,9 @@ class Play:
 
     def _start_bootstrap(self) -> None:
         self._live.note("starting the bootstrap: it builds the first model and publishes the run (about 10 s)")
-        command = [sys.executable, "-m", "bootstrap.cli", str(self._folder / "run.yaml"), "--json"]
-        command += ["--host-maddrs", LOOPBACK, "--state-dir", str(self._folder / BOOTSTRAP), "--no-nat-port-map"]
-        child = self._children.start(BOOTSTRAP, command, self._folder / "bootstrap.log")
+        command = [sys.executable, "-m", "bootstrap.cli", str(self._setup.folder / "run.yaml"), "--json"]
+        command += ["--host-maddrs", LOOPBACK, "--state-dir", str(self._setup.folder / BOOTSTRAP), "--no-nat-port-map"]
+        child = self._children.start(BOOTSTRAP, command, self._setup.folder / "bootstrap.log")
         while (address := published_address(child.log_path)) is None:
             self._check()
             self._live.update(())
@@ -91,19 +106,19 @@ class Play:
         self._live.note(f"the run is open: atoll join {address}")
 
     def _start_peer(self, name: str) -> None:
-        folder = self._folder / name
+        folder = self._setup.folder / name
         command = [sys.executable, "-m", "peer.cli", "join", self._address, "--output-dir", str(folder)]
         command += ["--nickname", name, "--host-maddrs", LOOPBACK, "--no-nat-port-map", "--torch-threads", "1"]
         command += ["--device", "cpu", "--save-steps", "0", "--logging-steps", str(LOGGING_STEPS)]
         command += ["--report", str(folder / "report.json")]
-        if self._seed is not None:
-            command += ["--data-seed", str(self._seed + CAST.index(name))]
-        self._children.start(name, command, self._folder / f"{name}.log")
+        if self._setup.seed is not None:
+            command += ["--data-seed", str(self._setup.seed + CAST.index(name))]
+        self._children.start(name, command, self._setup.folder / f"{name}.log")
 
     def _watch(self) -> None:
         """Read what the peers have written, show it, and see that all is well."""
         self._check()
-        self.peers = [observe(name, self._folder / name) for name in CAST if name in self._children]
+        self.peers = [observe(name, self._setup.folder / name) for name in CAST if name in self._children]
         for peer in self.peers:
             self._tell(peer)
         self._live.title = self._title()
@@ -131,14 +146,14 @@ class Play:
         return bool(started) and not alive
 
     def _check(self) -> None:
-        if self._clock() - self._started_at > self._seconds_limit:
-            raise DemoError(f"round {self._round} is done, but --seconds-limit={self._seconds_limit:.0f} is over")
+        if self._clock() - self._started_at > self._setup.seconds_limit:
+            raise DemoError(f"round {self._round} is done, but --seconds-limit={self._setup.seconds_limit:.0f} is over")
         for child in self._children.ended():
             if child.name not in self.killed and not self._left_in_order(child):
                 raise DemoError(f"{child.name} ended unexpectedly ({_cause(child.code)})", child.log_tail())
 
     def _left_in_order(self, child: Child) -> bool:
-        return child.code == 0 and observe(child.name, self._folder / child.name).report is not None
+        return child.code == 0 and observe(child.name, self._setup.folder / child.name).report is not None
 
     def _tell(self, peer: Observed) -> None:
         told = self._told.get(peer.nickname, 0)
@@ -153,7 +168,7 @@ class Play:
 
     def _title(self) -> str:
         losses = validation_losses(self.peers)
-        title = f"Atoll demo   round {self._round} of {self._rounds}   {self._clock() - self._started_at:.0f} s"
+        title = f"Atoll demo   round {self._round} of {self._setup.rounds}   {self._clock() - self._started_at:.0f} s"
         if losses:
             title += f"   validation loss {losses[min(losses)][1]:.3f}"
         return f"{title} -> {losses[max(losses)][1]:.3f}" if len(losses) > 1 else title

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from peer.demo.children import Children
 from peer.demo.folder import fresh_folder, manifest_text
-from peer.demo.play import KILLED_AFTER_ROUND, LATECOMER, DemoError, Play
+from peer.demo.play import KILLED_AFTER_ROUND, LATECOMER, DemoError, Play, PlaySetup
 from peer.demo.report import MIN_ROUNDS, demo_report, shortcomings
 from peer.errors import UserError
 from peer.settings import ENV_PREFIX
@@ -111,10 +111,10 @@ def _perform(options: DemoOptions, folder: Path, children: Children, console: Co
     as_table = False if options.json_lines else None
     try:
         with LiveSwarm(console, title="Atoll demo", live=as_table) as live:
-            play = Play(
-                folder, rounds=options.rounds, seconds_limit=options.seconds_limit, seed=options.seed,
-                children=children, live=live,
+            setup = PlaySetup(
+                folder=folder, rounds=options.rounds, seconds_limit=options.seconds_limit, seed=options.seed
             )
+            play = Play(setup, children, live)
             play.run()
     finally:
         with _signals(signal.SIG_IGN):  # takes less than 5 s, so impatience gains nothing

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peer.demo.play import DemoError, Play, describe, published_address
+from peer.demo.play import DemoError, Play, PlaySetup, describe, published_address
 from peer.telemetry.console import LiveSwarm
 from tests.demo.recorded import Recorder
 
@@ -89,10 +89,11 @@ def children(tmp_path: Path) -> ScriptedChildren:
 
 def play_in(children: ScriptedChildren, *, seconds_limit: float = 600.0, seed: int | None = None) -> Play:
     live = LiveSwarm(Console(file=io.StringIO()), title="demo", live=False)
+    setup = PlaySetup(folder=children.root, rounds=ROUNDS, seconds_limit=seconds_limit, seed=seed)
     return Play(
-        children.root, rounds=ROUNDS, seconds_limit=seconds_limit, seed=seed,
-        children=children,  # type: ignore[arg-type]
-        live=live, clock=lambda: children.now, pause=children.pause,
+        setup,
+        children,  # type: ignore[arg-type]
+        live, clock=lambda: children.now, pause=children.pause,
     )
 
 

@@ -92,6 +92,35 @@ class Result:
         return document
 
 
+class LossCurve:
+    """The loss of the anchor over a run: some points before the end, and the end.
+
+    Args:
+        goal: steps of the whole run.
+        evaluations: points before the end.
+
+    Attributes:
+        points: so far.
+    """
+
+    def __init__(self, goal: int, evaluations: int) -> None:
+        self._goal = goal
+        self._marks = [goal * k // evaluations for k in range(1, evaluations)]
+        self.points: list[Point] = []
+
+    @property
+    def last(self) -> float | None:
+        """The newest loss."""
+        return self.points[-1].val_loss if self.points else None
+
+    def take_mark(self, steps: int) -> bool:
+        """Whether a point is due after so many steps; says so once."""
+        due = bool(self._marks) and self._marks[0] <= steps < self._goal
+        if due:
+            self._marks.pop(0)
+        return due
+
+
 class Simulation:
     """One run: builds the swarm, watches the clock, evaluates the anchor.
 
@@ -125,8 +154,7 @@ class Simulation:
         if task is not None:
             self._assembly = LearnerFactory(task, recipe, self._inner, self.sync, setup.profiles, setup.partitions)
         self.replicas = [self._replica(index, profile) for index, profile in enumerate(setup.profiles)]
-        self._points: list[Point] = []
-        self._marks = [self._goal * k // setup.evaluations for k in range(1, setup.evaluations)]
+        self._curve = LossCurve(self._goal, setup.evaluations)
 
     def _replica(self, index: int, profile: PeerProfile) -> SimReplica:
         learner = self._assembly.learner(index) if self._assembly is not None else None
@@ -186,16 +214,14 @@ class Simulation:
     # measuring ----------------------------------------------------------------------------------------------------
 
     def _on_step(self, steps: int, now_s: float) -> None:
-        if self.task is not None and self._marks and steps >= self._marks[0] and steps < self._goal:
-            self._marks.pop(0)
+        if self.task is not None and self._curve.take_mark(steps):
             self._measure(self.task, steps, now_s)
         if self._progress is not None:
-            last = self._points[-1].val_loss if self._points else None
-            self._progress(steps, self._goal, last, now_s)
+            self._progress(steps, self._goal, self._curve.last, now_s)
 
     def _measure(self, task: Task, steps: int, now_s: float, *, final: bool = False) -> float:
         loss = task.validate(self.consensus(), final=final)
-        self._points.append(
+        self._curve.points.append(
             Point(
                 tokens=steps * self._tokens_per_step,
                 bytes_sent_per_peer=self._bytes_per_peer(),
@@ -223,7 +249,7 @@ class Simulation:
             virtual_seconds=virtual_s,
             utilization=sum(replica.busy_s for replica in self.replicas) / present_s if present_s > 0 else 0.0,
             wall_seconds=wall_s,
-            curve=tuple(self._points),
+            curve=tuple(self._curve.points),
             tally=tally,
         )
 

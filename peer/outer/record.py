@@ -29,17 +29,17 @@ class RoundRecord(Spec):
 
     `round` counts from 1, the first after genesis.
 
-    Who was there: `members` in roster order with their `weights` in tokens, `stood` when the group of the round before
-    went on without matchmaking, `regrouped` with the reason when such a group could not. What went wrong: `phase`,
-    `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until somebody comes,
+    The group: `members` in roster order with their `weights` in tokens, `stood` when the persistent group of the
+    previous round continued without matchmaking, `regrouped` with the reason when it could not. The failure: `phase`,
+    `reason`, `culprit`. What the peer does `instead`: it contributes again after a pause, waits until a peer is found,
     or catches up. How it caught up: from which `donor`, by `replayed` updates or by the state of `snapshot_round`.
     `dropped`: members that this peer's aggregator left out, the most often dropped first.
-    In a gossip round, `drawn` are those whom the topology drew, as this peer saw it, and `members` those who averaged:
-    the peer alone when the others did not come, which `reason` tells; `lineage_id` is the peer's own state's digest.
+    In a gossip round, `drawn` are the members that the topology drew, as this peer saw it, and `members` those that
+    averaged: the peer alone when the others did not join (`reason`); `lineage_id` is the digest of its own state.
     `state_digest` is that of the state that the update carried on, in a gossip round that of the state after it.
     What it audited since the last round, in words: `audits`.
     `seconds` holds the phases that ended and the `total`. `ended_at` (unix seconds), `peer_id` (whose record this is)
-    and `nicknames` (by their own account) are added by who keeps the record.
+    and `nicknames` (chosen by the peers) are added by the recorder.
     """
 
     status: Literal["committed", "aborted", "caught_up", "banned"]

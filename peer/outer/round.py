@@ -31,8 +31,8 @@ class RoundAborted(AtollError):
     Args:
         phase: where it ended.
         reason: one line for a person.
-        culprit: peer id of whom this peer could not go on with, if it knows.
-        alone: True when there was simply nobody to average with.
+        culprit: id of the peer through which the round failed, if known.
+        alone: True when there was simply no peer to average with.
         behind: True when others are ahead of this peer's lineage.
     """
 

@@ -68,8 +68,8 @@ class Mean:
     """The mean, by what its recipe divides by.
 
     Attributes:
-        normalise: 'weights': `weighted_mean`; 'contributors': all count alike, divided by those who came;
-            'members': divided by a fixed count, so that whoever is missing counts as zero (SparseLoCo's R,
+        normalise: 'weights': `weighted_mean`; 'contributors': equal weights over the contributions present;
+            'members': divided by a fixed count, so that a missing contribution counts as zero (SparseLoCo's R,
             arXiv 2508.15706).
         members: that count, for 'members'; the round fills it in.
     """

@@ -19,7 +19,7 @@ from peer.outer.aggregate.base import check_contributions, scaled_sum
 from peer.outer.aggregate.gram import Products, inner_products, largest_magnitude
 from peer.outer.aggregate.robust import check_at_least
 
-FEWEST: Final = 3  # of two contributions, nobody can tell which is the liar's
+FEWEST: Final = 3  # of two contributions, no rule can tell which is malicious
 _FEWEST_VALUES: Final = 64  # a direction says nothing in fewer dimensions
 _STEPS: Final = 3
 _CHANCE: Final = 2.0
@@ -32,21 +32,21 @@ Reasons = Mapping[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
-    """Drops what looks malicious, then takes the weighted mean of the rest with centred clipping.
+    """Drops contributions that look malicious, then takes the weighted mean of the rest with centred clipping.
 
-    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm (more, in
-    proportion, for who stands for more than the median tokens); a near-duplicate (cosine above
-    `max_duplicate_cosine`) of an earlier contribution, which then stands for both, unless most are as alike or both
-    are short; a median cosine to the others below `min_cosine`, or below `min_share` of what is usual. A median, so
-    that liars do not vouch for each other. Chance alone makes cosines of about 1 / sqrt(n) in n dimensions: twice
-    that is forgiven, and whatever is within five times the median deviation: in some slices, honest peers agree
-    with each other very differently. The latter is not, where the others agree by more than chance, for who opposes
-    them at least half as much: it would let sign flips pass wherever agreement is little. If more than a third would
-    be dropped for their direction, nobody is: then honest peers do not agree either, and no rule can tell. Of fewer
-    than three contributions, none is dropped but those that are not finite.
+    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm (proportionally more
+    for a contribution of more than the median tokens); a near-duplicate (cosine above `max_duplicate_cosine`) of an
+    earlier contribution, which then counts for both, unless most are as alike or both are short; a median cosine to the
+    others below `min_cosine`, or below `min_share` of the usual value. The median keeps malicious contributions from
+    vouching for each other. Two tolerances apply. Random vectors have cosines of about 1 / sqrt(n) in n dimensions, so
+    twice that is tolerated. In some slices the agreement of honest peers varies widely, so five times the median
+    deviation is tolerated; but not for a contribution that opposes the others at least half as much as they agree, if
+    they agree by more than chance: otherwise sign flips would pass wherever agreement is low. If more than a third
+    would be dropped for their direction, none is: then honest peers do not agree either, and no rule can tell. Among
+    fewer than three contributions only non-finite ones are dropped.
 
-    A peer's voice in medians and means is its weight, but at most the median weight: neither a crowd of little weight
-    nor one that claims much outvotes the rest.
+    The vote of a peer in medians and means is its weight, but at most the median weight: neither many peers of little
+    weight nor one that claims a large weight outvotes the rest.
 
     Then centred clipping (Karimireddy et al. 2021, arXiv 2012.10333) in three steps, the radius `radius` times the
     median distance: two towards the mean in which all count alike, so that heavy weights do not make the others look
@@ -91,7 +91,7 @@ class Gated:
         return scaled_sum([contributions[i] for i in kept], shares), reasons
 
     def select(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> tuple[tuple[int, ...], Reasons]:
-        """Whom to keep: ascending indices of the kept, and the reason for each index that is dropped.
+        """Ascending indices of the contributions to keep, and the reason for each index that is dropped.
 
         Raises:
             ValueError: as `Aggregator.aggregate`.
@@ -191,7 +191,7 @@ class _Gates:
         if 3 * sum(cosine > _ALIKE for cosine in pairs) > len(pairs):
             return {}
         found: dict[int, tuple[str, int | None]] = {}
-        # what few have trained on shrinks by the same weight decay for the others: short, alike, and nobody's copy
+        # parameters that few peers train shrink by the same weight decay for the others: short and alike, but no copies
         long = _SHORT * _median([norms[i] for i in standing], [1.0] * len(standing))
         moving = [i for i in standing if norms[i] >= long]
         for later in moving:

@@ -24,8 +24,8 @@ DEFAULT_EVERY = 32
 class Threshold:
     """Values of magnitude >= `at` with their positions (arXiv 2010.08899); everything else decodes to 0.
 
-    The sender sets the threshold to the k-th magnitude, k = ceil(ratio n), and keeps it for `every` payloads; it sets
-    it anew before that if more than 2 k values pass. At most 2 k values are ever sent, the first ones. `values` codes
+    The sender sets the threshold to the k-th magnitude, k = ceil(ratio n), and keeps it for `every` payloads; it
+    recomputes it earlier if more than 2 k values pass. At most 2 k values are ever sent, the first ones. `values` codes
     them as one vector: the error of a value is |x| < threshold, or that of `values`.
 
     Payload: how many pass in each block of 65536 (uint32), their positions in it (uint16, increasing), the coded

@@ -157,7 +157,7 @@ def check_floats(codes: Bytes, dtype: type[np.unsignedinteger[Any]], infinity: i
     Args:
         codes: any shape.
         dtype: of the bits of one float.
-        infinity: the bits of plus infinity; minus infinity has the highest bit besides.
+        infinity: the bits of plus infinity; minus infinity has the highest bit set as well.
 
     Raises:
         PayloadError: either is there.

@@ -1,8 +1,7 @@
 """Loops over fp32 vectors as machine code: one pass where a chain of tensor operations makes one for each.
 
-They yield what the tensor operations yield, bit for bit: each operation rounds once. So it is nobody else's business
-whether a peer has them; where no compiler was at hand when Atoll was installed the tensor operations do the work. None
-holds the interpreter's lock.
+They yield the same bits as the tensor operations: each operation rounds once. So a peer without them does not affect
+others; without a compiler at installation the tensor operations do the work. None holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -220,16 +219,16 @@ def add_scaled(total: Tensor, x: Tensor, factor: float) -> None:
 
 @lru_cache(maxsize=1)
 def compiled() -> Kernels | None:
-    """The compiled loops, if they were built when Atoll was installed, of the source that lies beside them."""
+    """The compiled loops, if they were built at installation from the current source."""
     path = SOURCE.with_name(f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}")
     try:
         kernels = Kernels(path)
         source = zlib.crc32(SOURCE.read_bytes())
     except (OSError, AttributeError):
-        log.info("no compiled loops: rounds take more processor time; install Atoll anew with a C compiler at hand")
+        log.info("no compiled loops: rounds take more CPU time; install a C compiler and reinstall Atoll")
         return None
     if source != kernels.made_of:
-        log.warning("%s was built of another %s: it is not used; install Atoll anew", path.name, SOURCE.name)
+        log.warning("%s was built from another %s and is not used; reinstall Atoll", path.name, SOURCE.name)
         return None
     return kernels
 

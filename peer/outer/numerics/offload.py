@@ -1,4 +1,4 @@
-"""Where arithmetic is done: in a thread, so that the loop goes on, unless it is little."""
+"""Runs arithmetic in a worker thread, so that the event loop continues; small operations run inline."""
 
 from __future__ import annotations
 

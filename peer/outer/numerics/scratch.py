@@ -1,4 +1,4 @@
-"""Memory for temporaries of one piece, lent again once nobody holds a view of it any more."""
+"""Memory for the temporaries of one tile, reused once no view of it remains."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Spider:
         return True
 
     def begin_round(self) -> None:
-        """The next step starts anew from v_0."""
+        """The next step starts from v_0 again."""
         self._previous = self._estimate = None
 
     def on_gradient(

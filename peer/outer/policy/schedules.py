@@ -88,7 +88,7 @@ class Every:
         return max(self.length(1), self.length(max(1, rounds)))
 
     def begins(self, round: int) -> int:
-        """Inner steps that were made before round number `round` began, if nobody was late."""
+        """Inner steps that were made before round number `round` began, if no peer was late."""
         warm = self.warm_start_steps // self.warm_start_every
         if round - 1 <= warm:
             return (round - 1) * self.warm_start_every

@@ -1,6 +1,6 @@
-"""When a round starts although somebody is late, and what a late or partial contribution weighs.
+"""When a round starts without late members, and the weight of a late or partial contribution.
 
-Policies are pure: they see when members arrived and say when the round may start and with whom. Times are seconds on
+Policies are pure: arrival times decide when a round starts, and with which members. Times are seconds on
 one clock of any origin. Every decision depends on arrivals up to its own time alone, so that an event simulator may ask
 after each arrival, and a live group leader at each tick, and both come to the same result.
 """
@@ -26,15 +26,15 @@ class Close:
 
 
 class StragglerPolicy(Protocol):
-    """Arrivals -> when a round starts, and with whom."""
+    """Arrival times -> when a round starts, and its members."""
 
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
     ) -> Close | None:
-        """The round as it will start if nobody else arrives before; None if somebody must arrive first.
+        """The round as it will start if no other member arrives before; None if another member must arrive first.
 
         Args:
-            expected: members that are alive, as far as anybody knows. Others that arrive take part as well.
+            expected: members that are believed to be live. Others that arrive take part as well.
             arrived: arrival time of each member that has arrived, in seconds.
             closed: members of each earlier round, the first round first; read by `Backup` alone.
         """
@@ -76,7 +76,7 @@ class WaitAll:
 class Quorum:
     """Start `grace_s` after the K-th arrival, or when all are there (asynchronous Local-SGD, arXiv 2604.21428).
 
-    Who misses the round contributes later, with a staleness of as many rounds, and weighs less.
+    A peer that misses the round contributes later, with a staleness of as many rounds, and less weight.
 
     Attributes:
         count: K; at most all of the expected members are waited for. Either this or `fraction`.
@@ -118,9 +118,9 @@ class Quorum:
 
 @dataclass(frozen=True, kw_only=True)
 class Backup:
-    """Wait for the fastest only, as long as the union of a window's rounds connects everybody (arXiv 2102.06280).
+    """Wait for the fastest only, as long as the union of a window's rounds connects all peers (arXiv 2102.06280).
 
-    The number of backup members (who are not waited for) changes by round. The members of one round average with each
+    The number of backup members (not waited for) changes by round. The members of one round average with each
     other and are so connected. Rounds are counted in windows of `window`; a round with m rounds left in its window,
     itself included, and k components in the union of the window's rounds so far, starts at the arrival with which at
     least max(k - m + 1, min(2, k)) components are present: at least one new connection each round, as in the paper's
@@ -129,8 +129,8 @@ class Backup:
     Attributes:
         window: rounds within which every member is connected to every other.
         minimum: members that a round has at least, as far as so many are expected.
-        deadline_s: after the first arrival, start with who is there and give up the guarantee: a dead member that is
-            still expected would block the last round of a window. None waits for ever.
+        deadline_s: after the first arrival, start with the members present and give up the guarantee: a dead member
+            that is still expected would block the last round of a window. None waits forever.
     """
 
     window: int
@@ -174,7 +174,7 @@ class Backup:
 class ComputeTimeout:
     """Stop accumulating micro-batches `tau_s` after the step began, then all-reduce (DropCompute, arXiv 2306.10598).
 
-    The round itself waits for all: nobody computes for long after tau.
+    The round itself waits for all: no peer computes for long after tau.
 
     Attributes:
         tau_s: infinity is plain data parallelism; None takes `choose_timeout`'s from measured times.
@@ -227,12 +227,12 @@ def staleness_weight(policy: StragglerPolicy, staleness: int, contributors: int 
 
 
 def waits_for_all(policy: StragglerPolicy) -> bool:
-    """Whether nobody ever misses a round."""
+    """Whether no peer ever misses a round."""
     return isinstance(policy, ComputeTimeout) or (isinstance(policy, WaitAll) and policy.deadline_s is None)
 
 
 def renormalised(weights: Mapping[int, float], members: Collection[int]) -> dict[int, float]:
-    """The weights of `members` alone, divided by their sum: what those who were not waited for leave behind."""
+    """The weights of `members` alone, divided by their sum, as the backup members take no part."""
     total = math.fsum(weights[member] for member in members)
     assert total > 0.0, f"the weights of {sorted(members)} add up to {total}"
     return {member: weights[member] / total for member in sorted(members)}
@@ -271,11 +271,11 @@ def _needed(num_components: int, rounds_left: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Components:
-    """Who is connected by the rounds of a window so far.
+    """The members that the rounds of a window have connected so far.
 
     Attributes:
         members: that are expected.
-        of: component of each member of the rounds; who was in none is a component of its own.
+        of: component of each member of the rounds; a member of none is a component of its own.
         expected: components of `members`.
     """
 

@@ -42,7 +42,7 @@ class WorkAllocator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvenSplit:
-    """As many steps and as large a share for everybody; steps that are left go to the first peers."""
+    """Equal steps and shares for all peers; remaining steps go to the first peers."""
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int

@@ -255,7 +255,7 @@ _ALL: Final = (
     Recipe(
         name="dybw",
         source="Xiong et al. 2021, arXiv 2102.06280, algorithm 1",
-        summary="average the parameters of whoever is fastest, so that a window of rounds connects all",
+        summary="average the parameters of the fastest peers, such that a window of rounds connects all",
         payload="parameters",
         schedule=Every(steps=1),
         straggler=Backup(window=4),

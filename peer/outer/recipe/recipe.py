@@ -58,12 +58,12 @@ class Recipe:
         compressor: the codec's expression, see `peer.outer.compress.registry.codec`.
         feedback: what the codec loses is added to the next contribution.
         local: what is added to the inner loop.
-        merge: how a trainer takes up the result.
-        topology: who averages with whom.
+        merge: how a trainer adopts the result.
+        topology: which peers average with each other.
         aggregator: contributions -> one vector.
         outer: aggregate -> anchor.
-        straggler: who is waited for.
-        allocator: who does how much.
+        straggler: which peers a round waits for.
+        allocator: the work of each peer.
         inner: the inner optimizer it was published with; `none` when the outer one makes every step.
         average: decay per round of the average of anchors that the run yields; 0 yields the last anchor.
     """
@@ -144,7 +144,7 @@ class Recipe:
         return not isinstance(self.topology, AllPeers)
 
     def regular_steps(self, rounds: int | None) -> int:
-        """Inner steps of a regular contribution in the first `rounds` rounds of a swarm: the most that anybody weighs.
+        """Inner steps of a regular contribution in the first `rounds` rounds of a swarm: the largest weight of a peer.
 
         Where peers call for rounds it is what the gradient norm is smoothed over.
         """

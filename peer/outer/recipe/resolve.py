@@ -129,8 +129,8 @@ def trust_in_words(manifest: RunManifest) -> str:
     gossip = f"; gossip in {word_of('topology', recipe.topology)}, no shared anchor" if recipe.gossips else ""
     if trust.mode == "private":
         return f"private: aggregator {name}; every member is trusted{gossip}"
-    whom = "its group" if recipe.gossips else "it"
-    warning = "" if isinstance(recipe.aggregator, ROBUST) else f" (one liar can ruin {whom})"
+    victim = "its group" if recipe.gossips else "it"
+    warning = "" if isinstance(recipe.aggregator, ROBUST) else f" (one malicious peer can ruin {victim})"
     weights = f"weights up to {trust.largest_weight} x the median"
     if recipe.payload == "parameters":
         weights = "all members weigh alike"
@@ -167,17 +167,17 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def unguarded(recipe: Recipe) -> tuple[str, str] | None:
-    """(why no robust aggregator can guard the gossip rounds of real peers, what would mend it); None if one can."""
+    """(why no robust aggregator can guard the gossip rounds of real peers, the remedy); None if one can."""
     topology = recipe.topology
     if isinstance(topology, RandomPairs) or (isinstance(topology, Groups) and topology.size < LEAST_TO_JUDGE):
         return (
-            "of two contributions nobody can tell which is the liar's, so that a pair bears no liar",
+            "of two contributions no aggregator can tell which is malicious: a pair cannot tolerate a malicious member",
             "choose recipe fedavg with payload: parameters and topology: {name: groups, size: 4}, in which gates "
             "can judge",
         )
     if recipe.payload == "delta":
         return (
-            "members send their anchors besides, whose mean no aggregator guards: one liar's anchor moves all",
+            "members also send their anchors, whose mean no aggregator guards: one malicious anchor moves all",
             "set payload: parameters, outer: {name: sgd, lr: 1.0} and merge: {name: mix, alpha: 0.0}",
         )
     return None
@@ -253,7 +253,7 @@ def _fits(value: Any, annotation: str) -> bool:
 
 
 def _with_outer_numbers(outer: OuterOptimizer, spec: RecipeSpec, source: str) -> OuterOptimizer:
-    """The two numbers that everybody changes have keys of their own."""
+    """The two most common numbers have keys of their own."""
     changes: dict[str, float] = {}
     fields = {f.name for f in dataclasses.fields(outer)}  # type: ignore[arg-type]
     if spec.outer_learning_rate is not None:

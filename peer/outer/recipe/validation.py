@@ -52,7 +52,7 @@ def _payloads(recipe: Recipe) -> Iterator[Refusal]:
         )
     if gradient and not waits_for_all(recipe.straggler):
         yield (
-            "who misses a round that does not wait has other parameters, and its gradient belongs to those",
+            "a peer that misses a round has other parameters, and its gradient belongs to those",
             "set payload: delta, or straggler: wait, without a deadline",
         )
     if recipe.accumulates and not gradient:
@@ -61,7 +61,7 @@ def _payloads(recipe: Recipe) -> Iterator[Refusal]:
 
 
 def _unused(recipe: Recipe) -> Iterator[Refusal]:
-    """Parts that would do nothing without anybody noticing."""
+    """Parts that would silently have no effect."""
     if recipe.payload == "delta":
         return
     sent = "gradients" if recipe.payload == "gradient" else "parameters"
@@ -87,8 +87,8 @@ def _at_every_step(schedule: Every) -> bool:
 def _codecs(recipe: Recipe) -> Iterator[Refusal]:
     if recipe.exchange == "reduce" and not recipe.dense:
         yield (
-            f"the sparse codec {recipe.compressor!r} cannot be reduced part by part: peers choose different elements",
-            "set exchange: gather, so that everybody gets every payload",
+            f"the sparse codec {recipe.compressor!r} cannot be reduced shard by shard: peers choose different elements",
+            "set exchange: gather, so that all members get every payload",
         )
     if recipe.payload != "parameters":
         return
@@ -120,25 +120,25 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
     )
     if isinstance(recipe.aggregator, ROBUST) and (pairs or few):
         yield (
-            "of two contributions nobody can tell which is the liar's: a robust aggregator needs three",
+            "of two contributions no aggregator can tell which is malicious: a robust aggregator needs three",
             "set topology: all, straggler: wait, or aggregator: mean",
         )
     if isinstance(topology, AllPeers):
         return
     if isinstance(recipe.straggler, Quorum | Backup):
         yield (
-            "who averages with whom is drawn before anybody is ready; a round of whoever is ready contradicts that",
+            "partners are drawn before any peer is ready; a round of the peers that are ready contradicts that",
             "set topology: all, or straggler: wait, with a deadline_s if need be",
         )
     if recipe.payload == "gradient":
         yield (
-            "averaging gradients in small groups lets the replicas drift apart without end",
+            "averaging gradients in small groups lets the replicas drift apart without bound",
             "set payload: parameters, or topology: all",
         )
     if isinstance(recipe.outer, HeavyBall) and recipe.outer.momentum > _LARGEST_MOMENTUM:
         yield (
             f"outer momentum {recipe.outer.momentum} in gossip lets the anchors drift apart; up to "
-            f"{_LARGEST_MOMENTUM} they meet",
+            f"{_LARGEST_MOMENTUM} they converge",
             "set outer_momentum: 0.5, as published (arXiv 2506.10911)",
         )
 
@@ -147,7 +147,7 @@ def _merges(recipe: Recipe) -> Iterator[Refusal]:
     whole = isinstance(recipe.schedule, Every)
     if isinstance(recipe.merge, Eager) and not waits_for_all(recipe.straggler):
         yield (
-            "with merge 'eager' nobody has the common anchor, from which who missed a round could go on",
+            "with merge 'eager' no peer has the common anchor from which a peer that missed a round could continue",
             "set straggler: wait, without a deadline",
         )
     if isinstance(recipe.merge, Elastic | Eager) and not isinstance(recipe.topology, AllPeers):

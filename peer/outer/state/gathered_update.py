@@ -1,7 +1,7 @@
-"""Rounds in which everybody gets every payload: what sparse codecs need, whose senders choose different elements.
+"""Rounds in which every member gets every payload, for sparse codecs, whose senders choose different elements.
 
 The update of such a round is all payloads in roster order. Every member aggregates them by itself, with the same
-operations in the same order, so that there is no reducer whom the others would have to trust.
+operations in the same order, so that no member has to trust a reducer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class GatherFormat:
 
         Raises:
             PartError: a payload is malformed, and the aggregator does not drop such.
-            ValueError: no aggregate: a gate dropped everybody, or it left fp32's range.
+            ValueError: no aggregate: a gate dropped all contributions, or it left fp32's range.
         """
         if len(parts) != len(weights):
             raise ValueError(f"{len(parts)} contributions with {len(weights)} weights: must be equal")

@@ -82,7 +82,7 @@ class OuterState:
 
     @property
     def result(self) -> Tensor:
-        """What the run yields as it stands: the anchor, or the average of anchors that the optimizer keeps."""
+        """The result of the run so far: the anchor, or the average of anchors that the optimizer keeps."""
         return self.optimizer.result(self.anchor, self.buffers, self.round)
 
     def pseudo_gradient(self, local: Tensor, start: int, stop: int) -> Tensor:
@@ -203,7 +203,7 @@ class OuterState:
         self.lineage_id = lineage_id
 
     def carry_on(self, vectors: Vectors, update: AnyUpdate, start: int, stop: int, round: int) -> None:
-        """Take the outer step of elements [start, stop) of the state as it stood at `round`, in place.
+        """Take the outer step of elements [start, stop) of the state of `round`, in place.
 
         Args:
             vectors: these elements and no others, fp32 [stop - start] each: of this state, or of a copy.

@@ -1,4 +1,4 @@
-"""Who averages with whom in a round: the same answer on every peer that has the same arguments.
+"""Which peers average with each other in a round: the same answer on every peer that has the same arguments.
 
 Members are numbers at least 0 that all peers agree on; the order in which they are listed does not matter.
 """
@@ -43,7 +43,7 @@ class Links:
         off_diagonal = [rate for i, row in enumerate(rows) for j, rate in enumerate(row) if i != j]
         for rate in (*self.up, *self.down, *off_diagonal):
             if not (math.isfinite(rate) and rate > 0.0):
-                raise UserError(f"links: {rate} bytes/s: must be finite and above 0", "leave out who has no link")
+                raise UserError(f"links: {rate} bytes/s: must be finite and above 0", "omit pairs without a link")
 
     @property
     def size(self) -> int:
@@ -69,7 +69,7 @@ class Topology(Protocol):
     """Members -> the groups that average in a round."""
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:
-        """A partition of `members`; deterministic. Who is alone in its group keeps its own result.
+        """A partition of `members`; deterministic. A peer alone in its group keeps its own result.
 
         Args:
             round: at least 0.
@@ -195,7 +195,7 @@ class BandwidthMatching:
     """One partner each: a random maximum matching of the fast links, refreshed by slow ones (SAPS, arXiv 2002.09692).
 
     Time is cut into windows of `refresh` rounds, or ceil(log2 R) if that is more. While a window has rounds to spare,
-    only fast links are used and who finds no partner stays alone. Once the remaining rounds are just enough to join
+    only fast links are used and a peer without a partner stays alone. Once the remaining rounds are just enough to join
     the components of the window's pairs so far (each such round halves their number), the fastest links between
     different components are taken first. So the union of the pairs of every whole window is connected, as long as
     members and links stay the same in it. The earlier rounds of the window are replayed: there is no state.

@@ -20,10 +20,10 @@ OnProgress = Callable[[int, int, float | None, float], None]
 
 
 def run_job(job: Job, windows: WindowPair, progress: OnProgress | None = None) -> Row:
-    """Simulate; whatever goes wrong is told in the row, so that the other runs go on.
+    """Simulate; failures are reported in the row, so that the other runs continue.
 
     Returns:
-        `status`: `ok`, `diverged` (the loss is no number), `stopped` (the swarm could not go on) or `failed` (a bug).
+        `status`: `ok`, `diverged` (the loss is NaN), `stopped` (the swarm could not continue) or `failed` (a bug).
     """
     try:
         manifest = job.swarm.manifest.model_copy(update={"inner": job.inner})
@@ -39,7 +39,7 @@ def time_job(job: Job, layout: FlatLayout, progress: OnProgress | None = None) -
     """Simulate time and traffic alone.
 
     Raises:
-        UserError: the swarm could not go on.
+        UserError: the swarm could not continue.
     """
     tokens_per_step = job.inner.batch_sequences * job.swarm.manifest.data.sequence_length
     return row_of(job, Simulation(setup_of(job), None, layout, tokens_per_step, progress).run().row())

@@ -84,7 +84,7 @@ class CampaignReport:
         }
 
     def write(self, path: Path) -> None:
-        """Replace `path` as a whole; whoever reads it meanwhile sees the earlier one.
+        """Replace `path` atomically; a concurrent reader sees the earlier one.
 
         Raises:
             UserError: the disk refuses.

@@ -44,7 +44,7 @@ class SimulationSetup:
         step_s: seconds of an inner step at speed 1.
         evaluations: points of the loss curve before the end.
         partitions: of the scenario.
-        layerwise: layers travel one by one while steps go on, see `peer.sim.world.overlap`; else all after the step.
+        layerwise: layers are sent one by one during steps, see `peer.sim.world.overlap`; else all after the step.
     """
 
     recipe: Recipe
@@ -190,7 +190,7 @@ class Simulation:
         )
 
     def consensus(self) -> Tensor:
-        """The parameters that the swarm stands for, fp32 [P].
+        """The parameters that represent the swarm, fp32 [P].
 
         The anchor, or the recipe's average of anchors; in gossip the mean of the peers' own; with gradients any peer's.
         """

@@ -187,7 +187,7 @@ def _checked_choices(labels: list[str], network: str) -> list[Choice]:
 
 
 def _without_teardown(run: Callable[[], int]) -> int:
-    """Who presses Ctrl-C does not wait for torch to unload, which can take longer than a second."""
+    """Exit without unloading torch, which can take more than a second after Ctrl-C."""
     try:
         code = run()
     except KeyboardInterrupt:

@@ -72,7 +72,7 @@ class CompareOptions:
         if self.steps_per_round is not None and not 1 <= self.steps_per_round <= MAX_STEPS_PER_ROUND:
             raise UserError(f"--steps-per-round={self.steps_per_round}: must be from 1 to {MAX_STEPS_PER_ROUND}")
         if self.resume and self.report is None:
-            raise UserError("--resume: needs --report FILE, the report to go on with")
+            raise UserError("--resume: needs --report FILE, the report to continue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def run_compare(options: CompareOptions) -> int:
                     report.write(options.report)
         except KeyboardInterrupt:
             kept = len(report.rows()) if options.report is not None else 0
-            where = f"{options.report} has {kept} finished runs; --resume goes on with it"
+            where = f"{options.report} has {kept} finished runs; --resume continues it"
             watch.interrupted(where if kept else "nothing is kept")
             return INTERRUPTED
     return _conclude(console, options, campaign)
@@ -148,7 +148,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
 
 
 def _adjustments(choices: Sequence[Choice], jobs: Sequence[Job], limit: int) -> Iterator[str]:
-    """Where the recipes that run are not the published ones, so that nobody takes them for those."""
+    """Notes where a recipe differs from the published one, so that it is not mistaken for that."""
     pairs = [(choice.recipe(), job) for choice, job in zip(choices, jobs, strict=False)]
     if shorter := [
         f"{job.label} {before.steps_per_round}"
@@ -205,7 +205,7 @@ def _check_replaceable(path: Path) -> None:
     if document.get("complete") is False:
         raise UserError(
             f"--report={path}: holds {len(document['rows'])} finished runs of an unfinished comparison",
-            "add --resume to go on with it, or delete the file",
+            "add --resume to continue it, or delete the file",
         )
 
 

@@ -54,7 +54,7 @@ def run_simulate(options: SimulateOptions) -> int:
         0.
 
     Raises:
-        UserError: a flag out of its range, or a swarm that could not go on.
+        UserError: a flag out of its range, or a swarm that could not continue.
     """
     _check_outputs(options)
     one_thread()

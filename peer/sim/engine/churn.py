@@ -55,7 +55,7 @@ class Churn:
                 round.expected.add(replica.index)
 
     def leave(self, replica: SimReplica) -> None:
-        """From now on it is gone, and with it what it has not sent; nobody waits for it."""
+        """Remove a peer, and with it what it has not sent; no round waits for it."""
         swarm = self._swarm
         if not replica.present or swarm.draining:
             return

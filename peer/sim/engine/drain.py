@@ -1,4 +1,4 @@
-"""The end of a simulation: what is under way is merged, and what nobody has sent yet is exchanged once more."""
+"""The end of a simulation: exchanges under way are merged, and unsent progress is exchanged once more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def close(swarm: SimSwarm, unfinished: Sequence[SimRound], cost: ExchangeCost) -
 
 
 def _last_rounds(swarm: SimSwarm, present: Sequence[SimReplica], cost: ExchangeCost) -> None:
-    """What nobody has sent yet must be in the anchor that is evaluated."""
+    """Put the progress that has not been sent into the anchor that is evaluated."""
     sides = sorted({replica.side for replica in present})
     lasts_s = dict.fromkeys(sides, 0.0)  # groups exchange at the same time, fragments one after another
     for side in sides:

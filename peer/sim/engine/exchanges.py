@@ -20,7 +20,7 @@ class Exchanges:
 
     Args:
         swarm: whose.
-        gathering: which rounds there are, and who belongs to them.
+        gathering: the open rounds and their members.
         cost: seconds and bytes of an exchange.
         on_result: called with each round that is done, before its contributions are forgotten.
     """
@@ -55,7 +55,7 @@ class Exchanges:
             return True
         if waits_for_all(policy):
             return False
-        # Who comes after the start is planned changes the members, not the start, and takes part: see `plan`.
+        # A peer that arrives after the start is planned changes the members, not the start, and takes part: see `plan`.
         return not round.planned and (not isinstance(policy, Quorum) or arrived >= policy.needed(len(round.expected)))
 
     def plan(self, round: SimRound) -> None:
@@ -99,7 +99,7 @@ class Exchanges:
         if not self._wanted(round):
             return latency_s
         transfer_s = self._cost.seconds(round, swarm.sync.wire_bytes(round.fragment)) - latency_s
-        # Who waits for a deadline or a vote knows the members, or what they want, after the step alone.
+        # With a deadline or a vote the members, or their votes, are known only after the step.
         known = not votes and len(round.members) == len(round.expected) and self._has_just_stepped(round)
         speeds = [swarm.profiles[member].speed for member in round.members]
         delay_s, link_free_s = pipelined(
@@ -147,7 +147,7 @@ class Exchanges:
         """A peer is gone; of an exchange, the others make it again among themselves.
 
         Returns:
-            False if that leaves nobody who would make the round.
+            False if that leaves no member for the round.
         """
         round.watchers.discard(gone.index)
         if gone.index not in round.expected and gone.index not in round.arrived:

@@ -106,7 +106,7 @@ def some_miss_rounds(recipe: Recipe, profiles: Sequence[PeerProfile], partitions
 
 
 def rounds_may_fail(recipe: Recipe, profiles: Sequence[PeerProfile]) -> bool:
-    """Whether a contribution can come to nothing although nobody misses a round: at the latest when training ends."""
+    """Whether a contribution can be lost although no peer misses a round: at the latest when training ends."""
     paces = {(profile.speed, profile.jitter > 0.0) for profile in profiles}
     in_step = len(paces) == 1 and not any(jitters for _, jitters in paces)
     return isinstance(recipe.schedule, GradientChange) or not in_step

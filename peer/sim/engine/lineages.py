@@ -1,4 +1,4 @@
-"""Which state a peer goes on from when it comes, and when the network falls apart and heals."""
+"""The state from which a peer continues when it joins, and when the network splits and heals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Lineages:
     """The outer states of a swarm: one that all share, one of each side of a partition, or one of each peer.
 
     Args:
-        recipe: whether anchors are shared, and what a peer holds besides.
+        recipe: whether anchors are shared, and which other state a peer holds.
         replicas: of all peers.
         assembly: the fresh parts of a newcomer; None where only time is simulated, and there is no state.
     """
@@ -31,8 +31,8 @@ class Lineages:
         """A newcomer takes the anchor and starts with fresh moments; with gradients, everything of another peer.
 
         Args:
-            replica: who was not there from the start.
-            donor: somebody on its side, if there is anybody.
+            replica: a peer that joins after the start.
+            donor: another peer on its side, if there is one.
         """
         learner = replica.learner
         if learner is None:
@@ -48,7 +48,7 @@ class Lineages:
             learner.take_anchor()
 
     def split(self) -> None:
-        """The swarm fell into sides, each of which goes on with an outer state of its own."""
+        """Give each side of a split swarm its own outer state."""
         if self._shared is None:
             return
         copies = {0: self._shared}
@@ -63,8 +63,8 @@ class Lineages:
         """The others keep what they learned since the split on top of the winning anchor; with gradients, nothing.
 
         Args:
-            winner: somebody of the side that made more steps.
-            losers: everybody of the other sides.
+            winner: a peer of the side that made more steps.
+            losers: all peers of the other sides.
         """
         for replica in losers:
             if replica.learner is None or winner.learner is None:

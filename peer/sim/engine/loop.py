@@ -28,9 +28,9 @@ class Engine:
 
     Args:
         swarm: recipe, peers, pace.
-        lineages: which state peers go on from.
-        on_step: who watches.
-        partitions: times at which the swarm falls into sides.
+        lineages: the state from which peers continue.
+        on_step: observer of steps.
+        partitions: times at which the swarm splits into sides.
         seed: of jitter and topology.
     """
 
@@ -53,10 +53,10 @@ class Engine:
         self._splits = Partitions(swarm, self._exchanges, self._stepping, lineages)
 
     def run(self) -> None:
-        """Until the goal is reached and every exchange is over; then one last round of what nobody has sent yet.
+        """Run until the goal is reached and every exchange is over; then one last round of unsent progress.
 
         Raises:
-            UserError: nobody is left who would reach the goal, or it takes too many events.
+            UserError: no peer is left to reach the goal, or it takes too many events.
         """
         swarm = self._swarm
         self._announce()
@@ -67,8 +67,8 @@ class Engine:
                 raise UserError(f"more than {MAX_EVENTS} events", "fewer peers, or fewer tokens")
         if not swarm.draining:
             raise UserError(
-                f"the swarm died after {swarm.tally.steps} of {swarm.pace.goal_steps} steps: nobody was left, "
-                "or everybody waited for somebody",
+                f"the swarm died after {swarm.tally.steps} of {swarm.pace.goal_steps} steps: no peer was left, "
+                "or all peers waited for another",
                 "give the scenario peers that stay, or the recipe a straggler deadline",
             )
         close(swarm, self._exchanges.gathering.unfinished(), self._cost)

@@ -15,7 +15,7 @@ class Partitions:
     Args:
         swarm: which falls apart.
         exchanges: the rounds that break.
-        stepping: goes on afterwards.
+        stepping: resumes afterwards.
         lineages: the state of each side.
     """
 
@@ -31,7 +31,7 @@ class Partitions:
         self._lineages.split()
 
     def heal(self) -> None:
-        """All can reach each other again, and go on from the side that made the most steps."""
+        """Reconnect all peers, which continue from the side that made the most steps."""
         swarm = self._swarm
         if len({replica.side for replica in swarm.replicas}) == 1:
             return
@@ -48,7 +48,7 @@ class Partitions:
         self._restart_rounds()
 
     def _restart_rounds(self) -> None:
-        """No exchange survives a change of who can reach whom; the work is carried by the next round."""
+        """No exchange survives a change of reachability; the next round carries its work."""
         swarm, rounds = self._swarm, self._exchanges.gathering.unfinished()
         swarm.tally.aborted += len(rounds)
         self._exchanges.give_up(rounds)

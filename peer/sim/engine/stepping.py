@@ -25,9 +25,9 @@ class Stepping:
     Args:
         swarm: whose peers step.
         exchanges: takes what they contribute.
-        lateness: what becomes of those who come too late.
+        lateness: handles late peers.
         times: of their steps.
-        on_step: who watches.
+        on_step: observer of steps.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stepping:
             self._begin_step(replica)
 
     def on_result(self, round: SimRound) -> None:
-        """A round is done: who came too late catches up, and who waited for it goes on."""
+        """Finish a round: late peers catch up, and peers that waited for it continue."""
         for member in [*round.arrived, *sorted(round.watchers)]:
             replica = self._swarm.replicas[member]
             if member in round.arrived and member not in round.members:
@@ -120,7 +120,7 @@ class Stepping:
         swarm, ratios = self._swarm, self._swarm.division.payload_ratios
         rate = swarm.learning_rate(replica, just_made=True)
         contribution = swarm.sync.contribute(replica, round.fragment, round.number, rate, overlapped=overlapped)
-        if ratios is not None and replica.learner is None:  # who learns has thinned it when it encoded it
+        if ratios is not None and replica.learner is None:  # a learner has thinned it when it encoded it
             return swarm.sync.thinned(contribution, ratios[replica.index])
         return contribution
 

@@ -1,4 +1,4 @@
-"""Peers that a round does not wait for: what they still send, and how they go on without it."""
+"""Peers that a round does not wait for: what they still send, and how they continue without it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stragglers:
         self.catch_up(replica)
 
     def catch_up(self, replica: SimReplica) -> None:
-        """The swarm went on without this peer: it takes the anchor with its own progress on top, and its pace."""
+        """Bring a late peer up to date: the anchor with its own progress on top, and the others' pace."""
         self._swarm.tally.late += 1
         self.take_pace_of_others(replica)
         if replica.learner is not None:
@@ -55,14 +55,14 @@ class Stragglers:
             self._excuse(replica)
 
     def take_pace_of_others(self, replica: SimReplica) -> None:
-        """Stand where the one of the others stands who is ahead."""
+        """Take the position of the peer that is furthest ahead."""
         others = self._swarm.others(replica)
         if others:
             replica.base_round = max(other.base_round for other in others)
             self._swarm.stand_at(replica, self._swarm.rounds_made(others))
 
     def _excuse(self, replica: SimReplica) -> None:
-        """Nobody waits for it in the rounds that it has passed by."""
+        """No longer expect this peer in the rounds that it has passed."""
         for round in self._exchanges.gathering.unfinished():
             if round.state != "gathering" or replica.index not in round.expected - set(round.arrived):
                 continue

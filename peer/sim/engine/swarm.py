@@ -1,4 +1,4 @@
-"""The peers of a simulation in virtual time: where each stands, what it waits for, and what has been counted."""
+"""The peers of a simulation in virtual time: the position of each, what it waits for, and the counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pace:
         step_s: seconds of one inner step of a peer of speed 1.
         tokens_per_step: of one peer.
         learning_rate: (steps of the swarm so far / peers, steps since the peer joined) -> rate.
-        layers: of each fragment, which travel one by one while the steps before and after go on; none: all at once.
+        layers: of each fragment, sent one by one during the steps before and after; none: all at once.
     """
 
     goal_steps: int
@@ -98,7 +98,7 @@ class SimSwarm:
 
     @property
     def draining(self) -> bool:
-        """Whether the goal is reached: nobody begins another step, and what is under way comes to its end."""
+        """Whether the goal is reached: no peer begins another step, and exchanges under way finish."""
         return self.tally.steps >= self.pace.goal_steps
 
     def present(self, side: int) -> list[int]:
@@ -106,7 +106,7 @@ class SimSwarm:
         return [replica.index for replica in self.replicas if replica.present and replica.side == side]
 
     def others(self, replica: SimReplica) -> list[SimReplica]:
-        """Those who are there and whom it can reach."""
+        """The other peers that are present and reachable."""
         return [r for r in self.replicas if r.present and r.side == replica.side and r is not replica]
 
     def learning_rate(self, replica: SimReplica, *, just_made: bool = False) -> float:
@@ -119,13 +119,13 @@ class SimSwarm:
         return self.pace.step_s * self.recipe.gradients_per_step / speed
 
     def rounds_made(self, replicas: Sequence[SimReplica]) -> int:
-        """Of the one who is ahead; in steps where all make equally many steps per round."""
+        """Rounds of the furthest peer; in steps where all make equally many steps per round."""
         per_round = self.division.steps or [1] * len(self.replicas)
-        # Who has yet to contribute at its step has not passed it.
+        # A peer that has yet to contribute at its step has not passed it.
         return max(((r.position - bool(self.stays[r.index].due)) // per_round[r.index] for r in replicas), default=0)
 
     def stand_at(self, replica: SimReplica, rounds_made: int) -> None:
-        """Put it where a peer stands that has made so many rounds, as `rounds_made` counts them."""
+        """Set its position to that of a peer with so many rounds, as `rounds_made` counts them."""
         replica.position = rounds_made * (self.division.steps[replica.index] if self.division.steps is not None else 1)
 
     def count_time(self, replica: SimReplica) -> None:

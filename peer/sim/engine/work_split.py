@@ -1,4 +1,4 @@
-"""Who of unequal peers makes how many steps a round, reduces how much, and sends how much."""
+"""How many steps each of unequal peers makes per round, how much it reduces, and how much it sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulated peer: its parameters, inner optimizer and data, and where it stands."""
+"""One simulated peer: its parameters, inner optimizer and data, and its position."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Learner:
         self.take_lineage(self.outer)
 
     def take_lineage(self, outer: OuterCopy) -> None:
-        """Go on with these parameters from another anchor."""
+        """Continue with these parameters from another anchor."""
         self.outer = outer
         if self.base is not None:
             self.base.copy_(outer.anchor)
@@ -168,7 +168,7 @@ class Learner:
 
 @dataclass
 class SimReplica:
-    """Where one peer stands in virtual time; `learner` is None when only time is simulated.
+    """The state of one peer in virtual time; `learner` is None when only time is simulated.
 
     Attributes:
         position: inner steps in the schedule's coordinate, equal on peers that keep pace.

@@ -1,4 +1,4 @@
-"""What a liar does to its contribution before it sends it. Pure; a peer's profile says whether it lies."""
+"""Attacks: what a Byzantine peer sends instead of its contribution. Pure; the peer's profile names the attack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INNER_PRODUCT = 0.5
 
 
 def with_lies(contributions: Sequence[Contribution], length: int, seed: int) -> Sequence[Contribution]:
-    """What arrives, after every liar among the members has had its way.
+    """The contributions that arrive, those of Byzantine members replaced.
 
     Args:
         contributions: as honest peers would send them.
@@ -59,7 +59,7 @@ def corrupt(
       arXiv 1703.02757, lemma 1).
     - `nan`: not-a-number everywhere; one is enough to make a mean useless.
     - `little`: mean - z std of the honest, see `a_little_is_enough`; `scale` is z.
-    - `copy`: an honest peer's contribution, drawn anew in each call: a free rider that saves the work (Lin et al. 2019,
+    - `copy`: an honest peer's contribution, drawn in each call: a free rider that saves the work (Lin et al. 2019,
       arXiv 1911.12560) and moves the mean towards that peer (the "mimic" of Karimireddy et al. 2022, arXiv 2006.09365).
     - `inner-product`: -`scale` x the mean of the honest (0.5 unless told): small enough to pass a gate on norms, and
       turns the mean's direction if it is large (Xie et al. 2020, arXiv 1903.03936).
@@ -111,7 +111,7 @@ def _of_length(kind: Attack, own: Tensor, scale: float, generator: torch.Generat
 def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None = None) -> Tensor:
     """mean - z std per coordinate, std over the honest without Bessel's correction (Baruch et al. 2019, 1902.06635).
 
-    All liars of a round send the same vector, so one call serves them all.
+    All Byzantine members of a round send the same vector, so one call serves them all.
 
     Args:
         honest: fp32 [n] each, at least one.
@@ -133,14 +133,14 @@ def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None
 
 
 def largest_hidden_z(num_peers: int, num_liars: int) -> float:
-    """The z up to which enough honest peers stray further than the liars (Baruch et al. 2019, algorithm 3).
+    """The z up to which enough honest peers deviate more than the attackers (Baruch et al. 2019, algorithm 3).
 
     s = floor(n / 2 + 1) - m honest peers complete a majority, and z = Phi^-1((n - m - s) / (n - m)). At a quarter of
-    liars that is near 0: 0.21 for 4 of 16. Below 0 the attack would help, so 0 is the least; a majority of liars
-    (s < 1) is treated as lacking one.
+    attackers that is near 0: 0.21 for 4 of 16. Below 0 the attack would help, so 0 is the minimum; a majority of
+    attackers (s < 1) is treated as lacking one.
 
     Raises:
-        ValueError: no liars, or nobody honest.
+        ValueError: no attackers, or no honest peer.
     """
     num_honest = num_peers - num_liars
     if num_liars < 1 or num_honest < 1:

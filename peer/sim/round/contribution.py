@@ -26,11 +26,11 @@ class Contribution:
 
     Attributes:
         member: index of the peer.
-        weight: tokens it stands for.
+        weight: its tokens.
         wire_bytes: of the payload.
         read: the decoded values; None when only time is simulated.
         base: the peer's own fragment at the snapshot, kept while it trains on.
-        profile: of the member, which may be a liar.
+        profile: of the member, which may be Byzantine.
     """
 
     member: int

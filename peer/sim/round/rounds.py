@@ -1,4 +1,4 @@
-"""Rounds in virtual time: who is expected, who has come, when the exchange starts and when it is over."""
+"""Rounds in virtual time: expected members, arrivals, when the exchange starts and when it is over."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class SimRound:
     Attributes:
         fragment, number, send_step: as in `Event`.
         expected: members that are waited for.
-        arrived: virtual seconds at which each came.
-        contributions: of those who came.
-        watchers: who came meanwhile and goes on from where a member stood; they merge the result like members.
+        arrived: virtual seconds at which each arrived.
+        contributions: of the arrived members.
+        watchers: peers that joined meanwhile from a member's state; they merge the result like members.
         attempt: counts changes of plan; an event of an earlier plan is void.
-        planned: it is known when it will start if nobody else comes.
-        members: those whose exchange it is, once it has started.
+        planned: it is known when it will start if no other peer arrives.
+        members: of the exchange, once it has started.
         outcome: once it is done.
     """
 
@@ -54,7 +54,7 @@ class ExchangeCost:
         recipe: decides between reduce and gather; in gossip, all members send each other everything.
         profiles: of all peers.
         shares: fraction of the vector that each peer reduces, by index; None for equal ones.
-        anchor_bytes: of each fragment's anchor, which members with anchors of their own send besides.
+        anchor_bytes: of each fragment's anchor, which members with anchors of their own send as well.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ExchangeCost:
         return {member: float(num_bytes) for member, num_bytes in zip(round.members, sent, strict=True)}
 
     def _payloads(self, round: SimRound) -> list[float]:
-        """What each member has for every other one: with an anchor of its own, that besides (arXiv 2506.10911)."""
+        """Bytes from each member to every other one, with its own anchor if it has one (arXiv 2506.10911)."""
         anchor = self._anchor_bytes[round.fragment] if self._anchor_bytes else 0.0
         return [round.contributions[member].wire_bytes + anchor for member in round.members]
 
@@ -128,7 +128,7 @@ class RoundBook:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether rounds are not numbered by the peers' own steps: whoever is ready joins the one that is open."""
+        """Whether rounds are not numbered by the peers' own steps: a peer that is ready joins the open one."""
         return isinstance(self._recipe.straggler, Quorum | Backup)
 
     def round_for(self, peer: int, side: int, event: Event) -> SimRound | None:
@@ -145,7 +145,7 @@ class RoundBook:
             self._places[key] = {member: round for round in self._plans[key] for member in round.expected}
         rounds = self._plans[key]
         own = self._places[key].get(peer)
-        if own is None or peer not in own.expected or own.state == "done":  # somebody came, or a round was given up
+        if own is None or peer not in own.expected or own.state == "done":  # a peer arrived, or a round was abandoned
             own = next((round for round in rounds if peer in round.expected), None)
         if own is None and isinstance(self._recipe.topology, AllPeers) and rounds:
             own = rounds[0]
@@ -158,7 +158,7 @@ class RoundBook:
             self.closed.append(round.members)
 
     def finished(self, round: SimRound, side: int) -> None:
-        """Forget plans that nobody can join any more."""
+        """Forget plans that no peer can join any more."""
         key = (side, round.fragment, round.number)
         if all(other.state == "done" for other in self._plans.get(key, [])):
             self._last_over[side, round.fragment] = max(round.number, self._last_over.get(key[:2], 0))
@@ -166,7 +166,7 @@ class RoundBook:
                 del self._plans[old], self._places[old]
 
     def forget(self, rounds: Sequence[SimRound]) -> None:
-        """They come to nothing: who contributes now opens others."""
+        """Abandon these rounds: the next contribution opens others."""
         for key, planned in list(self._plans.items()):
             kept = [round for round in planned if round not in rounds]
             if kept:
@@ -175,7 +175,7 @@ class RoundBook:
                 del self._plans[key], self._places[key]
 
     def waiting_for(self, peer: int) -> SimRound | None:
-        """A round in which somebody waits for this peer, if there is one."""
+        """A round in which another peer waits for this one, if there is one."""
         waiting = (round for round in self.unfinished() if round.state == "gathering" and round.arrived)
         return next((round for round in waiting if peer in round.expected and peer not in round.arrived), None)
 

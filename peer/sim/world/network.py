@@ -108,7 +108,7 @@ def reduce_seconds(
 def gather_seconds(
     profiles: Sequence[PeerProfile], payload_bytes: Sequence[float], streams: int = STREAMS
 ) -> float:
-    """Seconds until everybody has everybody's payload: i sends (R - 1) n_i and receives the sum of the others' n.
+    """Seconds until all peers have all payloads: i sends (R - 1) n_i and receives the sum of the others' n.
 
     Args:
         profiles: the R members; one alone takes no time.

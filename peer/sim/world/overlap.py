@@ -5,8 +5,8 @@ The model is that of Streaming DiLoCo's simulation (arXiv 2501.18512, section 3.
 backward pass. What a layer has to say can leave as soon as its backward pass is over, and is needed when the next
 forward pass comes to it. A peer's link carries one layer after another, the highest first.
 
-It is the best that any implementation reaches: whoever clips by the norm of all gradients knows no layer's update
-before the last backward pass is over, and hides nothing behind it.
+It is the best that any implementation reaches: clipping by the norm of all gradients delays every layer's update until
+the backward pass is over, so that nothing hides behind it.
 """
 
 from __future__ import annotations

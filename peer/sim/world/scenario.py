@@ -166,7 +166,7 @@ class Scenario(Spec):
         Args:
             num_peers: how many.
             seed: of the ranges and lifetimes; None for the scenario's own.
-            horizon_s: who is away then does not return; a longer horizon changes nothing before it.
+            horizon_s: a peer that is away then does not return; a longer horizon changes nothing before it.
 
         Raises:
             UserError: a number of peers that the classes cannot make up.

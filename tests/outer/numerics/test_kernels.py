@@ -323,14 +323,14 @@ def test_a_library_of_another_source_is_not_used(anew: Path, caplog: pytest.LogC
     with (anew / "kernels.c").open("a") as source:
         source.write("/* changed */\n")
     assert compiled() is None
-    assert "was built of another kernels.c: it is not used; install Atoll anew" in caplog.text
+    assert "was built from another kernels.c and is not used; reinstall Atoll" in caplog.text
 
 
 def test_without_a_library_rounds_are_made_all_the_same(anew: Path, caplog: pytest.LogCaptureFixture) -> None:
     next(anew.glob("_kernels*.so")).unlink()
     with caplog.at_level(logging.INFO):
         payload = compressor("int8").encode(torch.arange(300.0))
-    assert "no compiled loops: rounds take more processor time" in caplog.text
+    assert "no compiled loops: rounds take more CPU time" in caplog.text
     compiled.cache_clear()
     assert payload == compressor("int8").encode(torch.arange(300.0))
 

@@ -234,9 +234,9 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("ddp", {"steps_per_round": 5}, "a gradient of one step says nothing about rounds", "steps_per_round: 1"),
     ("ddp", {"schedule": {"growth": 2.0}}, "a gradient of one step", "neither grows"),
     ("ddp", {"schedule": {"warm_start_steps": 4, "warm_start_every": 2}}, "a gradient of one step", "warm start"),
-    ("ddp", {"straggler": {"name": "quorum", "count": 2}}, "who misses a round", "straggler: wait"),
-    ("ddp", {"straggler": {"name": "backup", "window": 2}}, "who misses a round", "straggler: wait"),
-    ("ddp", {"straggler": {"deadline_s": 5.0}}, "who misses a round", "without a deadline"),
+    ("ddp", {"straggler": {"name": "quorum", "count": 2}}, "a peer that misses a round", "straggler: wait"),
+    ("ddp", {"straggler": {"name": "backup", "window": 2}}, "a peer that misses a round", "straggler: wait"),
+    ("ddp", {"straggler": {"deadline_s": 5.0}}, "a peer that misses a round", "without a deadline"),
     ("demo", {"payload": "delta"}, "without an inner optimizer there is no delta", "payload: gradient"),
     ("ddp", {"local": "fedprox"}, "no local rule looks at an anchor", "local: plain"),
     ("dybw", {"local": "fedprox"}, "no local rule looks at an anchor", "local: plain"),
@@ -244,13 +244,13 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("dybw", {"outer_learning_rate": 0.5}, "an outer one has nothing to do", "payload: delta"),
     ("ddp", {"merge": "carry"}, "there is no anchor to merge", "alpha: 0.0"),
     ("saps", {"merge": "papa"}, "there is no anchor to merge", "alpha: 0.0"),
-    ("diloco", {"compressor": "top8/64+fp32"}, "cannot be reduced part by part", "exchange: gather"),
+    ("diloco", {"compressor": "top8/64+fp32"}, "cannot be reduced shard by shard", "exchange: gather"),
     ("dybw", {"feedback": FEEDBACK}, "error feedback belongs to differences", "feedback: none"),
     ("dybw", {"compressor": "top8/64+fp32", "exchange": "gather"}, "a dropped parameter counts as 0", "random0.01"),
     ("diloco", {"average": 0.5, **GOSSIP}, "needs whole anchors", "average: 0"),
     ("streaming-diloco", {"average": 0.5}, "needs whole anchors", "average: 0"),
     ("ddp", {"topology": "pairs"}, "averaging gradients in small groups", "topology: all"),
-    ("noloco", {"straggler": {"name": "quorum", "count": 3}}, "drawn before anybody is ready", "topology: all"),
+    ("noloco", {"straggler": {"name": "quorum", "count": 3}}, "drawn before any peer is ready", "topology: all"),
     ("noloco", {"outer_momentum": 0.95}, "lets the anchors drift apart", "outer_momentum: 0.5"),
     ("noloco", {"aggregator": "median"}, "a robust aggregator needs three", "aggregator: mean"),
     ("diloco", {"topology": {"name": "groups", "size": 2}, "outer": "noloco", "aggregator": "trimmed"},
@@ -259,7 +259,7 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("async-diloco", {"straggler": {"name": "quorum", "count": 2}, "aggregator": "clipped"},
      "a robust aggregator needs three", "straggler: wait"),
     ("noloco", {"merge": "easgd"}, "needs one centre that all share", "topology: all"),
-    ("eager-diloco", {"straggler": {"deadline_s": 1.0}}, "with merge 'eager' nobody has the common anchor", "wait"),
+    ("eager-diloco", {"straggler": {"deadline_s": 1.0}}, "with merge 'eager' no peer has the common anchor", "wait"),
     ("eager-diloco", {"schedule": {"overlap_steps": 3}}, "'eager' overlaps a whole round", "overlap_steps: H"),
     ("a2cid2", {"topology": "all"}, "'accelerated' mixes whole parameters on a graph", "topology: neighbours"),
     ("a2cid2", {"schedule": "streaming-diloco"}, "'accelerated' mixes whole parameters", "name: every"),
@@ -324,11 +324,11 @@ def test_an_open_run_of_gossip_has_gates_where_they_can_judge_and_is_refused_whe
     assert run_recipe(manifest_of(PLAIN_GROUPS)).aggregator == Gated()
     assert run_recipe(manifest_of({"name": "noloco"}, mode="private")) == RECIPES["noloco"]
     assert run_recipe(manifest_of({"name": "noloco", "aggregator": "mean"})).aggregator == Mean()
-    with pytest.raises(UserError, match=r"in an open run: .* a pair bears no liar") as pairs:
+    with pytest.raises(UserError, match=r"in an open run: .* a pair cannot tolerate a malicious member") as pairs:
         run_recipe(manifest_of({"name": "noloco"}))
     assert "trust: {mode: private}" in pairs.value.hint
     assert "aggregator: mean to take the risk" in pairs.value.hint
-    with pytest.raises(UserError, match="one liar's anchor moves all") as anchors:
+    with pytest.raises(UserError, match="one malicious anchor moves all") as anchors:
         run_recipe(manifest_of(GROUPS))
     assert "payload: parameters" in anchors.value.hint
     with pytest.raises(UserError, match="whose mean no aggregator guards"):
@@ -348,7 +348,7 @@ def test_trust_in_gossip_is_told_in_one_line() -> None:
         "open: aggregator gated, all members weigh alike; gossip in groups, no shared anchor"
     )
     assert trust_in_words(manifest_of({"name": "noloco", "aggregator": "mean"})) == (
-        "open: aggregator mean (one liar can ruin its group), weights up to 3 x the median; gossip in pairs, "
+        "open: aggregator mean (one malicious peer can ruin its group), weights up to 3 x the median; gossip in pairs, "
         "no shared anchor"
     )
 
@@ -357,6 +357,6 @@ def test_trust_is_told_in_one_line() -> None:
     newcomers = "newcomers of less than 10 rounds 20% together"
     assert trust_in_words(manifest_of({})) == f"open: aggregator gated, weights up to 3 x the median, {newcomers}"
     assert trust_in_words(manifest_of({"name": "diloco", "aggregator": "mean"}, probation_rounds=0)) == (
-        "open: aggregator mean (one liar can ruin it), weights up to 3 x the median"
+        "open: aggregator mean (one malicious peer can ruin it), weights up to 3 x the median"
     )
     assert trust_in_words(manifest_of({}, mode="private")) == "private: aggregator mean; every member is trusted"

@@ -57,7 +57,7 @@ class Tuning(NamedTuple):
 
 
 class Encoder(Undoable[Tuning, Tuning]):
-    """The sending side of a codec, with the state that belongs to the sender and to nobody else.
+    """The sending side of a codec, with the state that belongs to the sender alone.
 
     Every `encode` opens a transaction of its own, and commits what is still open; see `Undoable`. The price is one copy
     of the residual, taken with the first `encode`.
@@ -98,7 +98,7 @@ class Encoder(Undoable[Tuning, Tuning]):
         return self._encode(x, seed, decoded=False)[0]
 
     def encode_decoded(self, x: Tensor, seed: int) -> Sent:
-        """`encode`, with the decoded vector besides, which error feedback needs anyway.
+        """`encode`, and also the decoded vector, which error feedback needs anyway.
 
         Raises:
             NonFiniteError: see `encode`.
@@ -154,7 +154,7 @@ class Encoder(Undoable[Tuning, Tuning]):
         return residual.mul_(self.feedback.decay).add_(x, alpha=self.feedback.gain)
 
     def _tuned(self, codec: Codec, vector: Tensor) -> Codec:
-        """With the threshold that this sender stands at."""
+        """The codec with the current threshold of this sender."""
         self.encodes += 1
         if not isinstance(codec, Threshold):
             return codec

@@ -44,7 +44,7 @@ class DeferredResidual(Undoable[_Opened, Saved]):
         numel: elements P of the whole vector.
 
     Attributes:
-        vector: e, fp32 [P]; memory that nobody has touched costs nothing.
+        vector: e, fp32 [P]; untouched pages cost no memory.
     """
 
     def __init__(self, feedback: ErrorFeedback, numel: int) -> None:
@@ -131,9 +131,9 @@ class Residual(Undoable[Saved, Saved]):
         return self._opened
 
     def clear(self) -> None:
-        """Begin anew: nothing has been lost."""
+        """Reset to zero."""
         with self._lock:
-            self.vector = torch.zeros(self.vector.numel())  # pages that nobody has touched cost nothing
+            self.vector = torch.zeros(self.vector.numel())  # untouched pages cost no memory
             self._opened, self._undone = [], ()
 
     def encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:

@@ -52,7 +52,7 @@ class Undoable(ABC, Generic[Opened, Undone]):
             self._undone = ()
 
     def _cancel(self) -> None:
-        """As `revert`, of a round that nobody can have applied."""
+        """As `revert`, for a round that no member can have applied."""
         with self._lock:
             self.revert()
             self._undone = ()

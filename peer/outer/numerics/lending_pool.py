@@ -1,4 +1,4 @@
-"""Memory that is lent, and lent again once nobody holds a view of it any more."""
+"""Memory that is lent, and lent again once no view of it remains."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Synchroniser:
             clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
         try:
             sent = learner.encoders[fragment].encode_decoded(vector, self._seed(fragment, round))
-        except NonFiniteError:  # diverged: it sends what nobody will accept
+        except NonFiniteError:  # diverged: it sends a vector that every peer rejects
             return self.wire_bytes(fragment), reader(torch.full_like(vector, torch.nan))
         return float(len(sent.payload)), reader(sent.decoded)
 
@@ -144,7 +144,7 @@ class Synchroniser:
                 outcome.update = torch.cat(pieces)
             else:
                 self._outer_step(learners, reads, kept, fragment, round, outcome)
-        except ValueError:  # a robust aggregator trusts nobody, or the mean left fp32's range: nothing comes of it
+        except ValueError:  # a robust aggregator dropped all, or the mean left fp32's range
             outcome.dropped = [c.member for c in sent]
         return outcome
 
@@ -156,7 +156,7 @@ class Synchroniser:
         self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int,
         round: int,
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """(start, stop, the aggregate as everybody decodes it), piece by piece."""
+        """(start, stop, the aggregate as every member decodes it), piece by piece."""
         length, aggregator = self.lengths[fragment], self.recipe.aggregator
         if isinstance(aggregator, Mean) and aggregator.normalise == "members":
             aggregator = aggregator.bind(max(members, len(reads)))
@@ -234,7 +234,7 @@ class Synchroniser:
     def _gossip(
         self, present: Sequence[Learner], reads: Sequence[ReadFragment], members: int, fragment: int, round: int
     ) -> None:
-        """Parameters move towards the group's; who sent nothing usable is not `present`, and keeps its own."""
+        """Parameters move towards the group's; a peer without a usable contribution keeps its own."""
         if len(present) < 2:
             return
         sent = [read(0, self.lengths[fragment]).clone() for read in reads]

@@ -24,16 +24,16 @@ def with_lies(contributions: Sequence[Contribution], length: int, seed: int) -> 
         length: elements of the fragment.
         seed: of this round's lies.
     """
-    liars = [c for c in contributions if c.profile.attack != "none"]
-    if not liars:
+    attackers = [c for c in contributions if c.profile.attack != "none"]
+    if not attackers:
         return contributions
-    honest = [c.read(0, length) for c in contributions if c not in liars and c.read is not None]
+    honest = [c.read(0, length) for c in contributions if c not in attackers and c.read is not None]
     arrived = []
     for c in contributions:
-        if c in liars and c.read is not None:
+        if c in attackers and c.read is not None:
             generator = torch.Generator().manual_seed(seed + c.member)
             lie = corrupt(
-                c.profile.attack, c.read(0, length), honest, num_liars=len(liars), scale=c.profile.attack_scale,
+                c.profile.attack, c.read(0, length), honest, num_attackers=len(attackers), scale=c.profile.attack_scale,
                 generator=generator,
             )
             arrived.append(replace(c, read=reader(lie)))
@@ -47,7 +47,7 @@ def corrupt(
     own: Tensor,
     honest: Sequence[Tensor] = (),
     *,
-    num_liars: int = 1,
+    num_attackers: int = 1,
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -71,7 +71,7 @@ def corrupt(
         own: fp32 [n], what an honest peer in its place would send; left unchanged.
         honest: fp32 [n] each, the honest contributions of this round; without them, `little`, `copy` and
             `inner-product` fall back to `own`.
-        num_liars: how many lie in this round, this one included; `little` derives z from it.
+        num_attackers: how many lie in this round, this one included; `little` derives z from it.
         scale: see above; None for the attack's default.
         generator: of `copy` and `noise`; None for torch's own.
 
@@ -90,7 +90,7 @@ def corrupt(
     if kind == "nan":
         return torch.full_like(own, torch.nan)
     if kind == "little":
-        return a_little_is_enough(honest, num_liars, scale)
+        return a_little_is_enough(honest, num_attackers, scale)
     if kind == "copy":
         return honest[int(torch.randint(len(honest), (), generator=generator))].clone()
     if kind == "inner-product":
@@ -108,21 +108,21 @@ def _of_length(kind: Attack, own: Tensor, scale: float, generator: torch.Generat
     return shape * (scale * float(own.norm()) / max(1e-30, float(shape.norm())))
 
 
-def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None = None) -> Tensor:
+def a_little_is_enough(honest: Sequence[Tensor], num_attackers: int, z: float | None = None) -> Tensor:
     """mean - z std per coordinate, std over the honest without Bessel's correction (Baruch et al. 2019, 1902.06635).
 
     All Byzantine members of a round send the same vector, so one call serves them all.
 
     Args:
         honest: fp32 [n] each, at least one.
-        num_liars: at least 1.
+        num_attackers: at least 1.
         z: None for `largest_hidden_z` of this round.
 
     Returns:
         A new fp32 [n].
     """
     if z is None:
-        z = largest_hidden_z(len(honest) + num_liars, num_liars)
+        z = largest_hidden_z(len(honest) + num_attackers, num_attackers)
     mean = torch.zeros_like(honest[0])
     squares = torch.zeros_like(honest[0])
     for count, contribution in enumerate(honest, start=1):      # Welford: one pass, no stack of all peers in memory
@@ -132,7 +132,7 @@ def a_little_is_enough(honest: Sequence[Tensor], num_liars: int, z: float | None
     return mean - z * (squares / len(honest)).sqrt()
 
 
-def largest_hidden_z(num_peers: int, num_liars: int) -> float:
+def largest_hidden_z(num_peers: int, num_attackers: int) -> float:
     """The z up to which enough honest peers deviate more than the attackers (Baruch et al. 2019, algorithm 3).
 
     s = floor(n / 2 + 1) - m honest peers complete a majority, and z = Phi^-1((n - m - s) / (n - m)). At a quarter of
@@ -142,9 +142,9 @@ def largest_hidden_z(num_peers: int, num_liars: int) -> float:
     Raises:
         ValueError: no attackers, or no honest peer.
     """
-    num_honest = num_peers - num_liars
-    if num_liars < 1 or num_honest < 1:
-        raise ValueError(f"{num_liars} liars of {num_peers} peers: must be at least 1, and fewer than the peers")
-    supporters = max(1, num_peers // 2 + 1 - num_liars)
+    num_honest = num_peers - num_attackers
+    if num_attackers < 1 or num_honest < 1:
+        raise ValueError(f"{num_attackers} attackers of {num_peers} peers: must be from 1 to all but one")
+    supporters = max(1, num_peers // 2 + 1 - num_attackers)
     quantile = (num_honest - supporters) / num_honest
     return NormalDist().inv_cdf(quantile) if quantile > 0.5 else 0.0

@@ -58,7 +58,7 @@ def test_a_little_is_the_mean_less_z_standard_deviations():
 
 def test_a_little_without_a_scale_takes_z_from_the_numbers():
     # 3 honest and 2 liars: s = 3 - 2 = 1, quantile 2/3, z = 0.430727.
-    lie = corrupt("little", OWN, HONEST, num_liars=2)
+    lie = corrupt("little", OWN, HONEST, num_attackers=2)
     assert lie.tolist() == pytest.approx([3 - 0.430727 * math.sqrt(8 / 3), 2 - 0.430727 * math.sqrt(8), 5.0], abs=1e-5)
 
 
@@ -69,7 +69,7 @@ def test_a_little_agrees_with_a_stack_of_many():
     torch.testing.assert_close(a_little_is_enough(honest, 10, z=1.5), expected)
 
 
-@pytest.mark.parametrize(("num_peers", "num_liars", "z"), [
+@pytest.mark.parametrize(("num_peers", "num_attackers", "z"), [
     (50, 24, 1.426077),     # s = 26 - 24 = 2, Phi^-1(24/26)
     (16, 4, 0.210428),      # s = 9 - 4 = 5, Phi^-1(7/12)
     (20, 5, 0.253347),      # s = 11 - 5 = 6, Phi^-1(9/15 = 0.6)
@@ -78,14 +78,14 @@ def test_a_little_agrees_with_a_stack_of_many():
     (10, 6, 0.674490),      # a majority of liars: s = 1, Phi^-1(3/4)
     (2, 1, 0.0),
 ])
-def test_z_follows_from_the_numbers_of_peers_and_liars(num_peers, num_liars, z):
-    assert largest_hidden_z(num_peers, num_liars) == pytest.approx(z, abs=1e-6)
+def test_z_follows_from_the_numbers_of_peers_and_attackers(num_peers, num_attackers, z):
+    assert largest_hidden_z(num_peers, num_attackers) == pytest.approx(z, abs=1e-6)
 
 
-@pytest.mark.parametrize(("num_peers", "num_liars"), [(4, 0), (4, 4), (1, 2)])
-def test_z_needs_liars_and_honest_peers(num_peers, num_liars):
-    with pytest.raises(ValueError, match="must be at least 1, and fewer"):
-        largest_hidden_z(num_peers, num_liars)
+@pytest.mark.parametrize(("num_peers", "num_attackers"), [(4, 0), (4, 4), (1, 2)])
+def test_z_needs_attackers_and_honest_peers(num_peers, num_attackers):
+    with pytest.raises(ValueError, match="must be from 1 to all but one"):
+        largest_hidden_z(num_peers, num_attackers)
 
 
 def test_a_copy_is_bit_for_bit_one_of_the_others_and_every_one_gets_its_turn():

@@ -1,4 +1,4 @@
-"""What the two round loops share: where this peer stands, whether it takes part, and the frame of one round."""
+"""What the two round loops share: the position of this peer, whether it takes part, and the frame of one round."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RunContext:
     """The run of one peer.
 
     Attributes:
-        node, directory: the network and who is on it.
-        manifest: what was agreed.
+        node, directory: the network and its live peers.
+        manifest: of the run.
         organiser: peer id that serves the genesis state.
         nominal_tokens: tokens of a regular contribution.
         trainer: is told of rounds, and of new anchors.
@@ -132,7 +132,7 @@ class RoundLoop(ABC, Generic[Store]):
 
 
 async def read_directory(directory: Directory, patience: float) -> None:
-    """Read it; and again until the loop's time `patience` while nobody is in it.
+    """Read it; while it is empty, again until the loop's time `patience`.
 
     Records may lag behind a bootstrap that has just come back.
     """

@@ -21,7 +21,7 @@ class Nicknames(Protocol):
 
 
 class Recorder:
-    """Gives each record its time, its owner and everybody's nickname, writes it, and passes it on.
+    """Adds to each record its time, its owner and the members' nicknames, writes it, and forwards it.
 
     Args:
         journal: on disk.
@@ -53,7 +53,7 @@ class Recorder:
 
     def _complete(self, record: RoundRecord) -> RoundRecord:
         live = {peer_id: peer.nickname for peer_id, peer in self._directory.peers.items()}
-        # who has just died may be out of the directory already, and is the one to be named
+        # a peer that has just died may be out of the directory already, and its name is needed most
         known = {**self._before, **live, self._peer_id: self._nickname}
         named = (self._peer_id, *record.members, record.culprit, record.donor)
         nicknames = {peer_id: known[peer_id] for peer_id in named if peer_id in known}

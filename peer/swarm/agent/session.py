@@ -158,7 +158,7 @@ class AgentSession:
         ends: list[asyncio.Future[Any]] = [running, self._stop]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
-            running.result()  # a bug ends the agent, and its trainer starts another; without rounds it is of no use
+            running.result()  # a bug ends the agent, and its trainer starts another; an agent without rounds is useless
         stop = await self._stop
         rounds.leaving = True
         directory.announce_soon()
@@ -181,7 +181,7 @@ class AgentSession:
         await self._channel.flush()
 
     async def _linger(self, directory: Directory, rounds: AnyRounds, linger_s: float) -> None:
-        """Serve those who still lack what this peer has, but not for long."""
+        """Serve peers that lag behind this one, for a short time."""
         deadline = asyncio.get_running_loop().time() + linger_s
         while asyncio.get_running_loop().time() < deadline:
             await directory.refresh()

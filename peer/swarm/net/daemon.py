@@ -24,12 +24,12 @@ IDLE_TIMEOUT_S = 120.0  # until the first call of the DHT: asking whether others
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """Where a node listens, whom it knows, and who it is.
+    """Where a node listens, its initial peers, and its identity.
 
     Attributes:
         client_mode: it accepts no connection and says so; None: found out at start.
-        direct_port: where it accepts direct connections for what is large, 0: any free port; None: there are none.
-        mapped_port: where others reach that port; 0: there.
+        direct_port: where it accepts direct connections for large transfers, 0: any free port; None: there are none.
+        mapped_port: where others reach that port; 0: the same port.
     """
 
     identity_path: Path
@@ -90,7 +90,7 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
 
 
 async def stop_daemon(p2p: Any) -> None:
-    """End the daemon: politely, and for certain where it does not heed that, as one with QUIC may."""
+    """End the daemon: SIGTERM first, then SIGKILL if it ignores that, as one with QUIC may."""
     try:
         await asyncio.wait_for(p2p.shutdown(), ENDS_S)
     except TimeoutError:

@@ -20,7 +20,7 @@ _REMEMBERED = 1024  # of at most MAX_RECORD_BYTES each
 class SealedRecordValidator(RecordValidatorBase):  # type: ignore[misc]
     """Accepts a record only if its value is sealed by the peer that its subkey names.
 
-    hivemind calls it before it stores anything for anybody and before it believes anything that it is told.
+    hivemind calls it before it stores a record for another node and before it accepts a record that it received.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -43,7 +43,7 @@ class SealedRecordValidator(RecordValidatorBase):  # type: ignore[misc]
 def signed_by(owner: str, blob: bytes) -> bool:
     """True if `blob` is a record of any known kind sealed by `owner`.
 
-    Remembered: each of the nodes that hold a record sends it to whoever reads the directory, every time.
+    Cached: every reader of the directory receives a record from each node that stores it, every time.
     """
     for domain in DOMAINS:
         try:

@@ -1,10 +1,10 @@
-"""Direct connections between two agents, for what is large: TLS over TCP, one connection a stream.
+"""Direct connections between two agents for large transfers: TLS over TCP, one connection per stream.
 
-libp2p's daemon finds peers, proves who they are and reaches them where nothing else does, but every byte passes three
-sockets and two more processes on its way through it, and a stream's window is too small for a far line. So whoever has
-much to say asks over libp2p for the other's *door* (port, digest of a certificate, token) and connects there; the token
-proves who comes, the certificate where to. Where the door is shut, the other is asked to come through this peer's;
-where both are, the stream goes through libp2p.
+libp2p's daemon discovers and authenticates peers and reaches those that nothing else reaches, but every byte passes
+three sockets and two more processes in it, and a stream's window is too small for a distant line. So a peer requests
+the *endpoint* of the other over libp2p (port, digest of a certificate, token) and connects there; the token
+authenticates the caller, the certificate the listener. If the listener is unreachable, the other peer is asked to dial
+back; if neither is reachable, the stream goes through libp2p.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"
 CONNECT_TIMEOUT_S = 1.2  # a lost first packet is sent again after a second
-GREET_TIMEOUT_S = 3.0  # something that takes connections and says nothing must leave time for libp2p
-SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # whoever cannot be reached is not tried again for so long, then twice as long
+GREET_TIMEOUT_S = 3.0  # a listener that accepts and stays silent must leave time for libp2p
+SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # an unreachable peer is not tried again for so long, then twice as long
 MAX_HOSTS = 2
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
 Accept = Callable[[str, str, ZeroCopyProtocol], Coroutine[Any, Any, None]]
 
 
 class DirectTransport:
-    """The ways past libp2p, through this peer's door and those of others.
+    """Streams that bypass libp2p, through this peer's direct listener or another peer's.
 
     Args:
         p2p: the libp2p host.
@@ -50,7 +50,7 @@ class DirectTransport:
         clock: monotonic seconds.
 
     Attributes:
-        door: this peer's, shut until it listens.
+        door: this peer's direct listener, closed until it listens.
     """
 
     def __init__(self, p2p: Any, accept: Accept, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,21 +63,21 @@ class DirectTransport:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _enter(self, remote: str, entry: EntryMessage, pipe: ZeroCopyProtocol) -> None:
-        """Somebody has come through this peer's door: to open a stream, or because it was asked to."""
+        """Serve a peer that connected to this listener: to open a stream, or because it was asked to dial back."""
         if entry.ticket is None:
             await self._accept(remote, entry.name, pipe)
             return
-        who, future = self._awaited.get(entry.ticket, ("", None))
-        if future is None or who != remote or future.done():
-            log.debug("%s comes with a ticket that nobody waits for", remote)
+        awaited, future = self._awaited.get(entry.ticket, ("", None))
+        if future is None or awaited != remote or future.done():
+            log.debug("%s connected with an unknown or used ticket", remote)
             pipe.close()
         else:
             future.set_result(pipe)
 
-    # -- the doors of others -----------------------------------------------------------------------------------------
+    # -- the listeners of others -------------------------------------------------------------------------------------
 
     async def open(self, remote: str, name: str) -> ZeroCopyProtocol | None:
-        """A connection for a stream of this name; None where there is none but through libp2p."""
+        """A direct connection for a stream of this name; None if only libp2p reaches the peer."""
         until, seconds = self._shut.get(remote, (0.0, 0.0))
         if until > self._clock():
             return None
@@ -86,10 +86,10 @@ class DirectTransport:
         except TimeoutError:
             pipe = None
         except FAILURES as error:
-            log.debug("no direct way to %s: %s", remote, type(error).__name__)  # what is malformed may hold a token
-            return None  # it is gone, as whoever asks through libp2p will hear
+            log.debug("no direct connection to %s: %s", remote, type(error).__name__)  # the message may hold a token
+            return None  # the peer is gone, as the caller will learn through libp2p
         if pipe is None:
-            log.info("no direct way to %s; what is large goes through libp2p", remote)
+            log.info("no direct connection to %s; large transfers use libp2p", remote)
             seconds = min(2.0 * seconds, LONGEST_SHUT_S) or SHUT_S
             self._shut[remote] = self._clock() + seconds, seconds
         else:
@@ -97,7 +97,7 @@ class DirectTransport:
         return pipe
 
     async def _go(self, remote: str, name: str) -> ZeroCopyProtocol | None:
-        """Through the other's door: the one that it told once, or, if it has another now, that."""
+        """Connect to the other's listener: the endpoint that is known, or, if it has changed, the new one."""
         known = self._doors.pop(remote, None)
         for door in (known, None):
             asked = door or (await self._ask(remote, DirectRequest())).door
@@ -110,7 +110,7 @@ class DirectTransport:
         return None
 
     async def _let_come(self, remote: str, name: str) -> ZeroCopyProtocol | None:
-        """Through this peer's door, where the other's is shut."""
+        """Ask the other peer to dial back to this listener, when its own is unreachable."""
         door = self.door.told_to(remote, await seen_at(self._p2p, remote))
         if door is None:
             return None
@@ -125,13 +125,13 @@ class DirectTransport:
             return pipe
         finally:
             del self._awaited[ticket]
-            if pipe is None and future.done():  # it came and says that it did not
+            if pipe is None and future.done():  # it connected and reports that it could not
                 future.result().close()
 
     async def _through(self, remote: str, door: DirectEndpoint, entry: EntryMessage) -> ZeroCopyProtocol:
-        """Connect to a door, at the address that the other's libp2p connection comes from and nowhere else."""
+        """Connect to a listener, at the address that the other's libp2p connection comes from and no other."""
         loop = asyncio.get_running_loop()
-        trouble: Exception = OSError("it is connected through a relay alone")
+        trouble: Exception = OSError("it is connected through a relay only")
         for host in (await seen_at(self._p2p, remote))[:MAX_HOSTS]:
             connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             try:
@@ -154,7 +154,7 @@ class DirectTransport:
         )  # fmt: skip
         try:
             if not shows(transport, door.fingerprint):
-                raise ConnectionRefusedError(f"another certificate than {remote} named")
+                raise ConnectionRefusedError(f"the certificate is not the one that {remote} announced")
             stream = FrameStream(remote, pipe, Traffic())
             await stream.send_message(Kind.DIRECT, entry)
             await stream.receive({Kind.DIRECT: 0})
@@ -176,12 +176,12 @@ class DirectTransport:
             stream.close()
 
     async def answer(self, stream: FrameStream) -> None:
-        """One question of another peer: for the door, or to come through its own."""
+        """Answer one request of another peer: for this endpoint, or to dial back to its own."""
         _, body = await asyncio.wait_for(stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}), TIMEOUT_S)
         try:
             request = parse_json(DirectRequest, body)
         except ProtocolError:
-            raise ProtocolError("a malformed DirectRequest") from None  # which may hold a token, that no log must
+            raise ProtocolError("a malformed DirectRequest") from None  # it may hold a token, which must not be logged
         if request.door is None or request.ticket is None:
             door = self.door.told_to(stream.remote, await seen_at(self._p2p, stream.remote))
             await stream.send_message(Kind.DIRECT, DirectMessage(door=door))
@@ -190,7 +190,7 @@ class DirectTransport:
         try:
             pipe = await self._through(stream.remote, request.door, entry)
         except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
-            log.debug("cannot come to %s: %s", stream.remote, in_words(error))
+            log.debug("cannot dial back to %s: %s", stream.remote, in_words(error))
             await stream.send_message(Kind.DIRECT, DirectMessage())
             return
         self._spawn(self._accept(stream.remote, request.name, pipe))
@@ -205,5 +205,5 @@ class DirectTransport:
         task.add_done_callback(log_failure)
 
     async def close(self) -> None:
-        """Shut the door and end what came through it."""
+        """Close the listener and the streams that came through it."""
         await cancel_and_wait(tuple(self._tasks))

@@ -1,4 +1,4 @@
-"""The door of one peer: where others connect directly, with a token that tells who they are."""
+"""The direct listener of one peer: others connect to it with a token that identifies them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from peer.swarm.runtime.expiring import BoundedMap
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
-MAX_ARRIVING = 64  # connections that have not said yet who they are
+MAX_ARRIVING = 64  # unauthenticated connections
 MAX_ARRIVING_OF_HOST = 32
 MAX_PEERS = 4096  # that hold a token
 MAX_HOSTS_OF_PEER = 4
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2
-CONGESTION_CONTROL = b"bbr"  # made to keep its pace over the pause between two rounds, and over a lost packet
+CONGESTION_CONTROL = b"bbr"  # keeps its sending rate across the idle time between rounds, and after a lost packet
 Enter = Callable[[str, EntryMessage, ZeroCopyProtocol], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 class DirectListener:
-    """The door of this peer; shut until it listens.
+    """Accepts direct connections of authenticated peers; closed until it listens.
 
     Args:
-        enter: (peer id, what it said, pipe) -> serves who came in.
+        enter: (peer id, its entry message, pipe) -> serves the connection.
         spawn: runs a task as long as the peer lives.
 
     Attributes:
-        port: at which others find it; 0 while it is shut.
+        port: at which others reach it; 0 while it is closed.
     """
 
     def __init__(self, enter: Enter, spawn: Spawn) -> None:
@@ -49,20 +49,20 @@ class DirectListener:
         self._context, self._fingerprint = server_side()
         self._tokens: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by peer id; a token is never replaced, so that
         self._holders: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by token, forgets the same peers
-        self._hosts: BoundedMap[str, None] = BoundedMap(MAX_PEERS)  # where those come from that have been told
+        self._hosts: BoundedMap[str, None] = BoundedMap(MAX_PEERS)  # addresses of the peers that were told the endpoint
         self._arriving = Admission(MAX_ARRIVING, MAX_ARRIVING_OF_HOST)  # by host
 
     def listen(self, host_maddrs: Sequence[str], port: int, mapped_port: int = 0) -> None:
         """Accept connections on the hosts of these addresses, at `port`, or any free one if it is 0 or taken.
 
         Args:
-            mapped_port: where others reach `port`; 0: there.
+            mapped_port: where others reach `port`; 0: the same port.
         """
         hosts = tuple(dict.fromkeys(parse_host_address(address).host for address in host_maddrs))
         try:
             listeners = _bind(hosts, port)
         except OSError as error:
-            log.warning("direct connections: cannot listen on port %d (%s); on any other", port, error.strerror)
+            log.warning("direct connections: cannot listen on port %d (%s); using any other", port, error.strerror)
             try:
                 listeners = _bind(hosts, 0)
             except OSError as trouble:
@@ -79,7 +79,7 @@ class DirectListener:
             while True:
                 try:
                     connection, (host, *_) = await loop.sock_accept(listener)
-                except OSError as error:  # no descriptor is free, say
+                except OSError as error:  # for example, no free descriptor
                     log.warning("direct connections: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
@@ -100,7 +100,7 @@ class DirectListener:
         await self._enter(remote, entry, pipe)
 
     async def _hear(self, connection: socket.socket) -> tuple[ZeroCopyProtocol, str, EntryMessage]:
-        """Who comes, and what for."""
+        """Authenticate a connection: (its pipe, the peer id, its entry message)."""
         connection.setblocking(False)
         tune(connection)
         pipe = ZeroCopyProtocol()
@@ -112,7 +112,7 @@ class DirectListener:
             entry = await stream.receive_message(Kind.DIRECT, EntryMessage)
             remote = self._holders.get(entry.token)
             if remote is None:
-                raise ProtocolError("a token that nobody has")
+                raise ProtocolError("an unknown token")
             await stream.send(Kind.DIRECT)
         except BaseException:
             pipe.close()
@@ -120,10 +120,10 @@ class DirectListener:
         return pipe, remote, entry
 
     def told_to(self, remote: str, hosts: Sequence[str]) -> DirectEndpoint | None:
-        """What this peer may know of it; None while it is shut.
+        """The endpoint for one peer, with its token; None while the listener is closed.
 
         Args:
-            hosts: where its connections come from. Strangers from elsewhere cost no handshake.
+            hosts: addresses of that peer's connections. A connection from any other address costs no handshake.
         """
         if not self.port:
             return None
@@ -158,8 +158,8 @@ def _bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def tune(connection: socket.socket) -> None:
-    """What both ends want of their sockets."""
+    """Set the socket options that both ends need."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    with contextlib.suppress(OSError):  # the kernel has it not, or not for everybody
+    with contextlib.suppress(OSError):  # the kernel lacks it, or does not permit it
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)

@@ -1,4 +1,4 @@
-"""Who is there: signed peer records and manifests in the DHT."""
+"""The live peers of a run: signed peer records and manifests in the DHT."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Directory:
 
     @property
     def fresh(self) -> bool:
-        """Whether somebody has announced itself a moment ago; not where this machine has slept, or lost the others."""
+        """Whether a peer announced itself recently; false after a suspend, or when this machine lost the others."""
         now = self._clock()
         made = (record.expires_at - PEER_TTL_S for record in self.peers.values())
         return any(now - FRESH_S < at < now + FRESH_S for at in made)
@@ -129,7 +129,7 @@ class Directory:
 
 
 async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
-    """Sealed records under a DHT key by subkey, less what is no record; None if there are none, or nobody answers."""
+    """Sealed records under a DHT key by subkey, without malformed ones; None if there are none, or no node answers."""
     try:
         found = await asyncio.wait_for(node.dht.get(key, latest=True), DHT_TIMEOUT_S)
     except TimeoutError:
@@ -144,7 +144,7 @@ async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
 
 
 async def write_record(node: Node, key: str, blob: bytes, expires_at: float, owner: str | None = None) -> bool:
-    """Store a sealed record; `owner` differs from this peer when it only repeats somebody's record."""
+    """Store a sealed record; `owner` differs from this peer when it repeats another peer's record."""
     try:
         stored = await asyncio.wait_for(
             node.dht.store(key, blob, expires_at, subkey=owner or node.peer_id), DHT_TIMEOUT_S

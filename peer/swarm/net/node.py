@@ -62,7 +62,7 @@ class Node:
         refuses: whose streams are closed unread.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
-        direct: connections beside libp2p, for what is large; None: there are none.
+        direct: direct connections for large transfers; None: there are none.
     """
 
     config: NodeConfig
@@ -160,7 +160,7 @@ class Node:
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
         while not self.client and peer_id in self.clients and peer_id not in await self._connected():
-            await asyncio.sleep(CLIENT_RECHECK_S)  # it dials everybody; through a relay it would be reached as well
+            await asyncio.sleep(CLIENT_RECHECK_S)  # a client dials every peer; a relay would reach it as well
         if bulk and self.direct is not None:
             pipe = await self.direct.open(peer_id, name)
             if pipe is not None:
@@ -227,7 +227,7 @@ class Node:
                     log.info("reached %s again", address)
                 elif not reached and address not in lost:
                     lost.add(address)
-                    log.warning("lost %s; going on without it and trying again", address)
+                    log.warning("lost %s; continuing without it and retrying", address)
             await asyncio.sleep(RECONNECT_PERIOD_S)
 
     async def closed(self) -> str:

@@ -15,9 +15,9 @@ DIRECT_BYTES = 16 * 1024  # shorter reads come out of the staging buffer: header
 
 
 class ZeroCopyProtocol(asyncio.BufferedProtocol):
-    """One connected socket: exact reads, writes that heed the socket's pace.
+    """One connected socket: exact reads, writes with back-pressure.
 
-    One reader and one writer at a time. While nobody reads, at most STAGING_BYTES are taken from the socket.
+    One reader and one writer at a time. Without a pending read, at most STAGING_BYTES are taken from the socket.
 
     Args:
         transport: of the connected socket; use `adopt` for one that asyncio's streams have opened. None: the pipe is
@@ -130,7 +130,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
     # -- asyncio's side ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """The connection stands."""
+        """The connection is established."""
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -146,7 +146,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
         if self._target is not None and self._filled < len(self._target):
             self._filled += nbytes
             if self._filled < len(self._target):
-                return  # nobody needs to wake yet
+                return  # no waiter to wake yet
         else:
             self._last += nbytes
             if self._last == len(self._staging):
@@ -154,7 +154,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """The other end has closed its side; this side may go on writing, but for TLS, which knows no half."""
+        """The other end has closed its side; this side may write on, except over TLS, which has no half-close."""
         self._ended = True
         self._wake()
         return not self.direct

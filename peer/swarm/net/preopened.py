@@ -1,4 +1,4 @@
-"""A stream that is opened before anybody knows what to ask on it: to a far peer that takes five round trips."""
+"""A stream that is opened before its request is known: opening one to a distant peer takes five round trips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OpenStream = Callable[[str], Awaitable[FrameStream]]
 
 
 class PreopenedStream:
-    """Opens a stream to one peer at once, for whoever asks for one first.
+    """Opens a stream to one peer at once, for the first caller of `open`.
 
     Args:
         open_stream: opens a stream to a peer.
@@ -29,7 +29,7 @@ class PreopenedStream:
         return await self._open(self._remote), self._clock()
 
     async def open(self, remote: str) -> FrameStream:
-        """That stream, unless it is taken, or so old that the other end may have given it up; else a new one.
+        """That stream, unless it is taken, or so old that the other end may have closed it; else a new one.
 
         Raises:
             StreamClosedError: the peer cannot be reached.
@@ -50,7 +50,7 @@ class PreopenedStream:
         return await self._open(remote)
 
     async def close(self) -> None:
-        """Nobody wants it any more."""
+        """Close the stream if it was not taken."""
         opening, self._opening = self._opening, None
         if opening is not None:
             await _close(opening)

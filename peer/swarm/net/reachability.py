@@ -1,7 +1,7 @@
-"""Whether others can open connections to this machine: asked of peers that try it, before anybody relies on it.
+"""Whether others can open connections to this machine: peers probe it at start, before others rely on it.
 
-libp2p's connections carry streams both ways, so a machine that can only dial out takes part as a client: it dials
-whoever accepts connections, and they open their streams over what it has opened.
+libp2p's connections carry streams both ways, so a machine that can only dial out runs as a client: it dials the peers
+that accept connections, and they open their streams over those connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 
 log = logging.getLogger(__name__)
 REACH_NAME = "atoll/reach"
-GREETING = b"/multistream/1.0.0\n"  # what a libp2p host says first to whoever connects
+GREETING = b"/multistream/1.0.0\n"  # the first bytes of a libp2p host on a new connection
 MAX_PORTS = 4
 DIAL_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 10.0
@@ -47,9 +47,9 @@ def tcp_ports(maddrs: Sequence[str]) -> tuple[int, ...]:
 
 
 class DialBackServer:
-    """Tries, for whoever asks, whether a new connection to the address that it is seen at succeeds.
+    """Probes, for a peer that asks, whether a new connection to the address at which it is seen succeeds.
 
-    Only the address of the asker's own connection is dialled, so nobody can be made to knock elsewhere.
+    Only the address of the requester's own connection is dialled, so the server cannot be directed to a third party.
 
     Args:
         p2p: the host.
@@ -60,7 +60,7 @@ class DialBackServer:
         self._dialling = asyncio.Semaphore(DIALS_AT_ONCE)
 
     async def answer(self, stream: FrameStream) -> None:
-        """One question on one stream."""
+        """Answer one request on one stream."""
         request = await asyncio.wait_for(stream.receive_message(Kind.REACH, ReachRequest), ANSWER_TIMEOUT_S)
         seen = await seen_at(self._p2p, stream.remote)
         reached = False
@@ -74,12 +74,12 @@ class DialBackServer:
 async def accepts_connections(
     p2p: Any, helpers: Sequence[str], ports: Callable[[], Any], tries: int
 ) -> bool | None:
-    """Ask peers to dial this machine; None if none of them could say.
+    """Ask peers to dial this machine; None if none of them could tell.
 
     Args:
         helpers: peer ids that this host can reach.
-        ports: awaitable: the ports to try, anew each time.
-        tries: so often while the answer is no; while nobody can say, twice at least.
+        ports: awaitable: the ports to try, read before each try.
+        tries: how often to repeat a negative answer; without any answer, at least twice.
     """
     answer: bool | None = None
     for attempt in range(max(tries, TRIES_UNANSWERED)):
@@ -110,7 +110,7 @@ async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
         message = parse_json(ReachMessage, body)
         return message.reached if message.tried else None
     except (TimeoutError, P2PDaemonError, StreamClosedError, ProtocolError, OSError, EOFError) as error:
-        log.info("%s did not say whether it can reach this machine: %s", helper, in_words(error))
+        log.info("%s did not report whether it can reach this machine: %s", helper, in_words(error))
         return None
     finally:
         if stream is not None:

@@ -1,4 +1,4 @@
-"""Asking a peer for something that it holds."""
+"""Requests to one peer over a stream of their own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def sweep_stale_sockets(folder: Path | None = None) -> int:
     """Remove hivemind's socket files of daemons that were killed; returns how many. Live sockets stay.
 
     What the kernel lists are the sockets of this network namespace alone, while the folder may be shared with others
-    (containers); so whoever is not listed is asked first, as connecting by path crosses namespaces.
+    (containers); so a socket that is not listed is probed first, as connecting by path crosses namespaces.
     """
     folder = folder or Path(tempfile.gettempdir())
     listening = {line.split()[-1] for line in UNIX_SOCKETS.read_text().splitlines()[1:]}

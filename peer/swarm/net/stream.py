@@ -69,7 +69,7 @@ class FrameStream:
             header = pack_header(kind, length)
             if length <= SMALL_BYTES:  # one record of TLS
                 self._pipe.write(header + view)
-            else:  # the header with the first slice: whoever reads wakes once
+            else:  # the header with the first slice: the reader wakes once
                 self._pipe.write(header, view[:SLICE_BYTES])
             await self._pipe.drain()
             for start in range(SLICE_BYTES, length, SLICE_BYTES):
@@ -140,8 +140,8 @@ class FrameStream:
         """Wait until the other end has read everything and closed, then close; the other end must know what comes last.
 
         The libp2p daemon knows no half of a stream: when either half of its local end is closed it closes the stream,
-        and then resets it, both ways. Over QUIC what is on its way is lost then, and over TCP now and then what the
-        other end has not read. So whoever spoke last does not close first.
+        and then resets it, both ways. Over QUIC that loses data in flight, and over TCP occasionally data that the
+        other end has not read. So the side that sent last does not close first.
         """
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._pipe.ended(), timeout_s)

@@ -1,7 +1,7 @@
 """TLS of direct connections: a throw-away certificate for each process, which the other end knows by its digest.
 
-Who the ends are is settled before, over libp2p's authenticated streams: they carry the digest of the certificate one
-way and a secret token the other. So no name, no date and no authority is checked; the digest is.
+The ends have authenticated each other before, over libp2p's streams: these carry the digest of the certificate one way
+and a secret token the other. So no name, no date and no authority is checked; the digest is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
-_FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(2100, 1, 1)  # nobody looks
+_FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(2100, 1, 1)  # not checked
 
 
 def server_side() -> tuple[ssl.SSLContext, str]:
@@ -43,7 +43,7 @@ def server_side() -> tuple[ssl.SSLContext, str]:
 
 
 def client_side() -> ssl.SSLContext:
-    """TLS 1.3 to whoever has the right certificate: ask `shows` before the first byte."""
+    """TLS 1.3 without a certificate check: call `shows` before the first byte."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -20,7 +20,7 @@ def trim_malloc_arenas() -> None:
     A slice as fp32 (2 MiB) between payloads would leave holes: after ten rounds of 10M parameters the heap was twice
     what was used of it. Such temporaries, and what lives longer, have memory of their own
     (`peer.outer.numerics.scratch`). Of smaller blocks the heap may keep 16 MiB, for several threads at once, or every
-    piece would be mapped anew: a third of an exchange's processor time. Each thread with a heap of its own would keep
+    tile would be mapped again: a third of an exchange's CPU time. Each thread with a heap of its own would keep
     half as much again, of what another one could use.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""Rounds go first: what a donor does for joiners waits while its own round is exchanged."""
+"""Rounds have priority over serving state: a donor's work for joiners waits while its own round is exchanged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 PATIENCE_S = 5.0  # a round that is over sooner is left alone
 SHARE = 0.01  # of a longer one is for joiners, all together; a round waits for each of its members, so it adds up
-MOST_S = 10.0  # for a chunk: who waits for one gives up a donor whose next takes more than 30 s
+MOST_S = 10.0  # for a chunk: a joiner drops a donor whose next chunk takes more than 30 s
 Aside = Callable[[], None]
 
 
 def go_on() -> None:
-    """For work that stands aside for nobody."""
+    """No-op yield point."""
 
 
 async def _go_on() -> None:
@@ -25,11 +25,11 @@ async def _go_on() -> None:
 
 
 class IoSlot(NamedTuple):
-    """The time for one chunk, of which a part may be left when a round begins: that goes first, as before the turn.
+    """The time for one chunk. If a round begins meanwhile, it has priority, as before the slot.
 
     Attributes:
-        aside: what work in a thread calls between its pieces. Not while something is held that a round needs.
-        wait: what work in the loop waits for between its pieces.
+        aside: yield point for work in a thread, called between tiles; never while holding what a round needs.
+        wait: yield point for work in the event loop.
     """
 
     aside: Aside = go_on
@@ -37,9 +37,9 @@ class IoSlot(NamedTuple):
 
 
 class RoundPriority:
-    """Who serves history takes a `turn` for each chunk; rounds say when they begin and end.
+    """Schedules the serving of history, one `turn` per chunk, around rounds, which report their begin and end.
 
-    What is left to do for a round when it is over belongs to it: the next one would have to wait for that.
+    Work that remains for a round when it is over belongs to it: the next one would have to wait for that.
 
     Args:
         clock: monotonic seconds.
@@ -51,7 +51,7 @@ class RoundPriority:
         self._calm = threading.Event()  # the same for threads
         self._let_in()
         self._rounds = 0
-        self._next = 0.0  # when somebody may have a turn in the round that is exchanged
+        self._next = 0.0  # when the next turn may begin in the round that is exchanged
 
     def round_begins(self) -> None:
         self._rounds += 1
@@ -60,7 +60,7 @@ class RoundPriority:
         self._calm.clear()
 
     def round_ends(self, rest: asyncio.Future[None] | None = None) -> None:
-        """The round is over; `rest` is what is still done for it."""
+        """The round is over; `rest` is the work that remains for it."""
         over = self._rounds
         if rest is None or rest.done():
             self._let_in()
@@ -78,7 +78,7 @@ class RoundPriority:
             yield IoSlot(partial(self._stand_aside, latest), partial(self._wait, latest))
             return
         began = self._clock()
-        self._next = began + MOST_S  # nobody else, until it is known how long this takes
+        self._next = began + MOST_S  # no other turn, until the duration of this one is known
         try:
             yield IoSlot()
         finally:
@@ -95,7 +95,7 @@ class RoundPriority:
             self._calm.wait(left)
 
     def _left(self, latest: float) -> float:
-        """Seconds that the round which is exchanged still has for itself; 0 where there is none."""
+        """Seconds for which the current round still has full priority; 0 if there is none."""
         return 0.0 if self._calm.is_set() else min(self._next, latest) - self._clock()
 
     def _let_in(self) -> None:

@@ -50,7 +50,7 @@ async def staggered(
     Yields name and outcome as the calls end; what still runs when the caller has enough (`aclosing`) is cancelled.
 
     Args:
-        names: whom there is to call, the best first; asked again each time, for those who have come meanwhile.
+        names: -> the names to call, the best first; evaluated before each call, for those that have appeared meanwhile.
     """
     called, running = set[str](), dict[asyncio.Future[T], str]()
     try:
@@ -86,11 +86,11 @@ def use_few_threads() -> None:
 
 
 def hush_foreign_noise(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """asyncio's handler of what nobody handles, but for two things that are no errors.
+    """asyncio's handler of unhandled exceptions, except for two that are no errors.
 
     A search in hivemind's DHT that is cancelled, as one that takes too long is, leaves tasks behind that wait for its
-    own events. And a TLS connection that is given up in the moment in which the other end answers is closed by uvloop
-    before it sends what the handshake has left to send; whoever gave it up knows.
+    own events. And a TLS connection that is cancelled at the moment the other end answers is closed by uvloop before it
+    sends the rest of the handshake; the canceller knows.
     """
     task, trouble = context.get("task"), context.get("exception")
     waits = isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__qualname__", "") == "Event.wait"

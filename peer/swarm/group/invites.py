@@ -25,6 +25,11 @@ PROBE_TIMEOUT_S = 3.0
 LAST_CALL = 0.75  # of a leader's wait: whoever is asked for its contribution then still comes in time
 
 
+def invite_name(run_id: str) -> str:
+    """Stream handler that takes invitations."""
+    return f"atoll/{run_id[:16]}/invite"
+
+
 class InviteHost(Protocol):
     """Judges invitations; the `Matchmaker` implements it."""
 
@@ -52,7 +57,6 @@ class Invites:
     ) -> None:  # fmt: skip
         self._node, self._run_id, self._membership = node, rosters.run_id, membership
         self._me, self._host, self._clock = me, host, clock
-        self._name = f"atoll/{rosters.run_id[:16]}/invite"
         self._window_s = rosters.rounds.straggler_wait_s
         self._moved, self._committed_at = asyncio.Event(), clock()
         self.behind: str | None = None
@@ -60,7 +64,7 @@ class Invites:
         self._invited = asyncio.Event()
 
     async def start(self) -> None:
-        await self._node.serve(self._name, "round", self._on_invite)
+        await self._node.serve(invite_name(self._run_id), "round", self._on_invite)
 
     def committed(self) -> None:
         """This peer has contributed to a round."""
@@ -75,7 +79,7 @@ class Invites:
         """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
         position = self._me.position()
         try:
-            stream = await self._node.open(peer_id, self._name, "round", PROBE_TIMEOUT_S)
+            stream = await self._node.open(peer_id, invite_name(self._run_id), "round", PROBE_TIMEOUT_S)
         except StreamClosedError as error:
             log.info("%s is gone: %s", peer_id, error)
             self._membership.avoid(peer_id)

@@ -11,7 +11,6 @@ its roster is the leader's word alone, and with an unknown group size it always 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 
@@ -22,14 +21,12 @@ from peer.swarm.group.follower import Follower
 from peer.swarm.group.invites import Invites
 from peer.swarm.group.lobby import Lobby, join_name
 from peer.swarm.group.local_peer import LocalPeer
-from peer.swarm.group.membership import INVITED_S, Membership
+from peer.swarm.group.membership import Membership
 from peer.swarm.group.regrouping import LONGEST_WAIT_S, RegroupPolicy
+from peer.swarm.group.return_notice import ReturnNotice
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-
-RETURN_EVERY_S = 2.0  # is said: whoever runs after quick rounds would say nothing else
-NO_HURRY_S = 1e9
 
 
 class Matchmaker:
@@ -49,15 +46,15 @@ class Matchmaker:
         self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
+        self._node, self._directory, self._rosters = node, directory, rosters
         self._me, self._clock = me, clock
         self.membership = Membership(node.peer_id, rosters.run_id, directory, me, clock)
         self._regrouping = RegroupPolicy(clock)
         self._formed = clock()
-        self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
         self._sat = asyncio.Event()
         self._lobby = Lobby(node.peer_id, rosters, self.membership, me, self, clock)
         self._invites = Invites(node, rosters, self.membership, me, self, clock)
+        self._returning = ReturnNotice(node, self._invites, clock)
         self._leader = leader_module.Leader(node, rosters, me, self.membership, self._lobby, self._invites, clock)
         self._follower = Follower(node, directory, rosters, me, self.membership, self._invites, clock)
 
@@ -74,7 +71,7 @@ class Matchmaker:
     @property
     def patience_s(self) -> float:
         """How long a standing group waits for its members: the straggler's window, and time to answer it."""
-        return self._rounds.straggler_wait_s + leader_module.SOLO_PATIENCE_S
+        return self._rosters.rounds.straggler_wait_s + leader_module.SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""
@@ -84,7 +81,7 @@ class Matchmaker:
     def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
         if self._clock() >= self._formed + LONGEST_WAIT_S:
             return True
-        if len(members) >= self._rounds.max_group:
+        if len(members) >= self._rosters.rounds.max_group:
             return False
         return not (self.membership.solitary(newcomer) and any(map(self.membership.solitary, members)))
 
@@ -105,7 +102,7 @@ class Matchmaker:
     def included(self, group: Group) -> None:
         """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
         self._formed, self.membership.company = self._clock(), group.others
-        self._say_no_more()
+        self._returning.stop()
         left_out = (self._wanted() | self.membership.avoided()).difference(group.others)
         self._regrouping.came(group.others)
         self._regrouping.missed(left_out)
@@ -120,21 +117,8 @@ class Matchmaker:
         is found out meanwhile, and who commits a round without this peer says so. Nobody is hurried by it.
         """
         self.moved()
-        now = self._clock()
-        if self._me.slot.called or now < self._said_at + RETURN_EVERY_S:  # to invite is to call there
-            return
-        self._say_no_more()
-        self._said_at = now
-        self._saying = tuple(self._node.spawn(self._say(peer_id)) for peer_id in self.membership.company)
-
-    async def _say(self, peer_id: str) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):  # the directory has heard of it by then
-            await asyncio.wait_for(self._invites.send(peer_id, NO_HURRY_S), INVITED_S)
-
-    def _say_no_more(self) -> None:
-        for task in self._saying:
-            task.cancel()
-        self._saying = ()
+        if not self._me.slot.called:  # to invite is to call there
+            self._returning.say(self.membership.company)
 
     def awaited(self) -> None:
         """See `LobbyHost.awaited`."""
@@ -164,7 +148,7 @@ class Matchmaker:
 
     def gathering(self) -> None:
         """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
-        position, window_s = self._me.position(), self._rounds.straggler_wait_s
+        position, window_s = self._me.position(), self._rosters.rounds.straggler_wait_s
         self._lobby.hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
         asyncio.get_running_loop().call_later(window_s, self._hurry_at, position)

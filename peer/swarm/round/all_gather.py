@@ -73,20 +73,20 @@ class AllGather(ExchangeStrategy):
         whole = memoryview(await contribute(0, self._numel, Leaves()))
         units = list(_cut(whole, session.unit_bytes(session.me)))
         bound = await self.compute(_leaves_of, units)
-        session.own_leaves.set_result(bound)
+        session.own.leaves.set_result(bound)
         seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
         shown = close_gathering(self._identity, session.sitting.result(), seals, bound)
-        for future, unit in zip(session.own_reduced, units, strict=True):
+        for future, unit in zip(session.own.reduced, units, strict=True):
             future.set_result(unit)
         on_signed(shown)
-        session.own_seal.set_result(shown.seal)
+        session.own.seal.set_result(shown.seal)
         return Produced(whole)
 
     async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
         """Sign what this peer is going to send to all, before it has seen what anybody else sends: so that nobody can
         copy or answer another's contribution.
         """
-        sitting, bound = await asyncio.shield(session.sitting), await asyncio.shield(session.own_leaves)
+        sitting, bound = await asyncio.shield(session.sitting), await asyncio.shield(session.own.leaves)
         return seal_sent(self._identity, sitting, reducer, root_of(bound.digests))
 
     async def hear(self, session: RoundBuffers) -> ReducedParts:

@@ -103,11 +103,11 @@ class ButterflyAllReduce(ExchangeStrategy):
             piece = whole[written : written + len(reduced)]
             piece[:] = reduced
             written += len(reduced)
-            session.own_reduced[index].set_result(piece)
+            session.own.reduced[index].set_result(piece)
         shown = await self.sign(session, job.leaves, job.outputs, kept if keep else (), residual)
         on_signed(shown)
-        session.own_seal.set_result(shown.seal)
-        return Produced(whole, mean_cosine(job.gram), job.drops(len(session.own_reduced)))
+        session.own.seal.set_result(shown.seal)
+        return Produced(whole, mean_cosine(job.gram), job.drops(len(session.own.reduced)))
 
     @property
     def reducers_feed_back(self) -> bool:
@@ -119,7 +119,7 @@ class ButterflyAllReduce(ExchangeStrategy):
         if not self.reducers_feed_back:
             return ()
         seals = {peer_id: inbox.signed for peer_id, inbox in session.inboxes.items()}
-        return tuple(seals.get(peer_id, session.own_seal).result().residual.hex() for peer_id in session.order)
+        return tuple(seals.get(peer_id, session.own.seal).result().residual.hex() for peer_id in session.order)
 
     async def finish(
         self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002

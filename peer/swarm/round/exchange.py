@@ -189,7 +189,7 @@ class Exchange:
         assert session.group is group
         link_id = link.id
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
-        session.own_vote.set_result(VoteMessage(link_id=link_id, signature=signature))
+        session.own.vote.set_result(VoteMessage(link_id=link_id, signature=signature))
         odd = partial(self._observer.odd_vote, session)
         try:
             signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)

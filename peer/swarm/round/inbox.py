@@ -116,6 +116,31 @@ class Inbox:
         _fail(abort, *self.parts, self.reduced)
 
 
+class OwnFrames:
+    """What this peer sends to all in one round: futures that a sender to each member waits for.
+
+    Attributes:
+        reduced: one for each unit of what it reduced, to send as soon as it is there.
+        leaves: digests of those units, where a peer binds itself to them before it sends them.
+        seal: its signature over those, once all are there.
+        vote: what is sent last.
+    """
+
+    def __init__(self, units: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in range(units)]
+        self.leaves: asyncio.Future[Leaves] = loop.create_future()
+        self.seal: asyncio.Future[ReducedSeal] = loop.create_future()
+        self.vote: asyncio.Future[VoteMessage] = loop.create_future()
+
+    def cancel(self) -> None:
+        """Nothing more is sent, and what was is free."""
+        futures: tuple[asyncio.Future[Any], ...] = (*self.reduced, self.leaves, self.seal, self.vote)
+        for future in futures:
+            future.cancel()
+        self.reduced = []
+
+
 class RoundBuffers:
     """One round of one group, from the first member that is ready to the certificate.
 
@@ -127,10 +152,7 @@ class RoundBuffers:
 
     Attributes:
         outbound: the streams to the others.
-        own_reduced: one future for each unit of what this peer sends to all, to send as soon as it is there.
-        own_leaves: digests of those units, where a peer binds itself to them before it sends them.
-        own_seal: this peer's signature over those, once all are there.
-        own_vote: what is sent last.
+        own: what this peer sends to all.
         sitting: what all signatures of the round name; known with the group.
         joins: the sealed joins of a standing group's round, this peer's own among them.
         heard: what the other reducers signed, checked.
@@ -142,7 +164,6 @@ class RoundBuffers:
     def __init__(
         self, order: tuple[str, ...], me: int, cut: Partition, group: Group | None = None, lend: Lend = blank
     ) -> None:
-        loop = asyncio.get_running_loop()
         self.order, self.me, self.cut, self.lend = order, me, cut, lend
         self.group: Group | None = None
         sizes = [self.unit_bytes(index) for index in range(len(order))]
@@ -152,11 +173,8 @@ class RoundBuffers:
             if index != me
         }
         self.outbound: dict[str, FrameStream] = {}
-        self.own_reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in sizes[me]]
-        self.own_leaves: asyncio.Future[Leaves] = loop.create_future()
-        self.own_seal: asyncio.Future[ReducedSeal] = loop.create_future()
-        self.own_vote: asyncio.Future[VoteMessage] = loop.create_future()
-        self.sitting: asyncio.Future[Sitting] = loop.create_future()
+        self.own = OwnFrames(len(sizes[me]))
+        self.sitting: asyncio.Future[Sitting] = asyncio.get_running_loop().create_future()
         self.joins: dict[str, bytes] = {}
         self.heard: ReducedParts | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
@@ -202,10 +220,8 @@ class RoundBuffers:
         """The round is over: nothing more comes, and what has come is free whoever still knows this session."""
         for inbox in self.inboxes.values():
             inbox.close(abort)
-        own: tuple[asyncio.Future[Any], ...] = (self.own_leaves, self.own_seal, self.own_vote, self.sitting)
-        for future in (*self.own_reduced, *own):
-            future.cancel()
-        self.own_reduced = []
+        self.own.cancel()
+        self.sitting.cancel()
 
 
 def _fail(abort: RoundAborted, *futures: asyncio.Future[Any]) -> None:

@@ -46,10 +46,10 @@ def start_senders(
         for start, stop in session.slices(index):
             await stream.send(Kind.PART, await contribute(start, stop, leaves))
         await stream.send(Kind.SEAL_SENT, (await work.seal(session, peer_id, leaves)).body)
-        for future in session.own_reduced:
+        for future in session.own.reduced:
             await stream.send(Kind.REDUCED, await asyncio.shield(future))
-        await stream.send(Kind.SEAL_REDUCED, (await asyncio.shield(session.own_seal)).body)
-        await stream.send_message(Kind.VOTE, await asyncio.shield(session.own_vote))
+        await stream.send(Kind.SEAL_REDUCED, (await asyncio.shield(session.own.seal)).body)
+        await stream.send_message(Kind.VOTE, await asyncio.shield(session.own.vote))
 
     before = session.senders
     session.senders = {

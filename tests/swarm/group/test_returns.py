@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from peer.swarm.group import matchmaking
+from peer.swarm.group import return_notice
 from tests.swarm.gathering import INVITE_NAME, NEXT, gather, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -65,7 +65,7 @@ async def test_who_is_in_a_group_says_no_more_that_it_is_back(network):
 
 async def test_it_is_not_said_for_ever(network, monkeypatch):
     """Whoever has an invitation from another waits only half as long for its leader to speak."""
-    monkeypatch.setattr(matchmaking, "INVITED_S", 0.05)
+    monkeypatch.setattr(return_notice, "INVITED_S", 0.05)
     one, others = await returned(network, 3, 2)
     one.matchmaker.caught_up()
     await until(lambda: all(other.matchmaker._invites._inviters for other in others))
@@ -89,18 +89,18 @@ async def test_it_finds_out_who_sleeps_before_it_waits_there(network):
 async def test_it_is_said_now_and_then_and_not_where_it_would_call_for_a_round(network):
     one, _ = await returned(network, 2, 1)
     matchmaker, now = one.matchmaker, [100.0]
-    matchmaker._clock = lambda: now[0]
+    matchmaker._returning._clock = lambda: now[0]
     matchmaker.caught_up()
-    (first,) = matchmaker._saying
-    now[0] += 0.9 * matchmaking.RETURN_EVERY_S
+    (first,) = matchmaker._returning._saying
+    now[0] += 0.9 * return_notice.RETURN_EVERY_S
     matchmaker.caught_up()
-    assert matchmaker._saying == (first,)
-    now[0] += 0.2 * matchmaking.RETURN_EVERY_S
+    assert matchmaker._returning._saying == (first,)
+    now[0] += 0.2 * return_notice.RETURN_EVERY_S
     one.itself.called = True
     matchmaker.caught_up()
-    assert matchmaker._saying == (first,)
+    assert matchmaker._returning._saying == (first,)
     one.itself.called = False
     matchmaker.caught_up()
-    assert len(matchmaker._saying) == 1
-    assert matchmaker._saying != (first,)
+    assert len(matchmaker._returning._saying) == 1
+    assert matchmaker._returning._saying != (first,)
     await until(first.cancelled)

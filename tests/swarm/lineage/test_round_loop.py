@@ -64,9 +64,9 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
     await after.of(record)
     assert membership.expected() == []
-    monkeypatch.setattr(membership, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S - 1.0)
+    monkeypatch.setattr(membership._disbelieved, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S - 1.0)
     assert membership.expected() == []
-    monkeypatch.setattr(membership, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S)
+    monkeypatch.setattr(membership._disbelieved, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S)
     assert membership.expected() == [liar.peer_id]
 
 

@@ -69,6 +69,7 @@ class RoundLoop(ABC, Generic[Store]):
         self.joined = False
         self.leaving = False
         self.group_size = 0
+        self._counted = (0, 0)
 
     def position(self) -> Position:
         return self.store.position
@@ -113,22 +114,21 @@ class RoundLoop(ABC, Generic[Store]):
         self._directory.announce_soon()
 
     async def _one_round(self, due: Due) -> None:
-        sent, received = self._traffic()
         self.slot.begin_round()
         try:
             record = await self._perform(due)
         finally:
             self.slot.release(due)
-        now_sent, now_received = self._traffic()
-        traffic = {"bytes_sent": now_sent - sent, "bytes_received": now_received - received}
-        self._trainer.tell(RoundEnded(record=record.model_copy(update=traffic)))
+        self._trainer.tell(RoundEnded(record=record.model_copy(update=self._traffic())))
         if record.status == "committed":
             self.group_size = len(record.members)
         await self._after(record)
 
-    def _traffic(self) -> tuple[int, int]:
-        traffic = self._node.traffic["round"]
-        return traffic.sent, traffic.received
+    def _traffic(self) -> dict[str, int]:
+        """Bytes since the last record: the others send theirs for a round before this peer begins it."""
+        (sent, received), now = self._counted, self._node.traffic["round"]
+        self._counted = (now.sent, now.received)
+        return {"bytes_sent": now.sent - sent, "bytes_received": now.received - received}
 
 
 async def read_directory(directory: Directory, patience: float) -> None:

@@ -44,6 +44,20 @@ def in_full_rounds(member: Member, members: int) -> bool:
     return bool(member.committed) and len(member.committed[-1].members) == members
 
 
+def test_a_round_counts_what_came_before_this_peer_began_it(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5, hidden=64)
+    swarm.bootstrap()
+    fast, slow = swarm.add("fast", "slow")
+    slow.pace = 6  # the other's contribution is there long before its own
+    swarm.drive(lambda: all(len(full_rounds(member, 2)) >= 6 for member in (fast, slow)), 120.0)
+    sent = {record.round: record.bytes_sent for record in fast.committed}
+    shared = [record for record in slow.committed[-5:] if record.round in sent]
+    assert len(shared) >= 4
+    for record in shared:
+        assert record.bytes_received == pytest.approx(sent[record.round], rel=0.05)
+        assert record.bytes_received == pytest.approx(record.bytes_sent, rel=0.05)
+
+
 def test_three_peers_commit_full_rounds_and_arrive_at_the_computed_anchor(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(steps=5)
     genesis = swarm.bootstrap().genesis()

@@ -35,10 +35,11 @@ from peer.outer.recipe.validation import checked
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.campaign.job import one_thread
-from peer.sim.campaign.plan import WindowPair, check_writable, load_task
+from peer.sim.campaign.plan import WindowPair, load_task
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.learner.language_task import language_task, load_windows
 from peer.sim.world.scenario import Attack, PeerProfile
+from peer.system.output_files import check_output_file
 
 TASK = "configs/sim/long.yaml"
 PEERS, BAD = 16, (3, 7, 11, 15)
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one_thread()
     began = time.monotonic()
     try:
-        check_writable(arguments.report, "--report")
+        check_output_file(arguments.report, "--report")
         manifest = load_task(TASK)
         campaign = Campaign(
             manifest=manifest, windows=load_windows(manifest, ()), rounds=rounds, steps=arguments.steps

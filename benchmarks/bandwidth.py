@@ -18,9 +18,10 @@ from peer.outer.compress.registry import codec
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.sim.campaign.label import parse_label
-from peer.sim.campaign.plan import check_writable, load_task, meta_layout
+from peer.sim.campaign.plan import load_task, meta_layout
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.world.scenario import PeerProfile
+from peer.system.output_files import check_output_file
 
 NAME = "bandwidth"
 ABOUT = "Gbit/s that two datacentres need for a utilisation, simulated, against the published simulation of H = 100"
@@ -121,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
 def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     """All curves, and the table from them."""
     if arguments.plot is not None:
-        check_writable(arguments.plot, "--plot")
+        check_output_file(arguments.plot, "--plot")
     curves: dict[tuple[str, str], list[float]] = {}
     for size in SIZES:
         layout = meta_layout(load_task(size.manifest))

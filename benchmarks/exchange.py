@@ -16,7 +16,7 @@ from benchmarks.kept import RESUME, KeptRows
 from benchmarks.peers import AveragingOutcome, PeerFailedError, Peers
 from benchmarks.processes import available_bytes
 from peer.errors import UserError, did_you_mean
-from peer.sim.campaign.plan import check_writable
+from peer.system.output_files import check_output_file
 
 PEERS = (2, 4, 8)
 PARAMS = (1_000_000, 10_000_000, 50_000_000, 125_000_000)
@@ -104,7 +104,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     runs = list(plan(arguments))
     for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
         if path is not None:
-            check_writable(path, flag)
+            check_output_file(path, flag)
     pythons = {}
     if any(run.system == "hivemind" for run in runs):
         pythons["hivemind"] = prepared(arguments.environment, say)

@@ -22,8 +22,8 @@ from benchmarks.processes import cpu_seconds
 from benchmarks.state_transfer import work
 from peer.errors import UserError
 from peer.outer.compress.registry import compressor
-from peer.sim.campaign.plan import check_writable
 from peer.swarm.net.direct_listener import tune
+from peer.system.output_files import check_output_file
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 
@@ -88,7 +88,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         check_count("--mbit", mbit, 1)
     for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
         if path is not None:
-            check_writable(path, flag)
+            check_output_file(path, flag)
     rows: list[Row] = []
     missing: list[Row] = []
     under = {name: vars(arguments)[name] for name in ("seed", "repeats", "delay_ms", "buffer_mib")}

@@ -22,7 +22,7 @@ from benchmarks.peers import PeerFailedError, Peers
 from benchmarks.processes import available_bytes, cpu_seconds
 from benchmarks.shares import equal_shares
 from peer.errors import UserError
-from peer.sim.campaign.plan import check_writable
+from peer.system.output_files import check_output_file
 
 NAME = "state_transfer"
 ABOUT = "A newcomer downloads the outer state (anchor and momentum, fp32) from several donors on one machine"
@@ -85,7 +85,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
             check_count(flag, count, least)
     for flag, path in (("--plot", arguments.plot), ("--report", arguments.report)):
         if path is not None:
-            check_writable(path, flag)
+            check_output_file(path, flag)
     rows: list[Row] = []
     missing: list[Row] = []
     for params in dict.fromkeys(arguments.params):

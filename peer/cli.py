@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from peer.settings import (
 from peer.swarm.net.keys import check_identity
 from peer.system.file_lock import lock_folder
 from peer.system.gc_pause import starting
+from peer.system.output_files import check_output_file
 from peer.system.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
 
 LOCK_NAME = "peer.lock"
@@ -105,6 +107,8 @@ def _join(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
+    if settings.report is not None:
+        check_output_file(settings.report, "--report", settings.output_dir)
     check_output_dir(settings.output_dir)
     if settings.resume_from_checkpoint not in (None, LATEST):
         check_resumable(Path(settings.resume_from_checkpoint).expanduser())
@@ -123,7 +127,8 @@ def _join(arguments: argparse.Namespace) -> int:
         code = live(settings, reachable, identity_path, agent)
     # Everything is saved and closed. Unloading torch would take seconds more, and a shutdown does not wait that long.
     logging.shutdown()
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # whoever read it may have gone
+        sys.stdout.flush()
     os._exit(code)
 
 

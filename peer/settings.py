@@ -20,6 +20,7 @@ from peer.errors import UserError, did_you_mean
 from peer.protocol.address import parse_host_address
 from peer.protocol.manifest import Digest, Name, validation_message
 from peer.protocol.yaml_text import parse_yaml, read_limited
+from peer.system.output_files import named_path
 
 ENV_PREFIX = "ATOLL_"
 MAX_FILE_BYTES = 64 * 1024
@@ -77,7 +78,7 @@ Count = Annotated[int, BeforeValidator(_not_bool)]
 HostAddress = Annotated[str, AfterValidator(_host_address)]
 AnnouncedAddress = Annotated[str, AfterValidator(_announced_address)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
-UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+UserPath = Annotated[Path, AfterValidator(named_path)]
 HostAddresses = Annotated[tuple[HostAddress, ...], BeforeValidator(_as_list), AfterValidator(_not_empty)]
 AnnouncedAddresses = Annotated[tuple[AnnouncedAddress, ...], BeforeValidator(_as_list)]
 
@@ -161,7 +162,7 @@ def load_settings(overrides: Mapping[str, Any], config_file: Path | None, enviro
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     """One flag for each setting, and `--config`; `--snake_case` works too. Values are checked by `load_settings`."""
     group = parser.add_argument_group("settings", "each also as a key in --config, or in the environment")
-    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
+    group.add_argument("--config", type=named_path, metavar="FILE", help="YAML file of settings")
     for name, field in known_settings().items():
         options = _argparse_options(name, field)
         help_text = f"{field.description} (default {_default_text(field)}; {env_name(name)})".replace("%", "%%")

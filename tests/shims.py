@@ -22,6 +22,37 @@ int fsync(int file) {
     return (int)syscall(SYS_fsync, file);
 }
 """
+# below the folder FULL_BELOW nothing grows, and no folder is made, while the file FULL_WHILE is there
+FULL_DISK = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static int full(const char *path) {
+    const char *below = getenv("FULL_BELOW"), *flag = getenv("FULL_WHILE");
+    if (!below || !flag || strncmp(path, below, strlen(below)) || access(flag, F_OK)) return 0;
+    errno = ENOSPC;
+    return 1;
+}
+static int full_file(int file) {
+    char link[64], path[PATH_MAX + 1];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t size = file > 2 ? readlink(link, path, PATH_MAX) : -1;
+    if (size < 0) return 0;
+    path[size] = 0;
+    return full(path);
+}
+ssize_t write(int file, const void *data, size_t size) {
+    return full_file(file) ? -1 : syscall(SYS_write, file, data, size);
+}
+int mkdir(const char *path, mode_t mode) {
+    return full(path) ? -1 : (int)syscall(SYS_mkdirat, -100, path, mode);
+}
+"""
 
 
 def preload(folder: Path, source: str, *macros: str) -> dict[str, str]:
@@ -31,3 +62,26 @@ def preload(folder: Path, source: str, *macros: str) -> dict[str, str]:
     defines = [f"-D{macro}" for macro in macros]
     subprocess.run(["gcc", "-shared", "-fPIC", *defines, "-o", str(library), str(text)], check=True)
     return {"LD_PRELOAD": str(library)}
+# no regular file but standard output grows, and no folder is made, while the file that FULL_WHILE names is there
+FULL_DISK = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static int full(int file) {
+    struct stat found;
+    const char *flag = getenv("FULL_WHILE");
+    if (!flag || access(flag, F_OK)) return 0;
+    if (file >= 0 && (file <= 2 || fstat(file, &found) || !S_ISREG(found.st_mode))) return 0;
+    errno = ENOSPC;
+    return 1;
+}
+ssize_t write(int file, const void *data, size_t size) {
+    return full(file) ? -1 : syscall(SYS_write, file, data, size);
+}
+int mkdir(const char *path, mode_t mode) {
+    return full(-1) ? -1 : (int)syscall(SYS_mkdirat, -100, path, mode);
+}
+"""

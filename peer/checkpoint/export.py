@@ -9,7 +9,7 @@ from typing import Protocol
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from peer.checkpoint.files import flush, remove_tree
+from peer.checkpoint.files import flush, remove_tree, unify_modes
 from peer.checkpoint.inventory import CheckpointError
 
 
@@ -34,6 +34,7 @@ def export_model(model: PreTrainedModel, tokenizer: SavesItself, path: Path) -> 
         aside.mkdir(parents=True)
         model.save_pretrained(aside)
         tokenizer.save(aside)
+        unify_modes(aside)
         for file in (*aside.iterdir(), aside):
             flush(file)
         aside.rename(path)

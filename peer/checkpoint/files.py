@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import shutil
 from pathlib import Path
 
 _HASH_CHUNK_BYTES = 2**20
+_NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 def sha256_file(path: Path) -> str:
@@ -26,10 +29,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Force a file's content, or a folder's entries, to the disk."""
+    """Force a file's content to the disk, or a folder's entries where its file system can (CIFS and others cannot)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_FOLDERS or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -41,6 +47,14 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(source, target)
     flush(target)
+
+
+def unify_modes(folder: Path) -> None:
+    """Give each file in a folder the mode that new files have here: safetensors writes its own for the owner alone."""
+    usual = folder.stat().st_mode & 0o666
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # a file system without modes
+            path.chmod(usual)
 
 
 def remove_tree(path: Path) -> None:

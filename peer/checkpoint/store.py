@@ -12,6 +12,7 @@ A folder has one writer. Readers may come at any time: what they can see under i
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peer.checkpoint import inventory
-from peer.checkpoint.files import flush, link_or_copy, remove_tree, write_bytes
+from peer.checkpoint.files import flush, link_or_copy, remove_tree, unify_modes, write_bytes
 from peer.checkpoint.inventory import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ def _check_space(root: Path, tensors: Mapping[str, Mapping[str, Tensor]], extra_
         raise CheckpointError(
             f"a checkpoint needs {needed / 2**20:.1f} MiB; {free / 2**20:.1f} MiB free in {root}",
             "free space, lower save_total_limit, or choose another output_dir",
-        )
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _fill(
@@ -170,6 +171,7 @@ def _fill(
     for file in extra_files:
         link_or_copy(file, folder / file.name)
     write_bytes(folder / inventory.INVENTORY_FILE, inventory.describe(folder, step, digests))
+    unify_modes(folder)
     flush(folder)
 
 

@@ -37,7 +37,7 @@ class CheckpointWriter:
         Raises:
             OSError: it cannot be made.
         """
-        self._remove_parts()
+        self.remove_parts()
         folder = self._root / f"outer-{step}.part"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -85,9 +85,9 @@ class CheckpointWriter:
             self.wait()
         finally:
             self._thread.shutdown()
-            self._remove_parts()
+            self.remove_parts()
 
-    def _remove_parts(self) -> None:
+    def remove_parts(self) -> None:
         """Checkpoints that were finished took the files; the others are not written any more."""
         busy = self._taken if self._pending is not None and not self._pending.done() else None
         for folder in self._root.glob("outer-*.part"):

@@ -38,7 +38,7 @@ def fresh_folder(path: Path) -> Iterator[Path]:
     Raises:
         UserError: it holds something that no demo wrote, cannot be written to, or a demo is running in it.
     """
-    if path.is_dir() and any(path.iterdir()):
+    if os.path.isdir(path) and any(path.iterdir()):  # false, too, for a name that no system takes
         _move_away(path)
     check_output_dir(path)
     with lock_folder(path, "output_dir", LOCK_NAME):

@@ -21,7 +21,9 @@ from peer.demo.play import KILLED_AFTER_ROUND, LATECOMER, DemoError, Play, PlayS
 from peer.demo.report import MIN_ROUNDS, demo_report, shortcomings
 from peer.errors import UserError
 from peer.settings import ENV_PREFIX
+from peer.system.output_files import check_output_file, named_path, replace_file
 from peer.telemetry.console import LiveSwarm, human_count, setup_logging
+from peer.telemetry.metrics import finite_json
 
 log = logging.getLogger(__name__)
 DEFAULT_OUTPUT_DIR = Path("runs/demo")
@@ -60,8 +62,8 @@ class DemoOptions:
 def add_demo_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `atoll demo`."""
     add = parser.add_argument
-    add("--report", type=Path, metavar="FILE", help="also write the figures to this JSON file")
-    add("--output-dir", type=Path, default=DEFAULT_OUTPUT_DIR, metavar="DIR",
+    add("--report", type=named_path, metavar="FILE", help="also write the figures to this JSON file")
+    add("--output-dir", type=named_path, default=DEFAULT_OUTPUT_DIR, metavar="DIR",
         help=f"logs, figures, picture, model (default: {DEFAULT_OUTPUT_DIR}; an earlier demo's is moved, not deleted)")
     add("--rounds", type=int, default=DEFAULT_ROUNDS, metavar="N", help=f"rounds to make (default: {DEFAULT_ROUNDS})")
     add("--seconds-limit", type=float, default=DEFAULT_SECONDS_LIMIT, metavar="S",
@@ -73,7 +75,7 @@ def add_demo_flags(parser: argparse.ArgumentParser) -> None:
 def run_demo_command(arguments: argparse.Namespace) -> int:
     """The parsed flags -> `run_demo`."""
     options = DemoOptions(
-        output_dir=arguments.output_dir.expanduser(), report=arguments.report, rounds=arguments.rounds,
+        output_dir=arguments.output_dir, report=arguments.report, rounds=arguments.rounds,
         seconds_limit=arguments.seconds_limit, seed=arguments.seed, json_lines=arguments.json,
     )
     return run_demo(options)
@@ -90,7 +92,7 @@ def run_demo(options: DemoOptions) -> int:
     """
     console = Console()
     if options.report is not None:
-        _check_report_path(options.report)
+        check_output_file(options.report, "--report", options.output_dir)
     with fresh_folder(options.output_dir) as folder:
         (folder / "run.yaml").write_text(manifest_text(options.rounds, options.seed), encoding="utf-8")
         setup_logging(folder / "demo.log", "info", options.json_lines, console)
@@ -120,12 +122,13 @@ def _perform(options: DemoOptions, folder: Path, children: Children, console: Co
         with _signals(signal.SIG_IGN):  # takes less than 5 s, so impatience gains nothing
             children.stop()
     report = demo_report(play.peers, play.killed)
-    for path in {folder / "report.json", options.report or folder / "report.json"}:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    from peer.demo.picture import draw  # matplotlib takes a second to load: only when there is something to draw
-
-    draw(folder / "loss.png", play.peers, play.killed)
     problems = shortcomings(report, options.rounds)
+    with _told_as(problems):
+        for path in {folder / "report.json", options.report or folder / "report.json"}:
+            replace_file(path, (json.dumps(finite_json(report), indent=2) + "\n").encode())
+        from peer.demo.picture import draw  # matplotlib takes a second to load: only when there is something to draw
+
+        draw(folder / "loss.png", play.peers, play.killed)
     if options.json_lines:
         console.file.write(json.dumps({"event": "summary", **report}) + "\n")
     else:
@@ -134,6 +137,15 @@ def _perform(options: DemoOptions, folder: Path, children: Children, console: Co
     for problem in problems:
         log.error("not as expected: %s", problem)
     return 1 if problems else 0
+
+
+@contextlib.contextmanager
+def _told_as(problems: list[str]) -> Iterator[None]:
+    """What cannot be written is one more problem; the summary is shown all the same."""
+    try:
+        yield
+    except OSError as error:
+        problems.append(f"cannot write {error.filename or 'the report'}: {error.strerror}")
 
 
 def summary(report: Mapping[str, Any], sample: str, folder: Path) -> str:
@@ -168,15 +180,6 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Ours, without settings meant for other peers, with one thread for each numerical library and no hub access."""
     kept = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
     return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def _check_report_path(path: Path) -> None:
-    """Say it now, not after three minutes, if the report cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError as error:
-        raise UserError(f"--report={path}: cannot be written: {error.strerror}", "Choose another file.") from None
 
 
 @contextlib.contextmanager

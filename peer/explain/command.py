@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
+
+from peer.system.output_files import named_path
 
 DESCRIPTION = """\
 The outcome of this machine's rounds: members, seconds of each phase, bytes and weights; for a failed round the phase,
@@ -35,7 +36,7 @@ def add_rounds_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("folder", nargs="?", type=Path, metavar="RUN-FOLDER", help="the folder of a peer (default: the newest)")
+    add("folder", nargs="?", type=named_path, metavar="RUN-FOLDER", help="the folder of a peer (default: the newest)")
     add("--last", type=int, default=DEFAULT_LAST, metavar="N", help=f"how many (default: {DEFAULT_LAST}); 0: all")
     add("--failed", action="store_true", help="only rounds that were not committed")
     add("--json", action="store_true", help="a JSON list of the records; with --follow, one record a line")

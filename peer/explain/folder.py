@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,8 +39,8 @@ def _find(given: Path | None, runs: Path, environ: Mapping[str, str], wait: bool
                 "Name the --output-dir of a peer: atoll rounds RUN-FOLDER. `atoll join` writes them, one a round.",
             )
         return known[0]
-    folder = named.expanduser()
-    if not folder.is_dir():
+    folder = named
+    if not os.path.isdir(folder):  # false, too, for a name that no system takes
         raise UserError(f"{folder}: no such folder", _elsewhere(runs) or "Name the --output-dir of a peer.")
     if not has_rounds(folder) and not (wait and not _journals(folder)):
         hint = _elsewhere(folder) or "No round of a peer has ended there yet; --follow waits for the first one."

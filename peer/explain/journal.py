@@ -25,9 +25,6 @@ class RoundJournal:
     Args:
         folder: the peer's output folder.
         max_bytes, keep: size of one file, and how many full ones stay.
-
-    Raises:
-        OSError: the file cannot be opened.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, keep: int = KEEP) -> None:

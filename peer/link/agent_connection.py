@@ -55,8 +55,8 @@ class AgentConnection:
         if not self._agent.may_restart:
             return
         log.warning("agent ended (%s); restarting it, training continues", gone)
-        self._agent.start()
         initial_peers = dict.fromkeys((*self._start.initial_peers, *self._known_addresses))
         again = self._start.model_copy(update={"initial_peers": tuple(initial_peers), "restarted": True})
         with contextlib.suppress(AgentGoneError):  # gone again already: the next step sees it
+            self._agent.start()
             self._agent.send(again)

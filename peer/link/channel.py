@@ -35,7 +35,10 @@ class Channel:
 
     async def receive(self) -> Message | None:
         """The next message; None when the trainer is gone."""
-        line = await self._reader.readline()
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:  # it left messages unread
+            return None
         return decode(line) if line.endswith(b"\n") else None
 
     async def expect(self, wanted: type[Any]) -> Any:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from peer.errors import UserError
 from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
@@ -68,25 +68,40 @@ class AgentProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start a new agent process; the previous one, if any, must be gone."""
+        """Start a new agent process; the previous one, if any, must be gone.
+
+        Raises:
+            AgentGoneError: this machine starts no process now.
+        """
         assert not self.running
         self._discard()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         command = [*self._command, "--channel", str(theirs.fileno()), "--memory", str(self.memory_descriptor)]
         command += ["--parent", str(os.getpid())]
-        with self.log_path.open("ab") as log, theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=(theirs.fileno(), self.memory_descriptor),
-            )
-        self._channel = ours
         self._started_at = self._clock()
         self.starts += 1
+        with self._open_log() as log, theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=(theirs.fileno(), self.memory_descriptor),
+                )
+            except OSError as error:
+                ours.close()
+                raise AgentGoneError(f"it cannot be started: {error.strerror}") from error
+        self._channel = ours
+
+    def _open_log(self) -> BinaryIO:
+        """The agent's log, or the null device: an agent without a log is better than none."""
+        try:
+            return self.log_path.open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
 
     @property
     def may_restart(self) -> bool:

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from peer.link.agent_connection import AgentConnection
 from peer.link.ledger import ContributionLedger
+from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Merged, Message, WantSnapshot
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
 from peer.outer.policy.schedules import Every
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When a peer is done: at the run's last round, or after its own number of committed rounds."""
-
-    total_rounds: int | None
-    max_rounds: int | None
 
 
 class SwarmSync:
@@ -131,8 +123,12 @@ class SwarmSync:
 
     @property
     def finished(self) -> bool:
-        total, own = self.limits.total_rounds, self.limits.max_rounds
-        return (total is not None and self.round >= total) or (own is not None and self.rounds_contributed >= own)
+        return self.goal is not None
+
+    @property
+    def goal(self) -> str | None:
+        """What this peer has reached, in words; None while it has not."""
+        return self.limits.reached(self.round, self.rounds_contributed)
 
     @property
     def global_step(self) -> float:

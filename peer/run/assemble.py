@@ -20,12 +20,13 @@ from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model
 from peer.link.agent_connection import AgentConnection
+from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
-from peer.link.sync import Limits, SwarmSync
+from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
 from peer.outer.policy.schedules import GradientChange

@@ -14,9 +14,11 @@ from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.link.messages import Save, Saved, ToAgent
 from peer.link.supervisor import AgentGoneError
+from peer.telemetry.write_guard import WriteGuard
 
 log = logging.getLogger(__name__)
 PATIENCE_S, POLL_S = 1.5, 0.1
+WHAT = "checkpoints"
 BYTES_PER_S = 100e6  # of a slow disk
 Inner = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, Any]]
 
@@ -38,14 +40,21 @@ class Saving:
         agent: writes the outer state.
         writer: writes the checkpoint; closed with this.
         inner: what it is given of an answer: the tensors of this process (file stem -> name -> tensor), and a JSON
-            document, as they are now.
+            document, as they are now; raises CheckpointError where they are not worth keeping.
+        guard: is told of every checkpoint that could not be written.
+
+    Attributes:
+        complete: the newest checkpoint that was tried stands, or is being written.
     """
 
-    def __init__(self, agent: Agent, writer: CheckpointWriter, inner: Callable[[Saved], Inner]) -> None:
-        self._agent, self._writer, self._inner = agent, writer, inner
+    def __init__(
+        self, agent: Agent, writer: CheckpointWriter, inner: Callable[[Saved], Inner], guard: WriteGuard | None = None
+    ) -> None:
+        self._agent, self._writer, self._inner, self._guard = agent, writer, inner, guard or WriteGuard()
         self._folder: Path | None = None
         self._asked_of = 0
         self._saved_step = -1
+        self.complete = True
 
     @property
     def waiting(self) -> bool:
@@ -62,8 +71,7 @@ class Saving:
             self._folder, self._asked_of = self._writer.part(step), self._agent.starts
             self._agent.send(Save(path=str(self._folder)))
         except (OSError, AgentGoneError) as error:
-            log.error("no checkpoint at step %d: %s", step, error)
-            self._folder = None
+            self._failed(step, error)
 
     def answered(self, saved: Saved, step: int, round: int) -> None:
         """The outer state is on disk, or is not.
@@ -74,19 +82,18 @@ class Saving:
         if self._folder is None or saved.path != str(self._folder):
             return
         folder, self._folder = self._folder, None
-        problem = saved.problem
-        if problem is None and saved.round != round:
-            problem = f"the outer state is of round {saved.round}, the parameters of round {round}"
-        if problem is not None:
-            log.error("no checkpoint at step %d: %s", step, problem)
+        if saved.problem is not None:
+            self._failed(step, CheckpointError(saved.problem))
             return
         self._is_written()
         try:
+            if saved.round != round:
+                raise CheckpointError(f"the outer state is of round {saved.round}, the parameters of round {round}")
             self._writer.submit(step, *self._inner(saved), folder)
-        except OSError as error:
-            log.error("no checkpoint at step %d: %s", step, error)
+        except (OSError, CheckpointError) as error:
+            self._failed(step, error)
         else:
-            self._saved_step = step
+            self._saved_step, self.complete = step, True
 
     def last(self, step: int, num_bytes: int, poll: Callable[[float], None]) -> None:
         """Ask once more, and return when the agent has answered, or has not for as long as its part may take.
@@ -105,24 +112,34 @@ class Saving:
                     log.info("writing the last checkpoint, of %.1f GB", num_bytes / 1e9)
                 poll(POLL_S)
         except AgentGoneError as gone:
-            log.error("no checkpoint at step %d: %s", step, gone)
-            self._folder = None
+            self._failed(step, gone)
         if self.waiting:
-            log.error("no checkpoint at step %d: the agent has not written its part for %.1f s", step, patience_s)
+            self._failed(step, CheckpointError(f"the agent has not written its part for {patience_s:.1f} s"))
 
     def close(self) -> None:
         """Finish the checkpoint that is being written."""
         self._folder = None
+        self._is_written()
         try:
             self._writer.close()
-        except CheckpointError as error:
-            log.error("%s", error)
+        except OSError as error:
+            self._guard.failed(WHAT, error)
+
+    def _failed(self, step: int, error: Exception) -> None:
+        """There is none at this step; its kind of trouble is told loudly once."""
+        self._folder, self._saved_step, self.complete = None, -1, False
+        self._writer.remove_parts()  # they take up what space there is
+        text = f"no checkpoint at step {step}: {error}"
+        if not self._guard.failed(WHAT, error, text):
+            log.info("%s", text)
 
     def _is_written(self) -> bool:
         """Whether the checkpoint that was being written, if any, is complete now."""
         try:
-            self._writer.wait()
-        except CheckpointError as error:
-            log.error("%s", error)
+            written = self._writer.wait()
+        except (OSError, CheckpointError) as error:
+            self._failed(self._saved_step, error)
             return False
+        if written is not None:
+            self._guard.worked(WHAT)
         return True

@@ -14,6 +14,7 @@ from peer.run.checkpointing import Inner, Saving
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status
+from peer.telemetry.write_guard import WriteGuard
 from peer.train.evaluate import evaluate
 from peer.train.optim import optimizer_tensors
 from peer.train.step import StepResult
@@ -29,6 +30,7 @@ class PeerHooks:
         metrics: where events go.
         live: the live table.
         stop_requested: asked after every step.
+        guard: of all that only reports.
 
     Attributes:
         records: every round record so far.
@@ -36,12 +38,14 @@ class PeerHooks:
     """
 
     def __init__(
-        self, peer: Peer, metrics: MetricsFile, live: LiveSwarm, stop_requested: Callable[[], bool]
+        self, peer: Peer, metrics: MetricsFile, live: LiveSwarm, stop_requested: Callable[[], bool],
+        guard: WriteGuard | None = None,
     ) -> None:
         self._peer, self._metrics, self._live, self._stop_requested = peer, metrics, live, stop_requested
+        self._guard = guard or WriteGuard()
         self._settings = peer.settings
         writer = CheckpointWriter(peer.settings.output_dir / CHECKPOINTS, peer.settings.save_total_limit)
-        self._saving = Saving(peer.agent, writer, self._inner_state)
+        self._saving = Saving(peer.agent, writer, self._inner_state, self._guard)
         self._data_state = peer.batches.state
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
@@ -110,9 +114,10 @@ class PeerHooks:
         mapped, sync = self._peer.mapped, self._peer.sync
         self._saving.last(sync.step, 4 * mapped.numel * (1 + mapped.num_buffers), lambda s: sync.poll(timeout_s=s))
 
-    def close(self) -> None:
-        """Finish the checkpoint that is being written."""
+    def close(self) -> bool:
+        """Finish the checkpoint that is being written; whether the last one that was tried stands."""
         self._saving.close()
+        return self._saving.complete
 
     def _inner_state(self, saved: Saved) -> Inner:
         peer = self._peer
@@ -166,4 +171,6 @@ class PeerHooks:
     def _show(self, message: LivePeers) -> None:
         rows = [PeerRow.from_record(peer_id, record) for peer_id, record in message.peers.items()]
         self._live.update(rows)
-        write_status(self._settings.output_dir / "status.json", rows, self._peer.manifest.name)
+        path = self._settings.output_dir / "status.json"
+        with self._guard.writing(str(path)):
+            write_status(path, rows, self._peer.manifest.name)

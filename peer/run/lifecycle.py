@@ -22,8 +22,10 @@ from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, parse_published
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
+from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
-from peer.telemetry.metrics import MetricsFile
+from peer.telemetry.metrics import MetricsFile, finite_json
+from peer.telemetry.write_guard import WriteGuard
 from peer.train.device import autocast, pick_device, set_threads
 from peer.train.evaluate import sample_text
 from peer.train.loop import train
@@ -70,10 +72,10 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
         UserError: anything that a person can mend, before training starts.
     """
     try:
-        stop, console = StopSignal(), Console()
+        stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
-            start = _prepare(settings, addresses, identity_path, console)
-            return _run(settings, start, agent, stop, console)
+            start = _prepare(settings, addresses, identity_path, console, guard)
+            return _run(settings, start, agent, stop, console, guard)
         except KeyboardInterrupt:
             log.warning("stopped %s", "in the middle of the end" if stop.draining else "before the first step")
             return 130
@@ -84,9 +86,9 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
 
 
 def _prepare(
-    settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, console: Console
+    settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, console: Console, guard: WriteGuard
 ) -> Start:
-    setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console)
+    setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
     autocast(pick_device(settings.device), settings.bf16)  # a mistake is told before anything is dialled
     if settings.torch_threads is not None:
         set_threads(settings.torch_threads)
@@ -106,21 +108,23 @@ def _prepare(
     )
 
 
-def _run(settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, console: Console) -> int:
+def _run(
+    settings: PeerSettings, start: Start, agent: AgentProcess, stop: StopSignal, console: Console, guard: WriteGuard
+) -> int:
     receive = _Late()
     try:
         peer, anchor = _arrive(settings, start, agent, receive, lambda: stop.requested)
     except AgentGoneError as gone:
         raise UserError(f"the agent process ended unexpectedly: {gone}", f"its log is {agent.log_path}") from None
     manifest, published = peer.manifest, peer.published
-    metrics = MetricsFile(settings.output_dir / "metrics.jsonl")
+    metrics = MetricsFile(settings.output_dir / "metrics.jsonl", guard)
     metrics.write(
         "start", peer_id=published.peer_id, nickname=published.nickname, run_id=manifest.run_id, round=anchor.round
     )
     title = f"{manifest.name}  {manifest.run_id[:12]}"
     own_id, as_table = published.peer_id, False if settings.json_lines else None
-    with LiveSwarm(console, title=title, own_id=own_id, live=as_table) as table:
-        hooks = PeerHooks(peer, metrics, table, lambda: stop.requested)
+    with LiveSwarm(console, title=title, own_id=own_id, live=as_table, guard=guard) as table:
+        hooks = PeerHooks(peer, metrics, table, lambda: stop.requested, guard)
         receive.target = hooks.on_message
         stop.draining = True
         if settings.eval_every_rounds:
@@ -186,14 +190,17 @@ def _wind_down(peer: Peer, hooks: PeerHooks, metrics: MetricsFile, joined_at: in
         stopped = peer.agent.expect(Stopped, DRAIN_S if interrupted else LINGER_S + 5.0)
     except UserError as error:
         log.warning("the agent left without its figures: %s", error.what)
-    hooks.close()
-    reason = "stopped" if interrupted else "the run is complete"
+    missing = [] if hooks.close() else ["the last checkpoint"]
+    missing += ["the exported model"] if export_path is None and not interrupted else []
+    reason = peer.sync.goal or "stopped"
     metrics.write("end", reason=reason)
     report = _report(peer, hooks, stopped, joined_at, export_path, sample)
-    if peer.settings.report is not None:
-        _write_json(peer.settings.report, report)
+    if peer.settings.report is not None and not _write_report(peer.settings.report, {**report, "reason": reason}):
+        missing.append("the report")
     log.info("left at round %d (%s)", peer.sync.round, reason)
-    return 0
+    if missing:
+        log.error("not written: %s; the reasons are above", ", ".join(missing))
+    return 1 if missing else 0
 
 
 def _export(peer: Peer) -> Path | None:
@@ -249,8 +256,11 @@ def _report(
     }
 
 
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(document, indent=2) + "\n")
-    temporary.replace(path)
+def _write_report(path: Path, document: dict[str, Any]) -> bool:
+    """Whether it is written."""
+    try:
+        replace_file(path, (json.dumps(finite_json(document), indent=2) + "\n").encode())
+    except OSError as error:
+        log.error("cannot write the report %s: %s", path, error.strerror)
+        return False
+    return True

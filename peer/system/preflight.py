@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +13,7 @@ from pathlib import Path
 from peer.errors import UserError
 from peer.protocol.address import HostAddress, PeerAddress, parse_host_address
 from peer.system.file_lock import FileLock, lock_file
+from peer.system.output_files import check_output_folder, make_folder
 
 Connect = Callable[[PeerAddress, float], "str | None"]
 
@@ -27,12 +28,11 @@ def check_output_dir(path: Path, setting: str = "output_dir") -> None:
         UserError: it is a file, or cannot be created or written to.
     """
     remedy = f"Choose another folder with --{setting.replace('_', '-')}."
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{setting}={path}: is a file, not a folder", remedy)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path) as probe:
-            probe.write(b"\0")
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{setting}={path}: is a file, not a folder", remedy)
+        check_output_folder(path)
+        make_folder(path)
     except OSError as error:
         raise UserError(f"{setting}={path}: cannot be written to: {_reason(error)}", remedy) from None
 
@@ -43,7 +43,7 @@ def check_resumable(path: Path) -> None:
     Raises:
         UserError: no such folder.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # false, too, for a name that no system takes
         raise UserError(
             f"resume_from_checkpoint={path}: no such folder",
             "Name a folder checkpoint-<step>, or give --resume-from-checkpoint alone for the newest one.",

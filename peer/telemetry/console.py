@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +18,10 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from peer.telemetry.lines import LinesFile
 from peer.telemetry.metrics import JsonLog, PlainLog
 from peer.telemetry.status import PeerRow
+from peer.telemetry.write_guard import WriteGuard
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ STATE_STYLES = {
     "starting": "yellow", "joining": "yellow", "training": "green", "finished": "cyan", "left": "cyan", "killed": "red",
 }
 _ON_DISPLAY = "on_display"
+CONSOLE = "the console"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +121,16 @@ class LiveSwarm:
         title: first line of the table.
         own_id: peer id to set in bold.
         live: None asks the console whether it is a terminal.
+        guard: is told when the console cannot be written.
         clock: unix seconds, for the notes.
     """
 
     def __init__(
         self, console: Console, *, title: str, own_id: str | None = None, live: bool | None = None,
-        clock: Callable[[], float] = time.time,
+        guard: WriteGuard | None = None, clock: Callable[[], float] = time.time,
     ) -> None:
         self.title = title
+        self._guard = guard or WriteGuard()
         self.own_id = own_id
         self._clock = clock
         self._rows: tuple[PeerRow, ...] = ()
@@ -137,14 +143,16 @@ class LiveSwarm:
 
     def __enter__(self) -> LiveSwarm:
         if self._live is not None:
-            self._live.start(refresh=True)
+            with self._guard.writing(CONSOLE):
+                self._live.start(refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with self._guard.writing(CONSOLE):
+                self._live.stop()
 
     def update(self, rows: Iterable[PeerRow]) -> None:
         """Show these peers; without a terminal, log a summary when it changes, at most every ten seconds."""
@@ -169,7 +177,23 @@ class LiveSwarm:
         return swarm_table(self._rows, title=self.title, own_id=self.own_id, notes=tuple(self._notes))
 
 
-def setup_logging(log_path: Path | None, level: str, json_lines: bool, console: Console) -> None:
+class _LogFile(logging.Handler):
+    """Appends records to a file of lines."""
+
+    def __init__(self, path: Path, guard: WriteGuard) -> None:
+        super().__init__()
+        self._lines = LinesFile(path, guard=guard)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record).encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.handleError(record)
+
+
+def setup_logging(
+    log_path: Path | None, level: str, json_lines: bool, console: Console, guard: WriteGuard | None = None
+) -> None:
     """Send the log to the console and, from level info down to `level`, to a file. Replaces earlier handlers.
 
     Args:
@@ -177,16 +201,33 @@ def setup_logging(log_path: Path | None, level: str, json_lines: bool, console: 
         level: debug, info, warning or error: the least that the console shows. The file has info and above in any case.
         json_lines: JSON objects on the console instead of lines for people.
         console: shared with the live table. Neither place ever shows private keys or access tokens.
+        guard: is told when one of the two cannot be written.
     """
+    guard = guard or WriteGuard()
     threshold = getattr(logging, level.upper())
     handlers = [_console_handler(json_lines, console)]
+    _tell_failures(handlers[0], guard)
     handlers[0].setLevel(threshold)
     handlers[0].addFilter(lambda record: not getattr(record, _ON_DISPLAY, False))
     if log_path is not None:
-        file = logging.FileHandler(log_path, encoding="utf-8")
+        file = _LogFile(log_path, guard)
         file.setFormatter(PlainLog(FILE_FORMAT))
         handlers.append(file)
     logging.basicConfig(level=min(threshold, logging.INFO), handlers=handlers, force=True)
+
+
+def _tell_failures(handler: logging.Handler, guard: WriteGuard) -> None:
+    """Give the guard what the handler cannot write, in place of a traceback for each record."""
+    report_bug = handler.handleError
+
+    def told(record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            guard.failed(CONSOLE, error)
+        else:
+            report_bug(record)
+
+    handler.handleError = told  # type: ignore[method-assign]
 
 
 def _console_handler(json_lines: bool, console: Console) -> logging.Handler:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from peer.telemetry.write_guard import WriteGuard
+
 BLOCK_BYTES = 64 * 1024
 
 
@@ -20,34 +21,43 @@ class LinesFile:
         path: created if absent, else continued.
         max_bytes: a file that would grow larger becomes `name.1.suffix`, `name.2.suffix`, ...; None: never.
         keep: how many of those stay.
-
-    Raises:
-        OSError: the file cannot be opened. Later problems, such as a full disk, are logged once and never raised.
+        guard: is told of every problem, such as a full disk; none is raised. A line that fails is lost.
     """
 
-    def __init__(self, path: Path, max_bytes: int | None = None, keep: int = 0) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int | None = None, keep: int = 0, guard: WriteGuard | None = None
+    ) -> None:
         self.path, self._max_bytes, self._keep = path, max_bytes, keep
-        self._warned = self._torn = False
-        self._take(_open(path))
+        self._guard = guard or WriteGuard()
+        self._descriptor: int | None = None
+        self._size, self._torn = 0, False
+        with self._guard.writing(str(path)):
+            self._take(_open(path))
 
     def append(self, line: bytes) -> None:
-        """Append one line, given without its end."""
-        assert b"\n" not in line
+        """Append one line, or some that belong together, given without the last end."""
         data = line + b"\n"
-        if self._max_bytes is not None and self._size and self._size + len(data) > self._max_bytes:
-            self._rotate()
-        try:
-            if self._torn:
-                os.ftruncate(self._descriptor, self._size)
-            self._torn = True
-            self._torn = os.write(self._descriptor, data) < len(data)
-        except OSError as error:
-            self._warn(error)
-        if not self._torn:
-            self._size += len(data)
+        with self._guard.writing(str(self.path)):
+            if self._descriptor is None:
+                self._take(_open(self.path))
+            if self._max_bytes is not None and self._size and self._size + len(data) > self._max_bytes:
+                self._rotate()
+            self._write(data)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def _write(self, data: bytes) -> None:
+        assert self._descriptor is not None
+        if self._torn:
+            os.ftruncate(self._descriptor, self._size)
+        self._torn = True
+        if os.write(self._descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self._torn = False
+        self._size += len(data)
 
     def _take(self, descriptor: int) -> None:
         length = os.fstat(descriptor).st_size
@@ -60,7 +70,8 @@ class LinesFile:
         number = 1 + (_number(older[-1]) if older else 0)
         aside = self.path.with_name(f"{self.path.stem}.{number}{self.path.suffix}")
         before = self._descriptor
-        try:
+        assert before is not None
+        with self._guard.writing(f"{self.path} (its rotation)"):
             if self._torn:
                 os.ftruncate(before, self._size)
             self.path.rename(aside)
@@ -68,13 +79,6 @@ class LinesFile:
             os.close(before)
             for path in [*older, aside][: len(older) + 1 - self._keep]:
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            log.warning("cannot write %s: %s; it may be incomplete from here on", self.path, error)
-        self._warned = True
 
 
 def _open(path: Path) -> int:

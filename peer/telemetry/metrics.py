@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.telemetry.lines import LinesFile
+from peer.telemetry.write_guard import WriteGuard
 
 REDACTED = "[redacted]"
 # What must never reach a log: hub tokens, PEM private keys, and libp2p Ed25519 keys (base64 of their protobuf header).
@@ -28,21 +29,21 @@ class MetricsFile:
 
     Args:
         path: created if absent, else continued.
+        guard: is told of every problem, such as a full disk; none is raised.
         clock: unix seconds, for the field `time` of each event.
-
-    Raises:
-        OSError: the file cannot be opened. Later problems, such as a full disk, are logged once and never raised.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, guard: WriteGuard | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.path = path
         self._clock = clock
-        self._lines = LinesFile(path)
+        self._lines = LinesFile(path, guard=guard)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. Floats that are not finite become null, since JSON has no word for them."""
         document = {"event": event, "time": self._clock(), **fields}
-        self._lines.append(json.dumps(_finite(document), separators=(",", ":")).encode())
+        self._lines.append(json.dumps(finite_json(document), separators=(",", ":")).encode())
 
     def close(self) -> None:
         self._lines.close()
@@ -96,11 +97,12 @@ def redact(text: str) -> str:
     return _SECRETS.sub(REDACTED, text)
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
+    """The document with null for every float that is not finite: JSON has no word for those."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return value

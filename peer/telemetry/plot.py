@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from peer.system.output_files import replace_file
 
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 11.0, 5.0, 120
 WIDTH_PIXELS, HEIGHT_PIXELS = int(WIDTH_INCHES * DPI), int(HEIGHT_INCHES * DPI)
@@ -77,7 +80,9 @@ def plot_run(
     handles, labels = left.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=min(6, len(labels)), frameon=False, fontsize=9)
-    figure.savefig(path, format="png")
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    replace_file(path, picture.getvalue())
 
 
 def _draw_training(

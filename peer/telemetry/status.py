@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from peer.protocol.records import PeerRecord
+from peer.system.output_files import replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,7 @@ def write_status(path: Path, rows: Sequence[PeerRow], run: str) -> None:
     Not flushed to the disk: after a power failure last second's status is worthless.
     """
     document = {"run": run, "peers": [asdict(row) for row in rows]}
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(document), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, json.dumps(document).encode())
 
 
 def read_status(path: Path) -> list[PeerRow]:

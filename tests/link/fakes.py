@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 
 from peer.link.agent_connection import AgentConnection
+from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
-from peer.link.sync import Limits, SwarmSync
+from peer.link.sync import SwarmSync
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.policy.schedules import Every
 

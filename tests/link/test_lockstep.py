@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from peer.link.agent_connection import AgentConnection
+from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Mapped, Merged, Progress, Published, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
-from peer.link.sync import Limits
 from peer.outer.optim.optimizers import SignSgd
 from peer.outer.policy.schedules import Every
 from tests.link.fakes import LINEAGE, MAPPED, NUMEL, START, FakeAgent, Replica, Step

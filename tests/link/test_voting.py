@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from peer.link.agent_connection import AgentConnection
+from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
-from peer.link.sync import Limits
 from peer.link.voting import VotingSync
 from peer.outer.optim.optimizers import Sgd
 from peer.outer.policy.schedules import GradientChange

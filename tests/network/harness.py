@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from peer.link.agent_connection import AgentConnection
+from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.link.sync import Limits, SwarmSync
+from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.resolve import run_recipe

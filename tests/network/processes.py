@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -70,9 +71,9 @@ def _children(pid: int) -> list[int]:
 
 
 class JoinedPeer:
-    """`atoll join` as a child in a process group of its own, on a few lines of text."""
+    """`atoll join` as a child in a process group of its own, on a few lines of text; `env`: further variables."""
 
-    def __init__(self, folder: Path, address: str, *flags: str) -> None:
+    def __init__(self, folder: Path, address: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         text = folder.parent / f"{folder.name}-text"
@@ -86,7 +87,7 @@ class JoinedPeer:
         ]  # fmt: skip
         with (folder / "console.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                self._command, env=environment(env), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
 
@@ -121,6 +122,12 @@ class JoinedPeer:
     def daemon(self) -> int | None:
         """The libp2p daemon's process id, once it runs."""
         return next((pid for pid in descendants(self.process.pid) if "p2pd" in _command_line(pid)), None)
+
+    def said(self, level: str) -> list[str]:
+        """What it has logged at this level, oldest first."""
+        lines = (self.folder / "console.log").read_text().splitlines()
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [str(record["message"]) for record in records if record["level"] == level]
 
     def signal(self, number: signal.Signals) -> None:
         """To the whole process group, as a terminal does with Ctrl-C."""

@@ -230,19 +230,3 @@ def _default_tokens(manifest: RunManifest, tokens_of_all: int) -> int:
 
 def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_writable(path: Path, flag: str) -> None:
-    """Say it now, not after hours, if a file cannot be written.
-
-    Raises:
-        UserError: with the flag.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        path.open("ab").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise UserError(f"{flag}={path}: cannot be written: {error.strerror}", "choose another file") from None

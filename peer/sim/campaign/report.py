@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from peer.errors import UserError
 from peer.sim.campaign.job import Row
+from peer.system.output_files import replace_file
 
 REFERENCE = "ddp"
 AVERAGED = (
@@ -89,13 +89,11 @@ class CampaignReport:
         Raises:
             UserError: the disk refuses.
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        content = json.dumps(self.document(), indent=1, allow_nan=False) + "\n"
         try:
-            temporary.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
+            replace_file(path, content.encode())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise UserError(f"report {path}: cannot be written: {error.strerror}", "check the disk") from None
+            raise UserError(f"report {path}: cannot be written: {error.strerror}", "check the disk") from error
 
     def take_over(self, path: Path) -> int:
         """The rows of an earlier report; returns how many.

@@ -10,10 +10,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.errors import UserError, did_you_mean
+from peer.system.output_files import named_path
 
 if TYPE_CHECKING:
     from peer.sim.campaign.label import Choice
@@ -103,7 +103,7 @@ def _add_shared_flags(parser: argparse.ArgumentParser) -> None:
     add("--train-files", nargs="+", default=[], metavar="PATH", help="train on these in place of the manifest's text")
     add("--evaluations", type=int, default=DEFAULT_EVALUATIONS, metavar="N",
         help=f"points of the loss curve (default: {DEFAULT_EVALUATIONS})")
-    add("--report", type=Path, metavar="FILE", help="write all figures to this JSON file")
+    add("--report", type=named_path, metavar="FILE", help="write all figures to this JSON file")
 
 
 def _add_simulate_flags(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +112,7 @@ def _add_simulate_flags(parser: argparse.ArgumentParser) -> None:
     add("--recipe", metavar="SPEC", help="in place of the manifest's own: name or name:key=value,...")
     add("--seed", type=int, metavar="N", help="of weights, data orders, topology (default: the manifest's)")
     add("--timing-only", action="store_true", help="simulate time and traffic alone, without training: for many peers")
-    add("--plot", type=Path, metavar="FILE", help="draw the loss over the tokens to this PNG")
+    add("--plot", type=named_path, metavar="FILE", help="draw the loss over the tokens to this PNG")
 
 
 def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
@@ -125,9 +125,9 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
         "steps of each peer)")
     add("--jobs", type=int, metavar="N", help="runs at the same time (default: one per core)")
     add("--resume", action="store_true", help="keep the runs that --report already has, and make the others")
-    add("--plots", type=Path, metavar="FOLDER", help="write both pictures, loss-tokens.png and loss-bytes.png, there")
-    add("--plot-tokens", type=Path, metavar="FILE", help="draw the loss over the tokens to this PNG")
-    add("--plot-bytes", type=Path, metavar="FILE", help="draw the loss over the bytes that each peer sent to this PNG")
+    add("--plots", type=named_path, metavar="FOLDER", help="write loss-tokens.png and loss-bytes.png there")
+    add("--plot-tokens", type=named_path, metavar="FILE", help="draw the loss over the tokens to this PNG")
+    add("--plot-bytes", type=named_path, metavar="FILE", help="draw the loss over the bytes of each peer to this PNG")
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
@@ -173,7 +173,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         manifest=arguments.manifest, network=arguments.network, seeds=seeds,
         steps_per_round=arguments.steps_per_round, step_s=arguments.step_s, jobs=arguments.jobs,
         train_files=tuple(arguments.train_files), report=arguments.report, resume=arguments.resume,
-        plot_tokens=tokens_png, plot_bytes=bytes_png, evaluations=arguments.evaluations,
+        plot_tokens=tokens_png, plot_bytes=bytes_png, plots=arguments.plots,
+        evaluations=arguments.evaluations,
     )))
 
 

@@ -20,7 +20,6 @@ from peer.sim.campaign.plan import (
     SwarmPlan,
     WindowPair,
     build_swarm,
-    check_writable,
     common_settings,
     load_task,
     meta_layout,
@@ -33,7 +32,9 @@ from peer.sim.campaign.report import CampaignReport, read_report
 from peer.sim.cli.plots import draw
 from peer.sim.cli.progress import CampaignWatch
 from peer.sim.cli.tables import result_table, simulator_console
+from peer.system.output_files import check_output_file, make_folder
 from peer.telemetry.console import human_count
+from peer.telemetry.write_guard import WriteGuard
 
 INTERRUPTED = 130
 MAX_JOBS = 256
@@ -64,6 +65,7 @@ class CompareOptions:
     resume: bool
     plot_tokens: Path | None
     plot_bytes: Path | None
+    plots: Path | None
     evaluations: int
 
     def __post_init__(self) -> None:
@@ -100,6 +102,9 @@ def run_compare(options: CompareOptions) -> int:
     _check_outputs(options)
     campaign = _prepare(options, console)
     report, finished = campaign.report, len(campaign.jobs) - len(campaign.todo)
+    guard = WriteGuard()
+    if options.plots is not None:
+        make_folder(options.plots)
     with (
         CampaignWatch(console, len(campaign.jobs), finished) as watch,
         Pool(campaign.at_once, campaign.windows, watch.started, watch.progress) as pool,
@@ -109,13 +114,23 @@ def run_compare(options: CompareOptions) -> int:
                 report.add(row)
                 watch.finished(job, row)
                 if options.report is not None:
-                    report.write(options.report)
+                    _keep(report, options.report, guard)
         except KeyboardInterrupt:
             kept = len(report.rows()) if options.report is not None else 0
             where = f"{options.report} has {kept} finished runs; --resume continues it"
             watch.interrupted(where if kept else "nothing is kept")
             return INTERRUPTED
     return _conclude(console, options, campaign)
+
+
+def _keep(report: CampaignReport, path: Path, guard: WriteGuard) -> None:
+    """What has been computed, for --resume; a disk that is full now may have space when the comparison ends."""
+    try:
+        report.write(path)
+    except UserError as error:
+        guard.failed(str(path), error, error.what)
+    else:
+        guard.worked(str(path))
 
 
 def _prepare(options: CompareOptions, console: Console) -> _Campaign:
@@ -164,11 +179,11 @@ def _adjustments(choices: Sequence[Choice], jobs: Sequence[Job], limit: int) -> 
 
 def _conclude(console: Console, options: CompareOptions, campaign: _Campaign) -> int:
     swarm, document = campaign.swarm, campaign.report.document()
-    if options.report is not None:
-        campaign.report.write(options.report)
     title = f"{swarm.peers} peers, {human_count(swarm.tokens)} tokens, network {swarm.scenario.name}"
     console.print()
     console.print(result_table(document["summary"], title))
+    if options.report is not None:
+        campaign.report.write(options.report)
     if options.plot_tokens is not None:
         draw(options.plot_tokens, document, "tokens")
     if options.plot_bytes is not None:
@@ -191,7 +206,7 @@ def _outputs(options: CompareOptions) -> list[tuple[str, Path]]:
 
 def _check_outputs(options: CompareOptions) -> None:
     for flag, path in _outputs(options):
-        check_writable(path, flag)
+        check_output_file(path, flag, options.plots)
     if options.report is not None and options.report.exists() and not options.resume:
         _check_replaceable(options.report)
 

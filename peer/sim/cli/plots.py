@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from peer.errors import UserError
+from peer.system.output_files import replace_file
 
 Axis = Literal["tokens", "bytes_sent_per_peer"]
 
@@ -62,8 +64,10 @@ def draw(path: Path, document: Mapping[str, Any], axis: Axis) -> None:
             *axes.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9,
             title="final loss, recipe", alignment="left", handlelength=3.2,
         )
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
     try:
-        figure.savefig(path, format="png")
+        replace_file(path, picture.getvalue())
     except OSError as error:
         raise UserError(f"picture {path}: cannot be written: {error.strerror}", "choose another file") from None
 

@@ -15,7 +15,6 @@ from peer.sim.campaign.plan import (
     MAX_SEED,
     Job,
     build_swarm,
-    check_writable,
     common_settings,
     load_task,
     meta_layout,
@@ -26,6 +25,7 @@ from peer.sim.campaign.report import CampaignReport
 from peer.sim.cli.plots import draw
 from peer.sim.cli.progress import RunWatch
 from peer.sim.cli.tables import run_in_words, simulator_console
+from peer.system.output_files import check_output_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ def run_simulate(options: SimulateOptions) -> int:
         settings=common_settings(job.swarm, windows), labels=[job.label], seeds=[job.seed],
     )
     report.add(row)
+    words = run_in_words(row, layout.numel, job.swarm.step_s)
+    console.print("\n" + words, markup=False, highlight=False, soft_wrap=True)
     if options.report is not None:
         report.write(options.report)
     if options.plot is not None:
         draw(options.plot, report.document(), "tokens")
-    words = run_in_words(row, layout.numel, job.swarm.step_s)
-    console.print("\n" + words, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -102,7 +102,7 @@ def _job(options: SimulateOptions, manifest: RunManifest, layout: FlatLayout) ->
 def _check_outputs(options: SimulateOptions) -> None:
     for flag, path in (("--report", options.report), ("--plot", options.plot)):
         if path is not None:
-            check_writable(path, flag)
+            check_output_file(path, flag)
     if options.timing_only and options.plot is not None:
         raise UserError("--plot: there is no loss to draw with --timing-only", "leave one of them out")
     if options.timing_only and options.train_files:

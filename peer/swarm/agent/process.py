@@ -56,6 +56,9 @@ def main() -> None:
             link.tell(Fatal(what=error.what, hint=error.hint))
             await link.flush()
             return 2
+        except EOFError as error:
+            logging.info("%s; so is this agent", error)
+            return 0
         # Returning would cancel every task once and wait for all; one that misses it (`wait_for` before Python 3.12
         # can swallow a cancellation) would keep a useless agent alive, and its trainer from starting another.
         logging.shutdown()

@@ -242,6 +242,7 @@ async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
     def write() -> None:
         tensors = {"anchor": state.anchor, **{f"buffer{i}": buffer for i, buffer in enumerate(state.buffers)}}
         save_file(tensors, path / "outer.safetensors")
+        rounds.store.history.write_pending()
         (path / "chain.jsonl").write_bytes(rounds.store.history.chain_path.read_bytes())
 
     problem = None
@@ -249,7 +250,7 @@ async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
         try:
             await asyncio.to_thread(write)
         except (OSError, SafetensorError) as error:
-            problem = f"cannot write {path}: {error}"
+            problem = getattr(error, "strerror", None) or str(error)
         return Saved(path=str(path), round=state.round, lineage_id=state.lineage_id, problem=problem)
 
 

@@ -41,6 +41,7 @@ class ChainStore:
         self.chain: list[Certificate] = []
         self.weight = 0
         self.seen: Counter[str] = Counter()
+        self._unwritten: list[Certificate] = []
         self._whole: set[str] = set()  # digests of the updates that this process has written or read
         self._reading = threading.Lock()  # one file at a time, and each once
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,13 +62,29 @@ class ChainStore:
     def append(self, certificate: Certificate) -> None:
         """Record a committed round; it outlives this process from here on. Its update is kept apart.
 
-        Raises:
-            OSError: it is not recorded; where the disk is full, no update is left that could make room for it.
+        Where the disk refuses, and no update is left that could make room, it is written with a later one. Should this
+        process end before, its successor catches up.
         """
-        self._with_room(lambda: _append(self.chain_path, dump_json(certificate) + b"\n"))
+        self._unwritten.append(certificate)
+        try:
+            self.write_pending()
+        except OSError as error:
+            if len(self._unwritten) == 1:
+                log.warning("%s is not written, rounds go on: %s", self.chain_path, error.strerror)
         self.chain.append(certificate)
         self.weight += certificate.link.weight
         self.seen.update(member.peer_id for member in certificate.link.roster)
+
+    def write_pending(self) -> None:
+        """Write the rounds for which there was no room.
+
+        Raises:
+            OSError: there is none yet.
+        """
+        lines = b"".join(dump_json(certificate) + b"\n" for certificate in self._unwritten)
+        if lines:
+            self._with_room(lambda: _append(self.chain_path, lines))
+            self._unwritten.clear()
 
     def keep_update(self, *parts: Payload) -> None:
         """Write the update of the newest round, whose bytes are `parts`, and forget the oldest one.
@@ -87,7 +104,7 @@ class ChainStore:
         """Take another chain (a resumed or an adopted one).
 
         Raises:
-            OSError: see `append`.
+            OSError: it is not recorded.
         """
         for path in self.folder.glob("*.tmp"):  # half written, in an earlier life
             if path.name.startswith(("update-", "chain")):
@@ -95,6 +112,7 @@ class ChainStore:
         content = b"".join(dump_json(certificate) + b"\n" for certificate in chain)
         if not self.chain_path.exists() or self.chain_path.read_bytes() != content:
             self._with_room(lambda: _write(self.chain_path, content, durable=True))
+        self._unwritten.clear()
         self.chain = list(chain)
         self.weight = chain_weight(chain)
         self.seen = Counter(member.peer_id for one in chain for member in one.link.roster)
@@ -195,12 +213,12 @@ def _written_at(path: Path) -> int:
     return 0
 
 
-def _append(path: Path, line: bytes) -> None:
-    """The whole line, or nothing of it."""
+def _append(path: Path, lines: bytes) -> None:
+    """All of it, or nothing."""
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
-            if file.write(line) < len(line):
+            if file.write(lines) < len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
             file.truncate(before)

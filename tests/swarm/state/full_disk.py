@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from peer.protocol.lineage import Certificate
 from peer.swarm.state.chain import ChainStore, read_chain
 from tests.swarm.runs import Run, contributions, reduce_all
 
@@ -39,12 +38,6 @@ def record(run: Run) -> None:
     state.apply(update, state.round + 1, certificate.link.id)
 
 
-def append_until_full(history: ChainStore, certificate: Certificate) -> None:
-    """Ends with the line for which there is no room."""
-    while True:
-        history.append(certificate)
-
-
 def main(disk: Path) -> None:
     """Every assertion is one of the test's."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
@@ -70,12 +63,17 @@ def main(disk: Path) -> None:
     whole = path.read_bytes()
     last = ChainStore(run.history.folder, run.history.genesis)
     assert last.load(path, run.history.lineage_id(before)), "what is there already is not written again"
-    with pytest.raises(OSError, match="No space left on device"):
-        append_until_full(last, run.history.chain[0])
-    kept = read_chain(path)
+    while read_chain(path) == last.chain:
+        last.append(run.history.chain[0])
     assert path.read_bytes().startswith(whole)
     assert path.read_bytes().endswith(b"\n")
-    assert kept == last.chain, "nothing of the line that did not fit is left"
+    assert read_chain(path) == last.chain[:-1], "nothing of the line that did not fit is left, and the round counts"
+    last.append(run.history.chain[0])
+    with pytest.raises(OSError, match="No space left on device"):
+        last.write_pending()
+    (disk / "other").unlink()
+    last.append(run.history.chain[0])
+    assert read_chain(path) == last.chain, "all is written when there is space again"
     assert not list(run.history.folder.glob("*.tmp"))
 
 

@@ -1,0 +1,108 @@
+"""Whole peers on machines that refuse things: full disks, odd file systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
+from tests.network.processes import JoinedPeer, until
+from tests.shims import FULL_DISK, NO_FOLDER_FSYNC, preload
+
+ROUNDS = 4
+
+
+def manifest(total: str = "") -> str:
+    return MANIFEST.format(hidden=16, recipe=DILOCO, steps=10, wait=5.0, total=total)
+
+
+@pytest.fixture
+def bootstrap(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BootstrapProcess]:
+    with closing(BootstrapProcess(tmp_path / "bootstrap", request.param)) as node:
+        yield node
+
+
+def full_disk(folder: Path) -> tuple[Path, dict[str, str]]:
+    """The disk is full while this file is there."""
+    flag = folder / "full"
+    return flag, {**preload(folder, FULL_DISK), "FULL_BELOW": str(folder / "tight"), "FULL_WHILE": str(flag)}
+
+
+@pytest.mark.parametrize("bootstrap", [manifest()], indirect=True)
+def test_a_full_disk_stops_nothing_and_checkpoints_come_back_with_the_space(
+    tmp_path: Path, bootstrap: BootstrapProcess
+) -> None:
+    full, env = full_disk(tmp_path)
+    flags = ("--save-steps", "10", "--save-total-limit", "2")
+    with (
+        closing(JoinedPeer(tmp_path / "other", bootstrap.address, "--save-steps", "0")) as other,
+        closing(JoinedPeer(tmp_path / "tight", bootstrap.address, *flags, env=env)) as tight,
+    ):
+        def checkpoints() -> list[int]:
+            found = (tight.folder / "checkpoints").rglob("checkpoint-*")
+            return sorted(int(path.name.split("-")[1]) for path in found if path.name.count("-") == 1)
+
+        tight.wait_for(lambda: len(tight.committed) > 0 and bool(checkpoints()))
+        full.touch()
+        before, kept = other.round, checkpoints()
+        other.wait_for(lambda: other.round >= before + 4)
+        shared = [event for event in other.committed if event["round"] > before + 1]
+        assert all(len(event["members"]) == 2 for event in shared), "the peer without space took part"
+        assert tight.process.poll() is None, tight.log_text()
+        assert set(kept) <= {*checkpoints(), *kept}
+        assert checkpoints(), "the earlier ones are untouched"
+        full.unlink()
+        tight.wait_for(lambda: max(checkpoints()) > max(kept) and tight.step > 0)
+        tight.process.send_signal(signal.SIGTERM)
+        assert tight.process.wait(30.0) == 0, tight.log_text()
+        last = json.loads((tight.folder / "status.json").read_text())
+        assert last["peers"]
+        assert max(checkpoints()) >= tight.step, "the last one is that of the last step"
+        told = [line for line in (*tight.said("warning"), *tight.said("error")) if "No space left" in line]
+        assert len(told) == 1, told
+        assert any("is written again" in line for line in tight.said("info"))
+        assert "Traceback" not in tight.log_text()
+
+
+@pytest.mark.parametrize("bootstrap", [manifest(f", total: {ROUNDS}")], indirect=True)
+def test_how_a_run_ends_is_said_and_what_is_missing_is_in_the_exit_code(
+    tmp_path: Path, bootstrap: BootstrapProcess
+) -> None:
+    full, no_space = full_disk(tmp_path)
+    odd_folder = tmp_path / "odd-shim"
+    odd_folder.mkdir()
+    no_fsync = preload(odd_folder, NO_FOLDER_FSYNC, "REASON=EINVAL")
+    with (
+        closing(JoinedPeer(tmp_path / "odd", bootstrap.address, "--save-steps", "5", env=no_fsync)) as odd,
+        closing(JoinedPeer(tmp_path / "brief", bootstrap.address, "--max-rounds", "1")) as brief,
+        closing(JoinedPeer(tmp_path / "tight", bootstrap.address, env=no_space)) as tight,
+    ):
+        tight.wait_for(lambda: tight.step > 0)
+        full.touch()
+        until(lambda: all(peer.process.poll() is not None for peer in (odd, brief, tight)), 100.0, odd.log_text)
+        assert odd.process.returncode == 0, odd.log_text()
+        assert f"left at round {ROUNDS} (the run is complete)" in odd.said("info")[-1]
+        assert odd.said("warning") + odd.said("error") == []
+        assert list((odd.folder / "checkpoints").rglob("checkpoint-*"))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in odd.folder.rglob("*.safetensors")}
+        assert set(modes) >= {"model.safetensors", "inner.safetensors", "outer.safetensors"}
+        assert set(modes.values()) == {0o666 & ~_umask()}
+
+        assert brief.process.returncode == 0, brief.log_text()
+        assert "made its 1 rounds (max_rounds); the run goes on without it" in brief.said("info")[-1]
+
+        assert tight.process.returncode == 1, tight.log_text()
+        assert tight.said("error")[-1].startswith("not written: the last checkpoint, the exported model")
+        assert "Traceback" not in "".join(peer.log_text() for peer in (odd, brief, tight))
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -161,8 +161,8 @@ class ChunkDownload:
             if not isinstance(self._losses.get(lane.donor), ProtocolError):
                 self._distrust(lane.donor, str(error))
             self._lose(lane, error)
-        except (TimeoutError, StreamClosedError) as error:
-            reason = "is much slower than the other donors" if lane.given_up else str(error) or "too slow"
+        except StreamClosedError as error:
+            reason = "is much slower than the other donors" if lane.given_up else str(error)
             self._lose(lane, StreamClosedError(lane.donor, reason.removeprefix(f"{lane.donor}: ")))
         finally:
             self._lanes.discard(lane)
@@ -201,7 +201,7 @@ class ChunkDownload:
                 what="chunks", run_id=self._run_id, digest=self._part.meta.lineage_id, indexes=(index,)
             )
             assert lane.stream is not None
-            await asyncio.wait_for(lane.stream.send_message(Kind.REQUEST, request), CHUNK_TIMEOUT_S)
+            await lane.stream.send_message(Kind.REQUEST, request, CHUNK_TIMEOUT_S)
         if not self._todo and self._left:
             self._work.clear()
         return bool(lane.asked)
@@ -210,10 +210,8 @@ class ChunkDownload:
         """The chunk that was asked for first, into `buffer`; None if the donor is busy."""
         assert lane.stream is not None
         length = self._part.places[lane.asked[0]][1]
-        try:
-            return await asyncio.wait_for(_receive(lane.stream, memoryview(buffer)[:length]), CHUNK_TIMEOUT_S)
-        except TimeoutError:
-            raise StreamClosedError(lane.donor, f"sent nothing for {CHUNK_TIMEOUT_S:g} s") from None
+        async with lane.stream.within(CHUNK_TIMEOUT_S):
+            return await _receive(lane.stream, memoryview(buffer)[:length])
 
     def _arrived(self, lane: DonorStream) -> int:
         """Note that the first of the chunks has come; -> its number."""

@@ -23,7 +23,7 @@ async def fetch_genesis(
     for donor in donors:
         try:
             await client.genesis(donor, local, adopt)
-        except (TimeoutError, ProtocolError, StreamClosedError) as error:
+        except (ProtocolError, StreamClosedError) as error:
             log.warning("no genesis state from %s: %s", donor, in_words(error))
         else:
             log.info("took the genesis state from %s: this machine builds another one from the same seed", donor)

@@ -213,7 +213,7 @@ class HistoryClient:
         return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
 
     async def _prepare(self, donor: str, standing: LocalState) -> None:
-        with contextlib.suppress(ProtocolError, StreamClosedError, asyncio.TimeoutError):
+        with contextlib.suppress(ProtocolError, StreamClosedError):
             await self._offer(donor, standing)
 
     async def _offer(
@@ -302,11 +302,11 @@ def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: st
 async def _receive_meta(stream: FrameStream) -> SnapshotMeta:
     """A donor that is writing its snapshot says so again and again, and is waited for."""
     kind, loop = Kind.BUSY, asyncio.get_running_loop()
-    until = loop.time() + WRITING_S
+    until, limits = loop.time() + WRITING_S, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0}
     while kind is Kind.BUSY:
         if loop.time() > until:
             raise StreamClosedError(stream.remote, f"has been writing its snapshot for {WRITING_S:g} s")
-        kind, body = await _bounded(stream, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0})
+        kind, body = await stream.receive(limits, timeout_s=FRAME_TIMEOUT_S)
     if kind is Kind.END:
         raise CatchUpError(f"{stream.remote} has no snapshot")
     return parse_json(SnapshotMeta, body)
@@ -314,12 +314,5 @@ async def _receive_meta(stream: FrameStream) -> SnapshotMeta:
 
 async def _piece(stream: FrameStream, limit: int) -> bytes | None:
     """The next DATA body, None at END."""
-    kind, body = await _bounded(stream, {Kind.DATA: limit, Kind.END: 0})
+    kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=FRAME_TIMEOUT_S)
     return body if kind is Kind.DATA else None
-
-
-async def _bounded(stream: FrameStream, limits: dict[Kind, int]) -> tuple[Kind, bytes]:
-    try:
-        return await asyncio.wait_for(stream.receive(limits), FRAME_TIMEOUT_S)
-    except TimeoutError:
-        raise StreamClosedError(stream.remote, f"sent nothing for {FRAME_TIMEOUT_S:g} s") from None

@@ -11,7 +11,7 @@ from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Between, FrameStream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.runtime.tasks import cancel_and_wait
@@ -58,24 +58,27 @@ class HistoryServer:
         request = await self._request(stream)
         if request.what == "chunks":
             with self._chunk_streams.of(stream.remote) as admitted:
-                await (self._serve_chunks(stream, request) if admitted else _send(stream, Kind.BUSY))
+                if admitted:
+                    await self._serve_chunks(stream, request)
+                else:
+                    await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
             return
         async with self._slots[request.what]:
             if request.what == "chain":
                 if 0 < request.from_round < len(self._history.chain) and self._history.seen[stream.remote]:
                     self._on_return(stream.remote)
                 for certificate in self._history.chain[request.from_round :]:
-                    await _send(stream, Kind.DATA, dump_json(certificate))
+                    await stream.send(Kind.DATA, dump_json(certificate), timeout_s=SEND_TIMEOUT_S)
             elif request.what == "update":
                 await self._send_update(stream, request)
             elif request.what == "state":
                 await self._say_digest(stream, request)
             else:
                 await self._offer_snapshot(stream, request)
-            await _send(stream, Kind.END)
+            await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
 
     async def _request(self, stream: FrameStream) -> HistoryRequest:
-        request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, HistoryRequest), REQUEST_TIMEOUT_S)
+        request = await stream.receive_message(Kind.REQUEST, HistoryRequest, REQUEST_TIMEOUT_S)
         if request.run_id != self._run_id:
             raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
         return request
@@ -84,7 +87,7 @@ class HistoryServer:
         assert request.digest is not None
         digest = await self._snapshots.digest(request.from_round, request.digest)
         if digest is not None:
-            await _send(stream, Kind.DATA, bytes.fromhex(digest))
+            await stream.send(Kind.DATA, bytes.fromhex(digest), timeout_s=SEND_TIMEOUT_S)
 
     async def _send_update(self, stream: FrameStream, request: HistoryRequest) -> None:
         path = await self._snapshots.update(request.digest) if request.digest else None
@@ -92,7 +95,7 @@ class HistoryServer:
             return
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
-                await _send(stream, Kind.DATA, piece)
+                await stream.send(Kind.DATA, piece, timeout_s=SEND_TIMEOUT_S)
 
     async def _offer_snapshot(self, stream: FrameStream, request: HistoryRequest) -> None:
         """While it is being written the joiner hears so; if it leaves, it finds the file when it comes again."""
@@ -100,21 +103,21 @@ class HistoryServer:
         try:
             while not (await asyncio.wait({offering}, timeout=BUSY_EVERY_S))[0]:
                 with contextlib.suppress(StreamClosedError):
-                    await _send(stream, Kind.BUSY)
+                    await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
             file = offering.result()
         finally:
             await cancel_and_wait([offering])
         if file is not None:
             file.offered(stream.remote)
-            await _send(stream, Kind.META, dump_json(file.meta))
-            await _send(stream, Kind.DATA, b"".join(file.digests))
+            await stream.send(Kind.META, dump_json(file.meta), timeout_s=SEND_TIMEOUT_S)
+            await stream.send(Kind.DATA, b"".join(file.digests), timeout_s=SEND_TIMEOUT_S)
 
     async def _serve_chunks(self, stream: FrameStream, request: HistoryRequest) -> None:
         """Chunks of one snapshot, whatever this peer's rounds do meanwhile, until the other end has enough of them."""
         assert request.digest is not None
         file = await self._snapshots.get(request.digest)
         if file is None:
-            await _send(stream, Kind.END)
+            await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
             return
         allowed = 2 * len(file.places)  # whoever asks for more holds a place without fetching anything
         with file.reading() as descriptor:
@@ -134,11 +137,4 @@ class HistoryServer:
             first, length = file.places[index]
             async with self._priority.turn() as turn:
                 chunk = await asyncio.to_thread(os.pread, descriptor, length, first)
-                await _send(stream, Kind.DATA, chunk, turn.wait)
-
-
-async def _send(stream: FrameStream, kind: Kind, body: bytes = b"", between: Between | None = None) -> None:
-    try:
-        await asyncio.wait_for(stream.send(kind, body, between), SEND_TIMEOUT_S)
-    except TimeoutError:
-        raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None
+                await stream.send(Kind.DATA, chunk, turn.wait, SEND_TIMEOUT_S)

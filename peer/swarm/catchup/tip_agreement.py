@@ -46,7 +46,7 @@ async def ask_all(
             while (digest := await ask(peer_id, link)) is None:
                 await asyncio.sleep(AGAIN_S)
             said[peer_id] = digest
-        except (TimeoutError, ProtocolError, StreamClosedError) as error:
+        except (ProtocolError, StreamClosedError) as error:
             log.info("%s does not say what the state after round %d is: %s", peer_id, link.round + 1, in_words(error))
 
     asked = {asyncio.ensure_future(one(peer_id)): peer_id for peer_id in dict.fromkeys(peers) if peer_id not in said}

@@ -137,8 +137,7 @@ class GossipInboxes:
                 inlet.turn_away()
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        receiving = stream.receive_message(Kind.JOIN, GossipJoin)
-        join = await asyncio.wait_for(receiving, JOIN_TIMEOUT_S)
+        join = await stream.receive_message(Kind.JOIN, GossipJoin, JOIN_TIMEOUT_S)
         remote = stream.remote
         limit = MAX_WAITING if self._host.knows(remote) else MAX_STRANGERS
         if remote not in self.waiting and len(self.waiting) >= limit:
@@ -181,7 +180,7 @@ class GossipInboxes:
     async def _turn_away(self, stream: FrameStream, reason: Reason) -> None:
         position = self._host.position()
         message = RejectMessage(reason=reason, round=position.round, lineage_id=position.lineage_id)
-        await asyncio.wait_for(stream.send_message(Kind.REJECT, message), JOIN_TIMEOUT_S)
+        await stream.send_message(Kind.REJECT, message, JOIN_TIMEOUT_S)
 
 
 def _deliver(future: asyncio.Future[Any], value: object) -> None:

@@ -87,7 +87,7 @@ class InitialState:
                 path = await self._fetcher.state_of(donor, self._standing(), signed)
                 await asyncio.to_thread(check_finite, path)
                 await self._store.adopt(path, signed.round)
-            except (TimeoutError, ProtocolError, StreamClosedError) as error:
+            except (ProtocolError, StreamClosedError) as error:
                 log.warning("no state from %s: %s", donor, in_words(error))
                 continue
             name = self._directory.peers[donor].nickname if donor in self._directory.peers else donor
@@ -116,8 +116,7 @@ class InitialState:
         """What the donor signs as its state now. Raises ProtocolError, StreamClosedError."""
         stream = await self._node.open(donor, self._name, "history")
         try:
-            limits = {Kind.META: MAX_RECORD_BYTES, Kind.END: 0}
-            kind, sealed = await asyncio.wait_for(stream.receive(limits), SIGNED_TIMEOUT_S)
+            kind, sealed = await stream.receive({Kind.META: MAX_RECORD_BYTES, Kind.END: 0}, timeout_s=SIGNED_TIMEOUT_S)
         finally:
             stream.close()
         if kind is Kind.END:

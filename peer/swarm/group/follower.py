@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from peer.errors import ProtocolError, in_words
+from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.lineage import heavier
 from peer.protocol.records import parse_json
@@ -24,7 +24,7 @@ from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError
 from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
@@ -80,9 +80,10 @@ class Follower:
             if kind is Kind.STATUS:
                 parse_json(StatusMessage, body)
                 patience_s = self._longest_wait_s
-                kind, body = await asyncio.wait_for(_answer(stream, patience_s), patience_s)
+                async with stream.within(patience_s, "formed no group"):
+                    kind, body = await _answer(stream, patience_s)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
-        except (TimeoutError, StreamClosedError) as error:
+        except StreamClosedError as error:
             self._leave(leader, error, began)
             return None
         except ProtocolError as error:
@@ -139,11 +140,11 @@ class Follower:
         await asyncio.sleep(SILENT_S)
         await self._invites.elsewhere(leader)
 
-    def _leave(self, leader: str, why: Exception, began: float) -> None:
+    def _leave(self, leader: str, why: StreamClosedError, began: float) -> None:
         """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
         gone on meanwhile, and who looks around first does not lead whoever sleeps as well.
         """
-        log.info("leader %s is gone: %s", leader, in_words(why))
+        log.info("leader %s is gone: %s", leader, why)
         self._membership.avoid(leader)
         if not self._directory.fresh:
             raise RoundAborted("match", f"{leader} is gone, and this machine has slept, or lost the others")
@@ -194,7 +195,7 @@ class Follower:
 
 
 async def _answer(stream: FrameStream, patience_s: float) -> tuple[Kind, bytes]:
-    """What a leader has to say in the end; raises asyncio.TimeoutError as soon as it does not say that it is awake."""
+    """What a leader has to say in the end; raises StreamTimeoutError as soon as it does not say that it is awake."""
     statuses = 10 + int(2 * patience_s / lobby.AWAKE_EVERY_S)
     for _ in range(statuses):
         kind, body = await _frame(stream, _ANSWERS)
@@ -205,7 +206,7 @@ async def _answer(stream: FrameStream, patience_s: float) -> tuple[Kind, bytes]:
 
 
 async def _frame(stream: FrameStream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:
-    """The next one; raises asyncio.TimeoutError when it does not come, unless it was this machine that slept."""
+    """The next one; raises StreamTimeoutError when it does not come, unless it was this machine that slept."""
     loop, receiving = asyncio.get_running_loop(), asyncio.ensure_future(stream.receive(limits))
     try:
         while True:
@@ -214,6 +215,6 @@ async def _frame(stream: FrameStream, limits: Mapping[Kind, int]) -> tuple[Kind,
             if receiving.done():
                 return receiving.result()
             if loop.time() < began + 2 * invites_module.PROBE_TIMEOUT_S:
-                raise TimeoutError
+                raise StreamTimeoutError(stream.remote, f"sent nothing for {invites_module.PROBE_TIMEOUT_S:g} s")
     finally:
         await cancel_and_wait([receiving])

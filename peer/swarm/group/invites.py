@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from peer.errors import ProtocolError, in_words
+from peer.errors import ProtocolError
 from peer.protocol.lineage import Position, heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.local_peer import LocalPeer
@@ -94,13 +94,13 @@ class Invites:
                 wait_s=wait_s,
             )
             await stream.send_message(Kind.INVITE, invite)
-            status = await asyncio.wait_for(stream.receive_message(Kind.STATUS, StatusMessage), PROBE_TIMEOUT_S)
+            status = await stream.receive_message(Kind.STATUS, StatusMessage, PROBE_TIMEOUT_S)
             self._heed(peer_id, status)
             while status.coming:
                 status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
                 self._heed(peer_id, status)
-        except (TimeoutError, StreamClosedError) as error:
-            log.info("%s is gone: %s", peer_id, in_words(error))
+        except StreamClosedError as error:
+            log.info("%s is gone: %s", peer_id, error)
             self._membership.avoid(peer_id)
         except ProtocolError as error:
             log.warning("invitation to %s: %s", peer_id, error)
@@ -119,7 +119,7 @@ class Invites:
         self._membership.changed.set()
 
     async def _on_invite(self, stream: FrameStream) -> None:
-        invite = await asyncio.wait_for(stream.receive_message(Kind.INVITE, InviteMessage), PROBE_TIMEOUT_S)
+        invite = await stream.receive_message(Kind.INVITE, InviteMessage, PROBE_TIMEOUT_S)
         self._membership.seen(stream.remote)
         coming = self._comes(invite, stream.remote, knocks=True)
         await stream.send_message(Kind.STATUS, self._status(coming))

@@ -156,8 +156,8 @@ class Leader:
                 left.append(peer_id)
                 continue
             try:
-                await asyncio.wait_for(seat.stream.send_message(Kind.ROSTER, message), invites_module.PROBE_TIMEOUT_S)
-            except (TimeoutError, StreamClosedError):
+                await seat.stream.send_message(Kind.ROSTER, message, invites_module.PROBE_TIMEOUT_S)
+            except StreamClosedError:
                 left.append(peer_id)
             seat.told = True
             seat.taken.set()

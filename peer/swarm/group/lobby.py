@@ -139,7 +139,7 @@ class Lobby:
 
     async def on_join(self, stream: FrameStream) -> None:
         """A member opens a stream to this leader."""
-        _, sealed = await asyncio.wait_for(stream.receive({Kind.JOIN: MAX_JOIN_BYTES}), PROBE_TIMEOUT_S)
+        _, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES}, timeout_s=PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join, stream.remote)
         if reason is None:
@@ -207,7 +207,7 @@ class Lobby:
             coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,
             leader=self._own_id,
         )  # fmt: skip
-        await asyncio.wait_for(stream.send_message(Kind.STATUS, status), PROBE_TIMEOUT_S)
+        await stream.send_message(Kind.STATUS, status, PROBE_TIMEOUT_S)
 
     def _judge(self, join: JoinMessage, member: str) -> tuple[str | None, str | None]:
         position = self._me.position()
@@ -232,6 +232,6 @@ class Lobby:
             stream.close()
             return
         try:
-            await asyncio.wait_for(stream.send_message(Kind.REJECT, message), PROBE_TIMEOUT_S)
-        except (TimeoutError, StreamClosedError):
+            await stream.send_message(Kind.REJECT, message, PROBE_TIMEOUT_S)
+        except StreamClosedError:
             log.debug("could not tell %s: %s", stream.remote, reason)

@@ -171,13 +171,13 @@ class DirectTransport:
         stream = FrameStream(remote, ZeroCopyProtocol.adopt(reader, writer), Traffic())
         try:
             await stream.send_message(Kind.DIRECT, request)
-            return await asyncio.wait_for(stream.receive_message(Kind.DIRECT, DirectMessage), 2 * TIMEOUT_S)
+            return await stream.receive_message(Kind.DIRECT, DirectMessage, 2 * TIMEOUT_S)
         finally:
             stream.close()
 
     async def answer(self, stream: FrameStream) -> None:
         """Answer one request of another peer: for this endpoint, or to dial back to its own."""
-        _, body = await asyncio.wait_for(stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}), TIMEOUT_S)
+        _, body = await stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}, timeout_s=TIMEOUT_S)
         try:
             request = parse_json(DirectRequest, body)
         except ProtocolError:

@@ -36,7 +36,7 @@ from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
 from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import REACH_NAME, DialBackServer
-from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
+from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
 
@@ -131,6 +131,8 @@ class Node:
                 await handler(stream)
                 if stream.spoke:
                     await stream.finish()
+        except StreamTimeoutError as error:
+            log.info("%s: %s", name, error)
         except StreamClosedError as error:
             log.debug("%s: %s", name, error)
         except TimeoutError:

@@ -17,8 +17,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import ProtocolError, UserError, in_words
 from peer.protocol.address import parse_host_address
-from peer.protocol.records import dump_json, parse_json
-from peer.protocol.wire import MAX_MESSAGE_BYTES, Kind, ReachMessage, ReachRequest
+from peer.protocol.wire import Kind, ReachMessage, ReachRequest
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 
@@ -61,7 +60,7 @@ class DialBackServer:
 
     async def answer(self, stream: FrameStream) -> None:
         """Answer one request on one stream."""
-        request = await asyncio.wait_for(stream.receive_message(Kind.REACH, ReachRequest), ANSWER_TIMEOUT_S)
+        request = await stream.receive_message(Kind.REACH, ReachRequest, ANSWER_TIMEOUT_S)
         seen = await seen_at(self._p2p, stream.remote)
         reached = False
         for host in seen[:MAX_PORTS]:
@@ -103,11 +102,9 @@ async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
             p2p.call_binary_stream_handler(PeerID.from_base58(helper), REACH_NAME), ANSWER_TIMEOUT_S
         )
         stream = FrameStream(helper, ZeroCopyProtocol.adopt(reader, writer), Traffic())
-        await stream.send(Kind.REACH, dump_json(request))
-        _, body = await asyncio.wait_for(
-            stream.receive({Kind.REACH: MAX_MESSAGE_BYTES}), ANSWER_TIMEOUT_S + MAX_PORTS**2 * DIAL_TIMEOUT_S
-        )
-        message = parse_json(ReachMessage, body)
+        await stream.send_message(Kind.REACH, request)
+        longest_s = ANSWER_TIMEOUT_S + MAX_PORTS**2 * DIAL_TIMEOUT_S
+        message = await stream.receive_message(Kind.REACH, ReachMessage, longest_s)
         return message.reached if message.tried else None
     except (TimeoutError, P2PDaemonError, StreamClosedError, ProtocolError, OSError, EOFError) as error:
         log.info("%s did not report whether it can reach this machine: %s", helper, in_words(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +29,10 @@ class StreamClosedError(AtollError):
         self.remote = remote
 
 
+class StreamTimeoutError(StreamClosedError):
+    """The other end did not send, or did not read, within the time that it had."""
+
+
 @dataclass
 class Traffic:
     """Bytes over streams of one purpose, frame headers included."""
@@ -39,6 +43,9 @@ class Traffic:
 
 class FrameStream:
     """One bidirectional stream to an authenticated peer.
+
+    What sends and receives takes a `timeout_s`, in seconds for the whole frame, None for as long as it takes. When it
+    is over, StreamTimeoutError says so: a StreamClosedError, since a frame that was given up half-way ends the stream.
 
     Args:
         remote: the other end's peer id; libp2p has verified it in its handshake.
@@ -59,10 +66,24 @@ class FrameStream:
         """See `ZeroCopyProtocol.direct`."""
         return self._pipe.direct
 
+    @contextlib.asynccontextmanager
+    async def within(self, timeout_s: float | None, omission: str = "sent nothing") -> AsyncIterator[None]:
+        """Bound what several calls take together; raises StreamTimeoutError with what the other end failed to do."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise StreamTimeoutError(self.remote, f"{omission} for {timeout_s:g} s") from None
+
     async def send(
-        self, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None
-    ) -> None:
+        self, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None,
+        timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
         """Send one frame, large bodies slice by slice, each waiting for `between`; raises StreamClosedError."""
+        async with self.within(timeout_s, "did not read"):
+            await self._send(kind, body, between)
+
+    async def _send(self, kind: Kind, body: bytes | bytearray | memoryview, between: Between | None) -> None:
         view, length = memoryview(body), len(body)
         self.sending = self.spoke = True
         try:
@@ -82,10 +103,12 @@ class FrameStream:
         self.sending = False
         self.traffic.sent += HEADER_BYTES + length
 
-    async def send_message(self, kind: Kind, message: Spec) -> None:
-        await self.send(kind, dump_json(message))
+    async def send_message(self, kind: Kind, message: Spec, timeout_s: float | None = None) -> None:
+        await self.send(kind, dump_json(message), timeout_s=timeout_s)
 
-    async def receive(self, limits: Mapping[Kind, int], exact: bool = False) -> tuple[Kind, bytes]:
+    async def receive(
+        self, limits: Mapping[Kind, int], exact: bool = False, timeout_s: float | None = None
+    ) -> tuple[Kind, bytes]:
         """Receive one frame of an allowed kind.
 
         Args:
@@ -96,9 +119,10 @@ class FrameStream:
             ProtocolError: another kind or length, before the body is read.
             StreamClosedError: the stream ended.
         """
-        kind, length = await self.receive_header(limits, exact)
-        body = bytearray(length)
-        await self.receive_body(memoryview(body))
+        async with self.within(timeout_s):
+            kind, length = await self.receive_header(limits, exact)
+            body = bytearray(length)
+            await self.receive_body(memoryview(body))
         return kind, bytes(body)
 
     async def receive_header(self, limits: Mapping[Kind, int], exact: bool = False) -> tuple[Kind, int]:
@@ -125,9 +149,9 @@ class FrameStream:
         except (EOFError, OSError) as error:
             raise StreamClosedError(self.remote, f"stream ended: {error}") from None
 
-    async def receive_message(self, kind: Kind, schema: type[SpecT]) -> SpecT:
+    async def receive_message(self, kind: Kind, schema: type[SpecT], timeout_s: float | None = None) -> SpecT:
         """Receive one small message of one kind and parse it strictly."""
-        _, body = await self.receive({kind: MAX_MESSAGE_BYTES})
+        _, body = await self.receive({kind: MAX_MESSAGE_BYTES}, timeout_s=timeout_s)
         return parse_json(schema, body)
 
     async def closed(self) -> None:

@@ -80,7 +80,7 @@ class GroupStreams:
                 stream.close()
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        hello = await asyncio.wait_for(stream.receive_message(Kind.HELLO, HelloMessage), HELLO_TIMEOUT_S)
+        hello = await stream.receive_message(Kind.HELLO, HelloMessage, HELLO_TIMEOUT_S)
         standing = await self._standing_of(hello.group_id, stream.remote)
         if standing is None and hello.group_id in self._declined:
             return  # it is told so; it has not heard yet

@@ -150,15 +150,14 @@ class PersistentGroup:
         for stream in self.outbound.values():
             if stream.sending:
                 stream.close()
-        sends = (stream.send_message(Kind.ABORT, message) for stream in free)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), ABORT_TIMEOUT_S)
+        sends = (stream.send_message(Kind.ABORT, message, ABORT_TIMEOUT_S) for stream in free)
+        await asyncio.gather(*sends, return_exceptions=True)
 
 
 async def part(stream: FrameStream, message: AbortMessage) -> None:
     """Say on a stream to a member that nothing more comes, behind all that was said; the other end closes it then."""
     if not stream.sending:
-        with contextlib.suppress(StreamClosedError, asyncio.TimeoutError):
-            await asyncio.wait_for(stream.send_message(Kind.ABORT, message), ABORT_TIMEOUT_S)
+        with contextlib.suppress(StreamClosedError):
+            await stream.send_message(Kind.ABORT, message, ABORT_TIMEOUT_S)
             await stream.finish()
     stream.close()

@@ -13,7 +13,7 @@ from peer.protocol.statements import root_of
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.group.roster import RosterMessage
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import Between, FrameStream, StreamClosedError
+from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.signatures import ReducedParts, ReductionProof
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
@@ -89,16 +89,16 @@ class AuditServer:
         self._heard = heard
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        request = await asyncio.wait_for(stream.receive_message(Kind.REQUEST, AuditRequest), REQUEST_TIMEOUT_S)
+        request = await stream.receive_message(Kind.REQUEST, AuditRequest, REQUEST_TIMEOUT_S)
         remote = stream.remote
         asked_enough = len(self._asked) >= MAX_ASKING or self._asked[remote] >= ASKS_OF_ONE
         with self._serving.of(remote) as admitted:
             if admitted and not asked_enough:
                 self._asked[remote] += 1
                 await self._show(stream, request)
-                await _send(stream, Kind.END)
+                await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
                 return
-        await _send(stream, Kind.BUSY)
+        await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
 
     async def _show(self, stream: FrameStream, request: AuditRequest) -> None:
         """Nothing is sent of what this peer does not have, or has not for this peer."""
@@ -106,12 +106,12 @@ class AuditServer:
             group, round, joins = self._joins
             if (group, round) == (request.of, request.round) and stream.remote in joins:
                 message = RosterMessage(joins=tuple(blob.hex() for blob in joins.values()))
-                await _send(stream, Kind.ROSTER, dump_json(message))
+                await stream.send(Kind.ROSTER, dump_json(message), timeout_s=SEND_TIMEOUT_S)
         elif request.what == "signed":
             heard, kept = self._heard, self._kept.get(bytes.fromhex(request.of))
             if heard is not None and kept is not None and heard.sitting.id == kept.sitting.id:
                 heard.sitting.place(stream.remote)
-                await _send(stream, Kind.DATA, signed_by_all(heard, kept))
+                await stream.send(Kind.DATA, signed_by_all(heard, kept), timeout_s=SEND_TIMEOUT_S)
         else:
             await self._show_unit(stream, request)
 
@@ -123,14 +123,14 @@ class AuditServer:
         if request.unit >= len(kept.outputs):
             raise ProtocolError(f"{stream.remote} asks for unit {request.unit} of {len(kept.outputs)}")
         reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
-        await _send(stream, Kind.EVIDENCE, dump_json(reduction))
+        await stream.send(Kind.EVIDENCE, dump_json(reduction), timeout_s=SEND_TIMEOUT_S)
         payloads = deque(kept.unit(request.unit))
         while payloads:
             async with self._priority.turn() as turn:
                 sent = 0
                 while payloads and sent < TURN_BYTES:
                     sent += len(payloads[0])
-                    await _send(stream, Kind.DATA, payloads.popleft(), turn.wait)
+                    await stream.send(Kind.DATA, memoryview(payloads.popleft()), turn.wait, SEND_TIMEOUT_S)
 
 
 def signed_by_all(heard: ReducedParts, kept: ReductionProof) -> bytes:
@@ -138,12 +138,3 @@ def signed_by_all(heard: ReducedParts, kept: ReductionProof) -> bytes:
     told = {**heard.reduced, kept.reducer: (kept.seal, kept.outputs)}
     entries = (told[member.peer_id] for member in heard.sitting.members)
     return b"".join(root_of(leaves) + seal.body for seal, leaves in entries)
-
-
-async def _send(
-    stream: FrameStream, kind: Kind, body: bytes | bytearray | memoryview = b"", between: Between | None = None
-) -> None:
-    try:
-        await asyncio.wait_for(stream.send(kind, memoryview(body), between), SEND_TIMEOUT_S)
-    except TimeoutError:
-        raise StreamClosedError(stream.remote, f"did not read for {SEND_TIMEOUT_S:g} s") from None

@@ -131,7 +131,7 @@ class Auditor:
                 raise ProtocolError(f"{reducer} shows {len(reduction.inputs)} inputs of {members}")
             payloads: list[Payload] = []
             for size in sizes:
-                _, payload = await asyncio.wait_for(stream.receive({Kind.DATA: size}, exact=True), AUDIT_TIMEOUT_S)
+                _, payload = await stream.receive({Kind.DATA: size}, exact=True, timeout_s=AUDIT_TIMEOUT_S)
                 payloads.append(payload)
         return reduction, payloads
 
@@ -142,7 +142,7 @@ class Auditor:
         try:
             async with self._asking(remote, AuditRequest(what="signed", of=sitting.id.hex())) as stream:
                 body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
-        except (TimeoutError, StreamClosedError, ProtocolError) as error:
+        except (StreamClosedError, ProtocolError) as error:
             log.info("%s does not show what it was told: %s", remote, in_words(error))
             return None
         for place, member in enumerate(sitting.members[: len(body) // width]):
@@ -167,7 +167,7 @@ class Auditor:
         try:
             async with self._asking(remote, AuditRequest(what="joins", of=group, round=round)) as stream:
                 roster = parse_json(RosterMessage, await _answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
-        except (TimeoutError, StreamClosedError, ProtocolError) as error:
+        except (StreamClosedError, ProtocolError) as error:
             log.info("%s does not show its joins: %s", remote, in_words(error))
             return None
         for text in roster.joins:
@@ -188,7 +188,7 @@ class Auditor:
 
 async def _answer(stream: FrameStream, wanted: Kind, limit: int) -> bytes:
     """The body that was asked for; raises StreamClosedError when the other end does not show it."""
-    kind, body = await asyncio.wait_for(stream.receive({wanted: limit, Kind.BUSY: 0, Kind.END: 0}), ASK_TIMEOUT_S)
+    kind, body = await stream.receive({wanted: limit, Kind.BUSY: 0, Kind.END: 0}, timeout_s=ASK_TIMEOUT_S)
     if kind is not wanted:
         raise StreamClosedError(stream.remote, "is busy" if kind is Kind.BUSY else "does not have it any more")
     return body

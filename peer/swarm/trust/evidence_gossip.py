@@ -84,10 +84,11 @@ class EvidenceGossip:
         try:
             stream = await self._node.open(peer_id, self._name, "audit")
             try:
-                return await asyncio.wait_for(self._hand_over(stream, culprit), OFFER_TIMEOUT_S)
+                async with stream.within(OFFER_TIMEOUT_S, "did not hear the evidence"):
+                    return await self._hand_over(stream, culprit)
             finally:
                 stream.close()
-        except (TimeoutError, StreamClosedError, ProtocolError, OSError) as error:
+        except (StreamClosedError, ProtocolError, OSError) as error:
             log.info("could not tell %s of %s: %s", peer_id, culprit, in_words(error))
             return False
 
@@ -117,8 +118,9 @@ class EvidenceGossip:
         if self._strikes.refuses(remote) or not self._within_rate(remote):
             return Kind.BUSY
         try:
-            _, body = await asyncio.wait_for(stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}), ANSWER_TIMEOUT_S)
-            await asyncio.wait_for(self._hear(stream, parse_json(Evidence, body)), OFFER_TIMEOUT_S)
+            _, body = await stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}, timeout_s=ANSWER_TIMEOUT_S)
+            async with stream.within(OFFER_TIMEOUT_S, "did not show the evidence"):
+                await self._hear(stream, parse_json(Evidence, body))
         except ElsewhereError as error:  # another time: it may get there, or be about to
             log.info("%s offers evidence that this peer cannot judge: %s", remote, error)
             return Kind.BUSY

@@ -13,7 +13,7 @@ from peer.outer.round import RoundAborted
 from peer.protocol.wire import Kind, RejectMessage, StatusMessage
 from peer.swarm.group import follower, lobby
 from peer.swarm.group import invites as invites_module
-from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.net.stream import StreamClosedError, StreamTimeoutError
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
 
@@ -228,7 +228,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypa
         await said.wait()
         return Kind.STATUS, b""
 
-    stream = SimpleNamespace(receive=receive)
+    stream = SimpleNamespace(receive=receive, remote="leader")
     waiting = asyncio.ensure_future(follower._frame(stream, {}))
     await asyncio.sleep(0)
     slept_s, time_of = 100.0, loop.time
@@ -238,7 +238,7 @@ async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypa
     said.set()
     assert await waiting == (Kind.STATUS, b"")
     said.clear()
-    with pytest.raises(asyncio.TimeoutError):
+    with pytest.raises(StreamTimeoutError, match="sent nothing for"):
         await follower._frame(stream, {})
 
 

@@ -7,7 +7,7 @@ import pytest
 from peer.errors import ProtocolError
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, HelloMessage, Kind, pack_header
 from peer.swarm.net import node as node_module
-from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
+from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError, StreamTimeoutError
 from tests.swarm.gathering import until
 from tests.swarm.network import stream_pair
 
@@ -65,6 +65,35 @@ async def test_every_slice_but_the_first_waits_for_what_is_between(pair):
     assert (bytes(received), asked, one.sending) == (body, [True] * 3, False)
     await one.send(Kind.DATA, b"x" * SLICE_BYTES, between)
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("sent", [b"", pack_header(Kind.PART, 50) + bytes(49)])
+async def test_a_frame_that_does_not_come_in_time_says_so(pair, sent):
+    one, two = pair
+    raw(one, sent)
+    with pytest.raises(StreamTimeoutError, match=r"^right: sent nothing for 0\.05 s$") as caught:
+        await asyncio.wait_for(two.receive({Kind.PART: 50}, timeout_s=0.05), 5.0)
+    assert isinstance(caught.value, StreamClosedError)
+
+
+async def test_an_end_that_does_not_read_in_time_says_so(pair):
+    one, _ = pair
+    with pytest.raises(StreamTimeoutError, match=r"^left: did not read for 0\.05 s$"):
+        await asyncio.wait_for(one.send(Kind.DATA, bytes(1 << 24), timeout_s=0.05), 5.0)
+    assert one.sending  # nothing more can be said on it
+
+
+async def test_what_several_frames_take_together_is_bounded(pair):
+    one, two = pair
+
+    async def two_frames():
+        async with two.within(0.05, "did not end"):
+            await two.receive({Kind.END: 0})
+            await two.receive({Kind.END: 0})
+
+    await one.send(Kind.END)
+    with pytest.raises(StreamTimeoutError, match=r"^right: did not end for 0\.05 s$"):
+        await asyncio.wait_for(two_frames(), 5.0)
 
 
 async def test_a_message_survives(pair):

@@ -52,9 +52,9 @@ async def test_all_members_get_the_same_update_and_it_is_the_reference(network, 
 async def test_contributions_go_before_reduced_slices(network, monkeypatch):
     sent, send = {}, FrameStream.send
 
-    async def noted(stream, kind, body=b""):
+    async def noted(stream, kind, body=b"", **options):
         sent.setdefault(stream, []).append(kind)
-        await send(stream, kind, body)
+        await send(stream, kind, body, **options)
 
     monkeypatch.setattr(FrameStream, "send", noted)
     await Table(network, 2, codec="int8", numel=4 * CHUNK).all()

@@ -73,7 +73,7 @@ class Averagers(Table):
             opened.append(stream)
             sending, parts = stream.send, 0
 
-            async def send(kind, body=b""):
+            async def send(kind, body=b"", **options):
                 nonlocal parts
                 parts += kind is Kind.PART
                 if fault is Fault.FAIL_SENDING and peer_id == last and parts == 2:
@@ -83,9 +83,10 @@ class Averagers(Table):
                 slow = {Fault.SLOW_SENDING: Kind.PART, Fault.SLOW_REDUCING: Kind.REDUCED}.get(fault)
                 if kind is slow:
                     await asyncio.sleep(0.002)
-                await sending(kind, body)
+                await sending(kind, body, **options)
                 if fault is Fault.CANCEL and parts == 2 and kind is Kind.PART:
                     self.cancelled[index].set()
+                    await asyncio.Event().wait()  # it gets no further
 
             stream.send = send
             return stream

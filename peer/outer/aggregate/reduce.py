@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
-from peer.outer.compress.base import Compressor, Payload, PayloadError, Read, check_length
+from peer.outer.compress.base import Compressor, PartError, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.scratch import scratch_vector
@@ -55,7 +55,7 @@ def reduce_part(
         the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
 
     Raises:
-        PayloadError: a payload is malformed, and the aggregator does not drop such.
+        PartError: a payload is malformed, and the aggregator does not drop such.
     """
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
     own = bound(aggregator, len(payloads))
@@ -113,8 +113,13 @@ def reduce_range(
         count = 1 if isinstance(aggregator, Mean) else len(payloads)
         rows = torch.empty(count, stop - start) if room is None else room[:count, : stop - start]
 
-        def decoded(index: int, out: Tensor) -> Tensor:
-            return _decoded(payloads[index], numel, start, stop, rule, out)
+        def decoded(place: int, out: Tensor) -> Tensor:
+            try:
+                return rule.compressor.decode_range(payloads[place], numel, start, stop, out)
+            except PayloadError as error:
+                if not isinstance(aggregator, Gated):
+                    raise PartError(place, error) from None
+                return out.fill_(torch.nan)  # a gate drops it: one sender must not end the round for all
 
         if isinstance(aggregator, Mean):
             result, sample = _mean(decoded, aggregator.factors(weights), rows[0])
@@ -143,16 +148,6 @@ def _mean(decoded: Decoded, factors: Sequence[float], scratch: Tensor) -> tuple[
         add_scaled(result, decoded(index, scratch), factors[index])
         sample[index] = scratch[:COSINE_SAMPLE]
     return result, sample
-
-
-def _decoded(payload: Payload, numel: int, start: int, stop: int, rule: ReduceRule, out: Tensor) -> Tensor:
-    """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
-    try:
-        return rule.compressor.decode_range(payload, numel, start, stop, out)
-    except PayloadError:
-        if not isinstance(rule.aggregator, Gated):
-            raise
-        return out.fill_(torch.nan)
 
 
 def _slices_of(whole: Tensor) -> Read:

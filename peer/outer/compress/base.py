@@ -23,6 +23,18 @@ class PayloadError(ProtocolError):
     """A payload that no correct encoder writes: wrong length, a bad scale, a forbidden value."""
 
 
+class PartError(PayloadError):
+    """The payload of one member of a round is malformed.
+
+    Args:
+        place: of the member in the roster.
+    """
+
+    def __init__(self, place: int, error: PayloadError) -> None:
+        super().__init__(str(error))
+        self.place = place
+
+
 class NonFiniteError(AtollError, ValueError):
     """NaN or infinity where only finite numbers may be: the local training has diverged."""
 

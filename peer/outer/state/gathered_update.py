@@ -17,20 +17,8 @@ from torch import Tensor
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.reduce import COSINE_SAMPLE, bound, mean_cosine
-from peer.outer.compress.base import Codec, Payload, PayloadError, check_length
+from peer.outer.compress.base import Codec, PartError, Payload, PayloadError, check_length
 from peer.outer.state.reduced_update import ConcatenatedParts
-
-
-class PartError(PayloadError):
-    """One member's payload is malformed.
-
-    Args:
-        place: of the member in the roster.
-    """
-
-    def __init__(self, place: int, error: PayloadError) -> None:
-        super().__init__(str(error))
-        self.place = place
 
 
 @dataclass(frozen=True)

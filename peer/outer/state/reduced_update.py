@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, Payload, PayloadError
+from peer.outer.compress.base import Compressor, PartError, Payload, PayloadError
 from peer.outer.numerics.kernels import Coded
 from peer.outer.state.flat_layout import parts_of
 from peer.protocol import hashing
@@ -47,7 +47,8 @@ class Update(ConcatenatedParts):
         compressor: the codec that wrote every part.
 
     Raises:
-        PayloadError: at construction, for no parts, a part of the wrong length, or a malformed value.
+        PayloadError: at construction, for no parts.
+        PartError: at construction, for a part of the wrong length, or a malformed value.
     """
 
     parts: tuple[Payload, ...]
@@ -57,8 +58,11 @@ class Update(ConcatenatedParts):
     def __post_init__(self) -> None:
         if not self.parts:
             raise PayloadError("an update of 0 parts; it must have at least 1")
-        for payload, (start, stop) in zip(self.parts, self.bounds, strict=True):
-            self.compressor.check(payload, stop - start)
+        for place, (payload, (start, stop)) in enumerate(zip(self.parts, self.bounds, strict=True)):
+            try:
+                self.compressor.check(payload, stop - start)
+            except PayloadError as error:
+                raise PartError(place, error) from None
 
     @classmethod
     def split(cls, payload: Payload, numel: int, num_parts: int, compressor: Compressor) -> Update:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.aggregate.reduce import ReduceRule, bound, mean_cosine, reduce_range
-from peer.outer.compress.base import NonFiniteError, Payload, PayloadError, is_finite
+from peer.outer.compress.base import NonFiniteError, PartError, Payload, PayloadError, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.residual import Residual
 from peer.outer.compress.sliced import Sliced
@@ -123,10 +123,9 @@ class Mixture:
             reduced = reduce_range(payloads, self._weights, numel, self._rule, self._gram, dropped)
             mean = self._codec.decode_range(reduced, numel, 0, numel, checked=True)
             self._mix(start, stop, mean, payloads, [view[size:] for view in views])
-        except PayloadError as error:
-            self._blame(views, numel)
-            raise RoundAborted("exchange", f"malformed contribution: {error}") from None
-        except (ValueError, NonFiniteError) as error:  # the gates dropped everybody, or fp32's range was left
+        except PartError as error:
+            raise RoundAborted("exchange", f"malformed contribution: {error}", self._members[error.place]) from None
+        except (ValueError, PayloadError) as error:  # the gates dropped everybody, or fp32's range was left
             raise RoundAborted("exchange", f"no mean: {error}") from None
         for place, reason in dropped.items():
             self._dropped.setdefault(place, []).append(reason)
@@ -144,22 +143,12 @@ class Mixture:
             return
         own = self._state.anchor[start:stop]
         if len(anchors) > 1:
-            mean = drift(mean, own, centre_of([_ANCHORS.decode(anchor, stop - start) for anchor in anchors]))
+            mean = drift(mean, own, centre_of(_decoded_anchors(anchors, stop - start)))
         result.copy_(mean)
         anchor, buffers = own.clone(), [buffer[start:stop].clone() for buffer in self._state.buffers]
         self._recipe.optimizer.step_(anchor, buffers, result, round=self._round - 1)
         for tensor in (anchor, *buffers):
             _check_finite(tensor)
-
-    def _blame(self, views: Sequence[memoryview], numel: int) -> None:
-        size = self._codec.wire_bytes(numel)
-        for peer_id, view in zip(self._members, views, strict=True):
-            try:
-                self._codec.decode(view[:size], numel)
-                if self._deltas:
-                    _ANCHORS.decode(view[size:], numel)
-            except PayloadError as error:
-                raise RoundAborted("exchange", f"malformed contribution: {error}", peer_id) from None
 
     @property
     def cosine(self) -> float | None:
@@ -184,6 +173,16 @@ class Mixture:
             buffers = [buffer[start:stop] for buffer in state.buffers]
             direction = self._result[start:stop]
             self._recipe.optimizer.step_(state.anchor[start:stop], buffers, direction, round=self._round - 1)
+
+
+def _decoded_anchors(anchors: Sequence[Payload], numel: int) -> list[Tensor]:
+    decoded: list[Tensor] = []
+    for place, anchor in enumerate(anchors):
+        try:
+            decoded.append(_ANCHORS.decode(anchor, numel))
+        except PayloadError as error:
+            raise PartError(place, error) from None
+    return decoded
 
 
 def _check_finite(values: Tensor) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from peer.outer.compress.base import Payload
+from peer.outer.compress.base import PartError, Payload
 from peer.outer.compress.feedback import Encoder
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
-from peer.outer.state.gathered_update import Gathered, GatherFormat, PartError
+from peer.outer.state.gathered_update import Gathered, GatherFormat
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, has_sent, root_of, seal_sent

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator
 from peer.outer.aggregate.reduce import Encode, ReduceRule, bound, mean_cosine, reduce_range
-from peer.outer.compress.base import Compressor, Payload, PayloadError
+from peer.outer.compress.base import Compressor, PartError, Payload
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.numerics.offload import is_small, run_offloaded
@@ -156,9 +156,8 @@ class _ShardReduction:
             reduced = reduce_range(
                 payloads, self._weights, stop - start, rule, self.gram, dropped, self._room_of(stop - start)
             )
-        except PayloadError:
-            self._blame(payloads, codec, stop - start)
-            raise
+        except PartError as error:
+            raise MalformedError(f"malformed contribution: {error}", self._order[error.place]) from None
         except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
         for place, reason in dropped.items():
@@ -184,13 +183,6 @@ class _ShardReduction:
         lost = self._lost
         return None if lost is None else lambda n, read: lost.encode(codec, start, start + n, read)
 
-    def _blame(self, payloads: list[Payload], codec: Compressor, numel: int) -> None:
-        for peer_id, payload in zip(self._order, payloads, strict=True):
-            try:
-                codec.decode(payload, numel)
-            except PayloadError as error:
-                raise MalformedError(f"malformed contribution: {error}", peer_id) from None
-
 
 def _spent() -> asyncio.Future[Payload]:
     future: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
@@ -206,14 +198,7 @@ def _cut_of(session: RoundBuffers) -> ReducePartition:
 
 def checked_update(session: RoundBuffers, parts: tuple[Payload, ...], numel: int) -> Update:
     """The update of these parts; raises RoundAborted, with the reducer's name, where one is malformed."""
-    cut = _cut_of(session)
-    codec, bounds = cut.codec, cut.bounds(len(parts))
     try:
-        return Update(parts, numel, codec)
-    except PayloadError:
-        for peer_id, part, (start, stop) in zip(session.order, parts, bounds, strict=True):
-            try:
-                Update((part,), stop - start, codec)
-            except PayloadError as error:
-                raise MalformedError(f"malformed mean: {error}", peer_id) from None
-        raise
+        return Update(parts, numel, _cut_of(session).codec)
+    except PartError as error:
+        raise MalformedError(f"malformed mean: {error}", session.order[error.place]) from None

@@ -7,7 +7,8 @@ import torch
 
 from peer.outer.aggregate.base import Mean
 from peer.outer.aggregate.reduce import ReduceRule, reduce_part, reduce_range
-from peer.outer.compress.base import Compressor, PayloadError
+from peer.outer.aggregate.robust import CoordinateMedian
+from peer.outer.compress.base import Compressor, PartError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from tests.outer.contributions import gaussian
@@ -44,8 +45,13 @@ def test_one_contribution_is_reduced_to_itself() -> None:
 def test_what_cannot_be_averaged_is_refused() -> None:
     int8 = COMPRESSORS["int8"]
     good = int8.encode(gaussian(0, 1, N)[0])
-    with pytest.raises(PayloadError, match="holds -128"):
-        reduce_part([good, good[:-1] + b"\x80"], [1, 1], N, int8)
+    for place in range(3):
+        payloads = [good] * 3
+        payloads[place] = good[:-1] + b"\x80"
+        for aggregator in (Mean(), CoordinateMedian()):
+            with pytest.raises(PartError, match="holds -128") as caught:
+                reduce_part(payloads, [1, 1, 1], N, int8, aggregator)
+            assert caught.value.place == place
     with pytest.raises(ValueError, match="finite and above 0"):
         reduce_part([good, good], [1, 0], N, int8)
     with pytest.raises(ValueError, match="2 contributions with 1 weights"):

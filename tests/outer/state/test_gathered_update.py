@@ -11,11 +11,11 @@ from torch import Tensor
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import TrimmedMean
-from peer.outer.compress.base import NonFiniteError, PayloadError
+from peer.outer.compress.base import NonFiniteError, PartError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
 from peer.outer.optim.optimizers import Sgd
-from peer.outer.state.gathered_update import Gathered, GatherFormat, PartError, round_seed
+from peer.outer.state.gathered_update import Gathered, GatherFormat, round_seed
 from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
 

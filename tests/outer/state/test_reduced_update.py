@@ -6,7 +6,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from peer.outer.compress.base import Compressor, PayloadError
+from peer.outer.compress.base import Compressor, PartError, PayloadError
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
@@ -71,9 +71,10 @@ def test_splitting_is_strict_about_the_length() -> None:
 
 def test_a_malformed_part_makes_no_update() -> None:
     good = make_update(torch.ones(1300), 2, BlockInt8())
-    with pytest.raises(PayloadError, match="-128"):
+    with pytest.raises(PartError, match="-128") as caught:
         Update((good.parts[0], good.parts[1][:-1] + b"\x80"), 1300, BlockInt8())
-    with pytest.raises(PayloadError, match="payload of 532 values is 548 bytes; it must be 544"):
+    assert caught.value.place == 1
+    with pytest.raises(PartError, match="payload of 532 values is 548 bytes; it must be 544"):
         Update((good.parts[0], good.parts[1] + b"1234"), 1300, BlockInt8())
     with pytest.raises(PayloadError, match="0 parts"):
         Update((), 1300, BlockInt8())

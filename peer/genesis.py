@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import run_recipe, wire_format
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import OuterState
@@ -31,10 +32,9 @@ def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
     return build_model(manifest.model, vocab_size, manifest.seed)
 
 
-def genesis_state(manifest: RunManifest, model: PreTrainedModel) -> OuterState:
+def _genesis_state(manifest: RunManifest, recipe: Recipe, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
     layout = FlatLayout.of(model)
-    recipe = run_recipe(manifest)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
     buffers = [torch.full((layout.numel,), value) for value in recipe.optimizer.initial_values]
@@ -47,13 +47,13 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or has too few positions.
     """
-    vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
+    vocab_size, recipe = load_tokenizer(manifest.tokenizer).vocab_size, run_recipe(manifest)
     # The model, the anchor and the buffers, fp32 each.
-    num_tensors = 2 + run_recipe(manifest).optimizer.num_buffers
+    num_tensors = 2 + recipe.optimizer.num_buffers
     check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
     check_sequence_length(model, manifest.data.sequence_length)
-    return genesis_state(manifest, model)
+    return _genesis_state(manifest, recipe, model)
 
 
 def main() -> None:

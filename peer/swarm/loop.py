@@ -12,6 +12,7 @@ from peer.link.channel import TrainerLink
 from peer.link.contribution_slot import ContributionSlot
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due
 from peer.protocol.lineage import Position
@@ -32,6 +33,7 @@ class RunContext:
     Attributes:
         node, directory: the network and its live peers.
         manifest: of the run.
+        recipe: of the run, `run_recipe(manifest)`.
         organiser: peer id that serves the genesis state.
         nominal_tokens: tokens of a regular contribution.
         trainer: is told of rounds, and of new anchors.
@@ -41,6 +43,7 @@ class RunContext:
     node: Node
     directory: Directory
     manifest: RunManifest
+    recipe: Recipe
     organiser: str
     nominal_tokens: int
     trainer: TrainerLink

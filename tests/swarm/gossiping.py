@@ -86,8 +86,8 @@ class GossipPeer:
         self.store.restore()
         self.records, self.wanted = [], 0
         context = RunContext(
-            node=node, directory=self.directory, manifest=self.manifest, organiser="organiser", nominal_tokens=NOMINAL,
-            trainer=self, rng=random.Random(0),
+            node=node, directory=self.directory, manifest=self.manifest, recipe=run_recipe(self.manifest),
+            organiser="organiser", nominal_tokens=NOMINAL, trainer=self, rng=random.Random(0),
         )  # fmt: skip
         self.rounds = GossipRounds(context, self.store)
         self.local, self._sequence = anchor.clone(), 0

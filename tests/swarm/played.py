@@ -10,6 +10,7 @@ from peer.link.memory import SharedState
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
+from peer.outer.recipe.resolve import run_recipe
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
 from peer.swarm.lineage.round_loop import LineageRounds
@@ -50,8 +51,8 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
 
     directory = SimpleNamespace(peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None)
     context = RunContext(
-        node=node, directory=directory, manifest=manifest, organiser=node.peer_id, nominal_tokens=10_000,
-        trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
+        node=node, directory=directory, manifest=manifest, recipe=run_recipe(manifest),
+        organiser=node.peer_id, nominal_tokens=10_000, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
     rounds._fork_choice.fetcher._run_id = RUN

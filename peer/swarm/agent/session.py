@@ -29,7 +29,6 @@ from peer.link.messages import (
     Stop,
     Stopped,
 )
-from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.records import PeerRecord
@@ -110,10 +109,10 @@ class AgentSession:
         recipe = run_recipe(manifest)
         per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
         context = RunContext(
-            node=node, directory=directory, manifest=manifest, organiser=organiser,
+            node=node, directory=directory, manifest=manifest, recipe=recipe, organiser=organiser,
             nominal_tokens=recipe.regular_steps(manifest.rounds.total) * per_step, trainer=recorder, rng=self._rng,
         )  # fmt: skip
-        rounds, resumed = self._build(context, recipe, mapped, folder)
+        rounds, resumed = self._build(context, mapped, folder)
         await rounds.start()
         store = rounds.store
         priority, on_return = store.snapshot_cache.priority, rounds.on_return
@@ -130,10 +129,8 @@ class AgentSession:
             task.result()
         return 0
 
-    def _build(
-        self, context: RunContext, recipe: Recipe, mapped: Mapped, folder: Path
-    ) -> tuple[AnyRounds, Head | None]:
-        manifest = context.manifest
+    def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
+        manifest, recipe = context.manifest, context.recipe
         assert manifest.genesis is not None
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
         written = wire_format(recipe, mapped.shapes, manifest.seed)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
 from peer.outer.compress.base import Payload
-from peer.outer.recipe.resolve import run_recipe
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
@@ -49,8 +48,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
 
     def __init__(self, context: RunContext, store: LocalStateStore) -> None:
         super().__init__(context, store)
-        node, manifest = context.node, context.manifest
-        recipe = run_recipe(manifest)
+        node, manifest, recipe = context.node, context.manifest, context.recipe
         self._mixing = Mixing(recipe, store.state)
         self._rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)

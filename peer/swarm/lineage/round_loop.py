@@ -11,7 +11,6 @@ from functools import partial
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
 from peer.outer.policy.schedules import GradientChange
-from peer.outer.recipe.resolve import run_recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import AnyUpdate, OuterState
@@ -41,8 +40,7 @@ class LineageRounds(RoundLoop[StateStore]):
     """
 
     def __init__(self, context: RunContext, store: StateStore) -> None:
-        node, directory, manifest = context.node, context.directory, context.manifest
-        recipe = run_recipe(manifest)
+        node, directory, manifest, recipe = context.node, context.directory, context.manifest, context.recipe
         super().__init__(context, store, called=isinstance(recipe.schedule, GradientChange))
         self._organiser, self._rng = context.organiser, context.rng
         rule = WeightRule.of(manifest.trust, context.nominal_tokens)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import UserError
+from peer.outer.numerics.apportion import largest_remainder
 from peer.outer.topology.topologies import Links
 
 
@@ -131,21 +132,6 @@ def ratios(links: Links, base_ratio: float, minimum: float = 0.0) -> tuple[float
 def exchange_s(share: float, num_peers: int, bytes_per_s: float, payload_bytes: int) -> float:
     """Seconds of one butterfly all-reduce for a peer that reduces `share`: P (1 + (R - 2) s) / b; 0 alone."""
     return payload_bytes * (1.0 + (num_peers - 2) * share) / bytes_per_s if num_peers > 1 else 0.0
-
-
-def largest_remainder(quotas: Sequence[float], total: int) -> tuple[int, ...]:
-    """Whole numbers in the proportion of `quotas` that add up to `total` exactly; each less than 1 off.
-
-    All are rounded down, then those with the largest remainders get one more, the first of equals first.
-    """
-    sum_ = math.fsum(quotas)
-    assert sum_ > 0.0, f"quotas add up to {sum_}"
-    exact = [quota / sum_ * total for quota in quotas]
-    whole = [math.floor(quota) for quota in exact]
-    order = sorted(range(len(exact)), key=lambda peer: (round(whole[peer] - exact[peer], 9), peer))
-    for peer in order[: total - sum(whole)]:
-        whole[peer] += 1
-    return tuple(whole)
 
 
 def _fill(slopes: Sequence[float], offsets: Sequence[float], total: float) -> list[float]:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from peer.errors import UserError, did_you_mean
+from peer.outer.numerics.apportion import largest_remainder
 from peer.protocol.manifest import Name, Spec, explain_validation
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
@@ -109,7 +110,7 @@ class NetworkSplit(Spec):
 
     def side_of(self, num_peers: int) -> tuple[int, ...]:
         """The side of each peer; sides are runs of neighbours, so that each has peers of all classes."""
-        counts = largest_remainder(num_peers, self.sides)
+        counts = _divided(num_peers, self.sides)
         return tuple(side for side, count in enumerate(counts) for _ in range(count))
 
 
@@ -188,19 +189,13 @@ class Scenario(Spec):
         if fixed < num_peers and not any(shares):
             hint = f"simulate {fixed}, or give one of its classes 'share: 1' in place of 'count'"
             raise UserError(f"{num_peers} peers: scenario {self.name} describes exactly {fixed}", hint)
-        rest = largest_remainder(num_peers - fixed, shares) if any(shares) else (0,) * len(shares)
+        rest = _divided(num_peers - fixed, shares) if any(shares) else (0,) * len(shares)
         return tuple((kind.count or 0) + extra for kind, extra in zip(self.peers, rest, strict=True))
 
 
-def largest_remainder(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers that add up to `total`, in proportion to `shares` (Hamilton's method; ties go to the first)."""
+def _divided(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     exact = [Fraction(str(share)) for share in shares]      # 0.29 * 100 is 28.999... in floats
-    quotas = [total * share / sum(exact) for share in exact]
-    counts = [math.floor(quota) for quota in quotas]
-    ranking = sorted(range(len(shares)), key=lambda index: counts[index] - quotas[index])
-    for index in ranking[:total - sum(counts)]:
-        counts[index] += 1
-    return tuple(counts)
+    return largest_remainder(exact, total)
 
 
 def interleaved(counts: Sequence[int]) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from peer.outer.policy.work_allocation import (
     EvenSplit,
     TimeBalanced,
     exchange_s,
-    largest_remainder,
     ratios,
 )
 from peer.outer.topology.topologies import Links
@@ -86,14 +85,6 @@ def test_shares_make_the_slowest_exchange_short(rates: list[float], payload: int
     assert max(reducing) == pytest.approx(min(reducing), rel=1e-6)
     even = [exchange_s(1 / len(rates), len(rates), rate, payload) for rate in rates]
     assert max(times) <= max(even) * (1 + 1e-9)
-
-
-@given(quotas=st.lists(st.floats(0.01, 1e3), min_size=1, max_size=12), total=st.integers(0, 10**6))
-def test_largest_remainder_keeps_the_sum_and_stays_within_one(quotas: list[float], total: int) -> None:
-    whole = largest_remainder(quotas, total)
-    assert sum(whole) == total
-    for part, quota in zip(whole, quotas, strict=True):
-        assert abs(part - quota / math.fsum(quotas) * total) < 1 + 1e-6
 
 
 def test_ratios_follow_the_uplink_and_keep_the_mean() -> None:

@@ -6,8 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer.errors import UserError
@@ -17,7 +15,6 @@ from peer.sim.world.scenario import (
     NetworkSplit,
     PeerProfile,
     interleaved,
-    largest_remainder,
     load_scenario,
     parse_scenario,
     shipped_scenarios,
@@ -168,26 +165,6 @@ def test_counts_come_first_and_shares_divide_the_rest():
     assert mixed.counts(2) == (2, 0, 0)
     thirds = scenario("[{share: 0.33}, {share: 0.33}, {share: 0.33}]")
     assert thirds.counts(8) == (3, 3, 2)
-
-
-@pytest.mark.parametrize(("total", "shares", "counts"), [
-    (10, (0.5, 0.3, 0.2), (5, 3, 2)),
-    (7, (0.5, 0.5), (4, 3)),
-    (3, (0.45, 0.45, 0.1), (2, 1, 0)),
-    (100, (0.29, 0.71), (29, 71)),
-    (1, (0.2, 0.8), (0, 1)),
-    (5, (0.0, 1.0), (0, 5)),
-    (0, (0.5, 0.5), (0, 0)),
-])
-def test_largest_remainder(total, shares, counts):
-    assert largest_remainder(total, shares) == counts
-
-
-@given(st.integers(0, 1000), st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=8))
-def test_largest_remainder_adds_up_and_stays_within_one_of_the_quota(total, shares):
-    counts = largest_remainder(total, shares)
-    assert sum(counts) == total
-    assert all(abs(count - total * share / sum(shares)) < 1 + 1e-9 for count, share in zip(counts, shares, strict=True))
 
 
 def test_classes_are_spread_evenly():

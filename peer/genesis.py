@@ -23,7 +23,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest, read_manifest
 from peer.system.death_signal import die_with_parent
 from peer.train.device import check_memory
-from peer.train.model import build_model, check_sequence_length, count_parameters
+from peer.train.model import build_model, check_trains, count_parameters
 
 
 def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
@@ -45,14 +45,14 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
     """The state of round 0, after checks that every joining peer would fail as well.
 
     Raises:
-        UserError: the model cannot be built, does not fit this machine's memory, or has too few positions.
+        UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
     vocab_size, recipe = load_tokenizer(manifest.tokenizer).vocab_size, run_recipe(manifest)
     # The model, the anchor and the buffers, fp32 each.
     num_tensors = 2 + recipe.optimizer.num_buffers
     check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
-    check_sequence_length(model, manifest.data.sequence_length)
+    check_trains(manifest.model, model, manifest.data.sequence_length)
     return _genesis_state(manifest, recipe, model)
 
 

@@ -18,7 +18,8 @@ from pydantic.fields import FieldInfo
 
 from peer.errors import UserError, did_you_mean
 from peer.protocol.address import parse_host_address
-from peer.protocol.manifest import Digest, Name, validation_message
+from peer.protocol.manifest import Digest, Name
+from peer.protocol.problems import validation_message
 from peer.protocol.yaml_text import parse_yaml, read_limited
 from peer.system.output_files import named_path
 

@@ -8,33 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-import reprlib
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from peer.errors import UserError, did_you_mean
+from peer.errors import UserError
+from peer.protocol.plain_json import TEXT_PATTERN, Key, PlainJson
+from peer.protocol.problems import explain_validation, show_value
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
 PROTOCOL_VERSION = 3
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 
-MAX_PROBLEMS = 20
+MAX_PATH_CHARS = 1024
 
 # No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
-HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$")]
+HUB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$"
+HubName = Annotated[str, Field(pattern=HUB_PATTERN)]
+ALONE = {"alone": True}  # validation context of a manifest that no other machine will read
 Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
-Text = Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,128}$")]
+Text = Annotated[str, Field(pattern=TEXT_PATTERN)]
 Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
-ConfigKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
-ConfigInt = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -44,12 +45,26 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
+    if re.fullmatch(HUB_PATTERN, name):
+        return name
+    if info.context != ALONE:
+        raise ValueError("must be a name on the hub, such as owner/model; other peers cannot read a folder of this "
+                         "machine (atoll simulate and atoll compare can)")
+    if not name.isprintable() or not 0 < len(name) <= MAX_PATH_CHARS:
+        raise ValueError(f"must be a name on the hub or a folder of at most {MAX_PATH_CHARS} printable characters")
+    return str(Path(name).expanduser())
+
+
+HubNameOrFolder = Annotated[str, AfterValidator(_hub_name_or_folder)]
+
+
 class ModelSpec(Spec):
     """Either a transformers architecture with its config, or a pretrained revision on the hub."""
 
     architecture: Name | None = None
-    config: dict[ConfigKey, bool | ConfigInt | float | Text | None] = Field(default_factory=dict)
-    pretrained: HubName | None = None
+    config: dict[Key, PlainJson] = Field(default_factory=dict, max_length=256)
+    pretrained: HubNameOrFolder | None = None
     revision: Revision = "main"
 
     @model_validator(mode="after")
@@ -63,7 +78,7 @@ class TokenizerSpec(Spec):
     """`bytes` needs no files (UTF-8 bytes, ids shifted by 3 as in ByT5); `hub` names a pretrained tokenizer."""
 
     kind: Literal["bytes", "hub"] = "bytes"
-    name: HubName | None = None
+    name: HubNameOrFolder | None = None
     revision: Revision = "main"
 
     @model_validator(mode="after")
@@ -195,22 +210,27 @@ class RunManifest(Spec):
         return hashlib.sha256(self.canonical()).hexdigest()
 
 
-def read_manifest(path: str | Path) -> RunManifest:
+def read_manifest(path: str | Path, *, alone: bool = False) -> RunManifest:
     """The manifest in a file.
+
+    Args:
+        path: of the file.
+        alone: no other machine reads it, so that it may name folders of this one.
 
     Raises:
         UserError: the file cannot be read, or what `parse_manifest` refuses.
     """
     hint = "give the path of a YAML file such as configs/runs/quickstart.yaml"
-    return parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest", hint), str(path))
+    return parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest", hint), str(path), alone=alone)
 
 
-def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
+def parse_manifest(text: str | bytes, origin: str, *, alone: bool = False) -> RunManifest:
     """YAML or JSON text -> RunManifest.
 
     Args:
         text: the document, at most MAX_MANIFEST_BYTES.
         origin: a file name or peer, for messages.
+        alone: see `read_manifest`.
 
     Raises:
         UserError: too large, not YAML, an incompatible protocol version, an unknown key (names the nearest
@@ -227,9 +247,14 @@ def parse_manifest(text: str | bytes, origin: str) -> RunManifest:
         raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
     check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)
     try:
-        return RunManifest.model_validate(document)
+        manifest = RunManifest.model_validate(document, context=ALONE if alone else None)
     except ValidationError as error:
         raise UserError(f"manifest {origin} is not valid", explain_validation(error, RunManifest)) from None
+    num_bytes = len(manifest.canonical())
+    if num_bytes > MAX_MANIFEST_BYTES:
+        what = f"manifest {origin} is {num_bytes} bytes with its defaults; the limit is {MAX_MANIFEST_BYTES}"
+        raise UserError(what, "shorten model.config")
+    return manifest
 
 
 def check_protocol(version: Any, origin: str) -> None:
@@ -239,57 +264,5 @@ def check_protocol(version: Any, origin: str) -> None:
     remedy = "upgrade atoll on this machine" if isinstance(version, int) and version > PROTOCOL_VERSION else (
         "ask the organiser to restart the run with a current atoll, or install the version it was made for"
     )
-    raise UserError(f"{origin} uses protocol version {_show(version)}; this atoll speaks {PROTOCOL_VERSION}", remedy)
-
-
-def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
-    """One line for each problem that pydantic found: the key, the value, the limit or the nearest known key."""
-    problems = error.errors(include_url=False)
-    lines = []
-    for problem in problems[:MAX_PROBLEMS]:
-        path = ".".join(_show_key(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            known = _known_keys(schema, problem["loc"][:-1])
-            lines.append(f"unknown key '{path}': {did_you_mean(str(problem['loc'][-1])[:64], known)}")
-        elif problem["type"] == "missing":
-            lines.append(f"missing key '{path}'")
-        else:
-            message = validation_message(problem)
-            lines.append(f"{path}={_show(problem['input'])}: {message}" if path else message)
-    if len(problems) > MAX_PROBLEMS:
-        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    return "\n".join(lines)
-
-
-def validation_message(problem: Mapping[str, Any]) -> str:
-    """What pydantic says of one problem, with the remedy where YAML read text as something else."""
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    is_scalar = isinstance(problem["input"], bool | int | float)
-    return f"{message}: write it in quotes" if problem["type"] == "string_type" and is_scalar else message
-
-
-def _show(value: Any) -> str:
-    """A repr of at most a few hundred characters."""
-    short = reprlib.Repr()
-    short.maxlevel = 2
-    short.maxstring = short.maxother = short.maxlong = 80
-    try:
-        return short.repr(value)
-    except ValueError:      # Python does not write integers of more than 4300 digits
-        return "<too long>"
-
-
-def _show_key(part: int | str) -> str:
-    """A key as it is when it is harmless to print, else quoted and shortened."""
-    text = str(part)
-    return text if text.isprintable() and text.isascii() and len(text) <= 64 else _show(text)
-
-
-def _known_keys(schema: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    for part in path:
-        annotation = schema.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        schema = annotation
-    return list(schema.model_fields)
-
+    what = f"{origin} uses protocol version {show_value(version)}; this atoll speaks {PROTOCOL_VERSION}"
+    raise UserError(what, remedy)

@@ -38,7 +38,7 @@ from peer.protocol.manifest import RunManifest
 from peer.settings import LATEST, PeerSettings
 from peer.train.device import check_fits, pick_device
 from peer.train.gradient import KeptGradient
-from peer.train.model import check_sequence_length, count_parameters
+from peer.train.model import check_trains, count_parameters
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
 from peer.train.step import Trainer
 
@@ -119,10 +119,10 @@ def assemble(
     check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)
     text = load_text(settings, manifest, tokenizer)
     model = build_initial_model(manifest)
-    check_sequence_length(model, manifest.data.sequence_length)
     resumed = _read_resumed(settings, manifest)
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
+    check_trains(manifest.model, model, manifest.data.sequence_length)
     optimizer = _optimizer(model, manifest, recipe, resumed)
     limits = Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other

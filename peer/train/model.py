@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import math
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from peer.errors import UserError, did_you_mean
+from peer.errors import UserError
 from peer.protocol.manifest import ModelSpec
+from peer.train.model_config import cannot_load, guarded, load_config
+from peer.train.step import language_loss
 
-T = TypeVar("T")
-
-MAX_LAYERS = 1024  # a manifest comes from the network; building a billion layers would hang even without weights
-
-# transformers checks little: a bad size surfaces as whatever the first failing line raises.
-_BUILD_ERRORS = (
-    ValueError, TypeError, KeyError, ArithmeticError, AssertionError, AttributeError, RuntimeError, ImportError,
-    StrictDataclassError,
-)
-# Set by this module or by transformers, never by a manifest.
-_RESERVED_KEYS = frozenset({
-    "model_type", "architectures", "transformers_version", "dtype", "id2label", "label2id", "problem_type",
-    "return_dict", "output_attentions", "output_hidden_states", "is_encoder_decoder",
-})
+CAUSAL_CHECK_TOKENS = 16
+CPU_WORK = 20_000_000_000  # parameters times tokens: a few seconds
+LOOKS_AHEAD = 1e-4  # of the largest logit; rounding moves less
+_POSITION_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
 
 
 def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
@@ -45,16 +35,27 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if spec.pretrained is None:
-            return _guarded(spec, lambda: _from_config(config))
+            return guarded(spec, lambda: _from_config(config))
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                spec.pretrained, revision=spec.revision, dtype=torch.float32, attn_implementation="sdpa",
-                use_safetensors=True, trust_remote_code=False,
+                spec.pretrained, revision=spec.revision, config=config, dtype=torch.float32, use_safetensors=True,
+                trust_remote_code=False,
             )
-        except (OSError, *_BUILD_ERRORS) as error:
-            raise _cannot_load(spec, error) from None
+        except Exception as error:
+            raise cannot_load(spec, error) from None
         model.train()
         return model
+
+
+def build_skeleton(spec: ModelSpec, vocab_size: int) -> PreTrainedModel:
+    """The model on torch's meta device: names and shapes, nothing allocated and no weights loaded.
+
+    Raises:
+        UserError: as `build_model`.
+    """
+    config = load_config(spec, vocab_size)
+    with torch.device("meta"):
+        return guarded(spec, lambda: _from_config(config))
 
 
 def count_parameters(spec: ModelSpec, vocab_size: int) -> int:
@@ -63,10 +64,7 @@ def count_parameters(spec: ModelSpec, vocab_size: int) -> int:
     Raises:
         UserError: as `build_model`.
     """
-    config = load_config(spec, vocab_size)
-    with torch.device("meta"):
-        model = _guarded(spec, lambda: _from_config(config))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in build_skeleton(spec, vocab_size).parameters())
 
 
 def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:
@@ -75,93 +73,66 @@ def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:
     Raises:
         UserError: both numbers.
     """
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(limit, int) and sequence_length > limit:
-        raise UserError(
-            f"sequence_length={sequence_length} is above the model's max_position_embeddings={limit}",
-            "lower data.sequence_length or raise the model's limit in the manifest",
-        )
+    text = model.config.get_text_config()
+    for key in _POSITION_LIMITS:
+        limit = getattr(text, key, None)
+        if isinstance(limit, int) and 0 < limit < sequence_length:
+            raise UserError(
+                f"sequence_length={sequence_length} is above the model's {key}={limit}",
+                "lower data.sequence_length or raise the model's limit in the manifest",
+            )
 
 
-def load_config(spec: ModelSpec, vocab_size: int) -> PretrainedConfig:
-    """The checked transformers config of a spec.
+def check_trains(spec: ModelSpec, model: PreTrainedModel, sequence_length: int) -> None:
+    """Make one forward and backward pass, and see that no position looks ahead; the model is as before afterwards.
+
+    Args:
+        spec: what the model was built of, for messages.
+        model: in training mode, on the device where it will compute.
+        sequence_length: inputs of a step; a large model on the CPU is tried with fewer.
 
     Raises:
-        UserError: as `build_model`.
+        UserError: too few positions, no causal model, or whatever the first step of training would fail of.
     """
-    config = _new_config(spec, vocab_size) if spec.pretrained is None else _pretrained_config(spec, spec.pretrained)
-    text = config.get_text_config()
-    size = getattr(text, "vocab_size", None)
-    if not isinstance(size, int) or size < vocab_size:
-        raise UserError(
-            f"the model's vocab_size={size} is smaller than the tokenizer's {vocab_size}",
-            f"set model.config.vocab_size to at least {vocab_size}, or choose the tokenizer that fits the model",
-        )
-    layers = getattr(text, "num_hidden_layers", 0)
-    if layers > MAX_LAYERS:
-        raise UserError(f"num_hidden_layers={layers}: must be at most {MAX_LAYERS}")
-    return config
+    check_sequence_length(model, sequence_length)
+    vocab_size = model.config.get_text_config().vocab_size
+    count = min(sequence_length, max(CAUSAL_CHECK_TOKENS, CPU_WORK // sum(p.numel() for p in model.parameters())))
+    on_cuda = model.device.type == "cuda"
+    num_tokens = sequence_length if on_cuda else count
+    ids_bt = torch.randint(vocab_size, (1, num_tokens + 1), generator=torch.Generator().manual_seed(0)).to(model.device)
+    with torch.random.fork_rng(devices=[model.device] if on_cuda else []):
+        short_bt = ids_bt[:, :CAUSAL_CHECK_TOKENS]
+        guarded(spec, lambda: _check_causal(spec, model, short_bt, (short_bt + 1) % vocab_size), "trained")
+        loss = guarded(spec, lambda: _loss_after_backward(model, ids_bt), "trained")
+    model.zero_grad(set_to_none=True)
+    if not math.isfinite(loss):
+        what = f"{spec.architecture or spec.pretrained} cannot be trained: its first loss is {loss}"
+        raise UserError(what, "check the numbers in model.config")
 
 
-def _new_config(spec: ModelSpec, vocab_size: int) -> PretrainedConfig:
-    architecture = str(spec.architecture)
-    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UserError(
-            f"unknown model architecture {architecture!r}",
-            did_you_mean(architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        )
-    defaults = _guarded(spec, lambda: AutoConfig.for_model(architecture))
-    known = _settable_keys(defaults)
-    for key in spec.config:
-        if key not in known:
-            raise UserError(f"unknown key {key!r} in model.config of {architecture}", did_you_mean(key, known))
-    keys: dict[str, Any] = {"vocab_size": vocab_size, **spec.config}
-    config: PretrainedConfig = _guarded(spec, lambda: AutoConfig.for_model(architecture, **keys))
-    return config
+def _loss_after_backward(model: PreTrainedModel, ids_bt: Tensor) -> float:
+    loss = language_loss(model, ids_bt)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
 
 
-def _settable_keys(config: PretrainedConfig) -> set[str]:
-    """What a manifest may set: transformers itself takes any misspelt key without a word."""
-    keys = set(config.to_dict()) | set(config.attribute_map)
-    if "rope_parameters" in keys:
-        keys.add("rope_theta")  # folded into rope_parameters by transformers
-    return {key for key in keys if not key.startswith("_")} - _RESERVED_KEYS
-
-
-def _pretrained_config(spec: ModelSpec, name: str) -> PretrainedConfig:
-    if spec.config:
-        raise UserError(
-            f"model.config {sorted(spec.config)} cannot change the pretrained model {name}",
-            "remove 'config', or give an 'architecture' instead of 'pretrained'",
-        )
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=spec.revision, trust_remote_code=False)
-    except (OSError, *_BUILD_ERRORS) as error:
-        raise _cannot_load(spec, error) from None
-    return config
+def _check_causal(spec: ModelSpec, model: PreTrainedModel, ids_bt: Tensor, others_bt: Tensor) -> None:
+    """Another last token must not change what is predicted before it."""
+    changed_bt = torch.cat([ids_bt[:, :-1], others_bt[:, -1:]], dim=1)
+    model.train(False)
+    with torch.no_grad():
+        first, second = (model(input_ids=ids, use_cache=False).logits[:, :-1] for ids in (ids_bt, changed_bt))
+    model.train()
+    if float((first - second).abs().max()) <= LOOKS_AHEAD * float(first.abs().max()):
+        return
+    hint = "set model.config.is_decoder to true, or choose" if hasattr(model.config, "is_decoder") else "choose"
+    what = f"{spec.architecture or spec.pretrained} cannot be trained: what it predicts depends on later tokens"
+    raise UserError(what, f"{hint} another architecture")
 
 
 def _from_config(config: PretrainedConfig) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+        config, dtype=torch.float32, trust_remote_code=False
     )
     model.train()
     return model
-
-
-def _guarded(spec: ModelSpec, build: Callable[[], T]) -> T:
-    try:
-        return build()
-    except _BUILD_ERRORS as error:
-        raise UserError(
-            f"{spec.architecture or spec.pretrained} cannot be built: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}",
-            "check the sizes in model.config: " + ", ".join(f"{k}={v!r}" for k, v in sorted(spec.config.items())),
-        ) from None
-
-
-def _cannot_load(spec: ModelSpec, error: Exception) -> UserError:
-    return UserError(
-        f"cannot load the model {spec.pretrained} at revision {spec.revision!r}: {' '.join(str(error).split())}",
-        "check the name and the network; only safetensors weights and no remote code are accepted",
-    )

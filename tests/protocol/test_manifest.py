@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from peer.errors import UserError
+from peer.errors import ProtocolError, UserError
 from peer.protocol.manifest import MAX_MANIFEST_BYTES, PROTOCOL_VERSION, RunManifest, check_protocol, parse_manifest
+from peer.protocol.records import parse_json
 
 RUNS = Path(__file__).parents[2] / "configs/runs"
 SMALL = {"name": "a", "model": {"architecture": "llama", "config": {"hidden_size": 8}}}
@@ -153,7 +154,13 @@ HOSTILE: dict[str, str | bytes] = {
     "a model that is a URL": "name: a\nmodel: {pretrained: 'http://a/b'}",
     "a revision above its folder": "name: a\nmodel: {pretrained: a/b, revision: ../../x}",
     "a subset with a line end": HEAD + 'data: {source: hub, name: a/b, subset: "x\\ny"}',
-    "nested config": "name: a\nmodel: {architecture: llama, config: {x: {y: 1}}}",
+    "a deep config": "name: a\nmodel: {architecture: llama, config: {x: [[[[1]]]]}}",
+    "a config of 5000 numbers": f"name: a\nmodel: {{architecture: llama, config: {{x: [{'1,' * 5000}]}}}}",
+    "a config of 300 keys": "name: a\nmodel: {architecture: llama, config: {" + ",".join(map(str, range(300))) + "}}",
+    "long text in the config": f"name: a\nmodel: {{architecture: llama, config: {{x: [{'y' * 129}]}}}}",
+    "a nested key that moves the cursor": 'name: a\nmodel: {architecture: llama, config: {x: {"\\e[2J": 1}}}',
+    "nested infinity": "name: a\nmodel: {architecture: llama, config: {x: [{y: .inf}]}}",
+    "a nested number of 40 digits": f"name: a\nmodel: {{architecture: llama, config: {{x: [{'9' * 40}]}}}}",
     "infinity in the config": "name: a\nmodel: {architecture: llama, config: {x: .inf}}",
     "not a number in the config": "name: a\nmodel: {architecture: llama, config: {x: .nan}}",
     "a config number of 6000 digits": f"name: a\nmodel: {{architecture: llama, config: {{x: 0x{'f' * 5000}}}}}",
@@ -195,3 +202,40 @@ def test_any_document_is_either_a_manifest_or_a_user_error(document):
 def test_any_bytes_after_a_good_beginning_are_either_a_manifest_or_a_user_error(tail):
     with contextlib.suppress(UserError):
         assert parse_manifest(HEAD.encode() + tail, "test").name == "a"
+
+
+def test_a_config_takes_any_json_value_and_keeps_it_over_the_wire():
+    config = {"a": {"b": [1, 2.5, None, True, "x"], "c": {"d": []}}, "e": [[1], [2]], "f": None, "g": 1e-5}
+    manifest = small(model={"architecture": "llama", "config": config})
+    assert manifest.model.config == config
+    assert parse_json(RunManifest, manifest.canonical()) == manifest
+    assert parse_json(RunManifest, manifest.canonical()).run_id == manifest.run_id
+
+
+def test_what_the_wire_brings_is_bounded_as_what_a_file_brings():
+    document = json.loads(small().canonical())
+    for config, message in [({"x": [[[[1]]]]}, "nested more than 4 deep"), ({"x": "y" * 129}, "at most 128"),
+                            ({"x": {"a b": 1}}, "a key must be"), ({"x": [0] * 4096}, "more than 4096 values")]:
+        document["model"]["config"] = config
+        with pytest.raises(ProtocolError, match=message):
+            parse_json(RunManifest, json.dumps(document).encode())
+    document["model"] = {"pretrained": "/srv/model"}
+    with pytest.raises(ProtocolError, match="must be a name on the hub"):
+        parse_json(RunManifest, json.dumps(document).encode())
+
+
+def test_a_manifest_that_peers_would_refuse_as_too_large_is_refused_here():
+    names = ",".join(f"k{i:02}: [{'1e15,' * 38}1]" for i in range(80))
+    text = f"name: a\nmodel: {{architecture: llama, config: {{{names}}}}}"
+    assert len(text) < MAX_MANIFEST_BYTES
+    with pytest.raises(UserError, match=r"is \d+ bytes with its defaults; the limit is 16384"):
+        parse_manifest(text, "test")
+
+
+def test_a_folder_of_this_machine_is_for_runs_of_this_machine_alone():
+    text = "name: a\nmodel: {pretrained: ./tiny}\ntokenizer: {kind: hub, name: /srv/tiny}"
+    manifest = parse_manifest(text, "test", alone=True)
+    assert (manifest.model.pretrained, manifest.tokenizer.name) == ("tiny", "/srv/tiny")
+    with pytest.raises(UserError) as caught:
+        parse_manifest(text, "test")
+    assert caught.value.hint.count("other peers cannot read a folder of this machine") == 2

@@ -15,7 +15,8 @@ from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import resolve
 from peer.outer.recipe.validation import checked
 from peer.outer.state.flat_layout import FlatLayout, strided_fragments
-from peer.protocol.manifest import InnerSpec, RecipeSpec, explain_validation
+from peer.protocol.manifest import InnerSpec, RecipeSpec
+from peer.protocol.problems import explain_validation
 from peer.protocol.yaml_text import parse_yaml
 
 INNER = "inner"

@@ -11,18 +11,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from peer.data.packing import PackedTokens
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError, did_you_mean
+from peer.genesis import build_initial_model
 from peer.outer.recipe.recipe import Recipe, describe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec, RunManifest, parse_manifest, read_manifest
 from peer.sim.campaign.label import Choice, at_pace, with_room
 from peer.sim.learner.language_task import load_windows
 from peer.sim.world.scenario import MAX_PEERS, Scenario, load_scenario
-from peer.train.model import build_model
+from peer.train.model import build_skeleton, check_sequence_length, check_trains
 
 DEFAULT_TASK = "demo"
 DEFAULT_STEPS_PER_PEER = 300
@@ -97,7 +96,7 @@ def load_task(name_or_path: str | None) -> RunManifest:
             hint = f"shipped: {', '.join(known)}; give your own manifest as a path, such as ./mine.yaml"
             raise UserError(f"no task is named {text!r}: {did_you_mean(text, known)}", hint)
         return parse_manifest((folder / f"{text}.yaml").read_bytes(), text)
-    return read_manifest(text)
+    return read_manifest(text, alone=True)
 
 
 def parse_tokens(text: str) -> int:
@@ -181,11 +180,20 @@ def meta_layout(manifest: RunManifest) -> FlatLayout:
     """The layout of the manifest's model, without allocating it.
 
     Raises:
-        UserError: the model cannot be built.
+        UserError: the model cannot be built, or has too few positions for the sequences.
     """
-    vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
-    with torch.device("meta"):
-        return FlatLayout.of(build_model(manifest.model, vocab_size, manifest.seed))
+    skeleton = build_skeleton(manifest.model, load_tokenizer(manifest.tokenizer).vocab_size)
+    check_sequence_length(skeleton, manifest.data.sequence_length)
+    return FlatLayout.of(skeleton)
+
+
+def check_learns(manifest: RunManifest) -> None:
+    """Try the manifest's model before any run of a campaign starts.
+
+    Raises:
+        UserError: what its first step would fail of.
+    """
+    check_trains(manifest.model, build_initial_model(manifest), manifest.data.sequence_length)
 
 
 def task_summary(

@@ -20,6 +20,7 @@ from peer.sim.campaign.plan import (
     SwarmPlan,
     WindowPair,
     build_swarm,
+    check_learns,
     common_settings,
     load_task,
     meta_layout,
@@ -143,6 +144,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
     jobs = plan_jobs(swarm, options.choices, options.seeds, limit, layout)
     at_once = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
     check_swarm_memory(layout.numel, jobs, at_once)
+    check_learns(manifest)
     windows = windows_for(swarm, jobs, options.train_files)
     report = CampaignReport(
         command=options.command, task=task_summary(manifest, windows, layout.numel, options.train_files),

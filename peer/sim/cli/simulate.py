@@ -15,6 +15,7 @@ from peer.sim.campaign.plan import (
     MAX_SEED,
     Job,
     build_swarm,
+    check_learns,
     common_settings,
     load_task,
     meta_layout,
@@ -65,6 +66,7 @@ def run_simulate(options: SimulateOptions) -> int:
     windows = None
     if not options.timing_only:
         check_swarm_memory(layout.numel, [job], 1)
+        check_learns(manifest)
         windows = windows_for(job.swarm, [job], options.train_files)
     with RunWatch(console) as watch:
         row = time_job(job, layout, watch.tell) if windows is None else run_job(job, windows, watch.tell)

@@ -10,7 +10,6 @@ from peer.data.tokenizer import load_tokenizer
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
 from peer.sim.learner.task import LanguageTask
-from peer.train.model import check_sequence_length
 
 VALIDATION_BYTES = 64 * 1024
 
@@ -40,8 +39,7 @@ def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedToke
     """The task of one simulation: initial weights and data orders follow from `seed`.
 
     Raises:
-        UserError: the model cannot be built, or has too few positions for the sequences.
+        UserError: the model cannot be built.
     """
     model = build_initial_model(manifest.model_copy(update={"seed": seed}))
-    check_sequence_length(model, manifest.data.sequence_length)
     return LanguageTask(model, *windows, manifest.inner.batch_sequences, seed)

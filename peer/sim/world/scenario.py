@@ -19,7 +19,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from peer.errors import UserError, did_you_mean
 from peer.outer.numerics.apportion import largest_remainder
-from peer.protocol.manifest import Name, Spec, explain_validation
+from peer.protocol.manifest import Name, Spec
+from peer.protocol.problems import explain_validation
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
 MAX_SCENARIO_BYTES = 64 * 1024

@@ -145,13 +145,13 @@ def test_what_others_sent_is_no_command_to_the_terminal_and_no_flood() -> None:
 
 
 def test_audits_and_bans_are_told() -> None:
-    audits = (f"unit 3 of {BRAVO}'s part in round 2: computed again, and right",)
-    ban = banned(3, 6.0, BRAVO, "it reduced falsely, in round 3, unit 0 of its part; this peer audited it")
+    audits = (f"slice 3 of {BRAVO}'s shard in round 2: recomputed, and right",)
+    ban = banned(3, 6.0, BRAVO, "it reduced falsely, in round 3, slice 0 of its shard; this peer audited it")
     records = [committed(3, 0.0, audits=audits), aborted(4, 5.0, "match", "x"), ban, committed(4, 9.0)]
     told = [line.strip() for line in page(records)]
-    assert "audited: unit 3 of bravo's part in round 2: computed again, and right" in told
+    assert "audited: slice 3 of bravo's shard in round 2: recomputed, and right" in told
     assert any("banned bravo" in line and line.endswith("permanently") for line in told)
-    assert "because it reduced falsely, in round 3, unit 0 of its part; this peer audited it" in told
+    assert "because it reduced falsely, in round 3, slice 0 of its shard; this peer audited it" in told
     assert any("contributed again in round 4, committed 4.00 s later" in line for line in told)
     assert summary(records).startswith("2 committed (2 by a persistent group), 1 aborted, 0 caught up, 1 banned")
 

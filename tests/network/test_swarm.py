@@ -122,7 +122,7 @@ def test_two_bits_with_feedback_on_both_legs_keep_replicas_equal_and_survive_a_k
         if members[2].peer_id not in note  # it may have been killed before it could show something
     ]  # fmt: skip
     # of 16 rounds, in each of which both audit with a probability of a third or more
-    assert any(note.endswith("computed again, and right") for note in audits), audits
+    assert any(note.endswith("recomputed, and right") for note in audits), audits
     assert not any(wrong in note for note in audits for wrong in (": false", "residual", "paths")), audits
     sync = survivors[0].sync
     assert sync is not None

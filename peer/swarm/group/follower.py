@@ -1,6 +1,6 @@
-"""What a member does: hand in a join at the leader, hold the stream until the roster comes, look elsewhere without it.
+"""The follower: hand a join to the leader, hold the stream until the roster arrives, else look for another leader.
 
-Nothing that a leader says is taken for granted: it may sleep, be gone, follow another, or never mean to lead.
+A leader is not trusted: it may be suspended, dead, follow another leader, or never intend to form a group.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
-SILENT_S = 1.5  # of a leader, where others do not wait for it any more
-ASKED_S = 5.0  # again and again, a leader that has named somebody that cannot be followed: it knows who leads by then
-WASTED_S = 20.0  # by one leader; a group that it did not form may have been bad luck, and a second one
-LONGEST_S = 600.0  # without it then
+SILENT_S = 1.5  # of a leader, when others no longer wait for it
+ASKED_S = 5.0  # how long a leader that names an unreachable leader is asked again: it knows better by then
+WASTED_S = 20.0  # by one leader; one group that it did not form may have been bad luck, and a second one
+LONGEST_S = 600.0  # of avoiding it then
 MAX_WASTEFUL = 256  # leaders that are remembered
-NONSENSE_S = 60.0  # without a leader that says what no peer of this program says
+NONSENSE_S = 60.0  # of avoiding a leader that sends invalid messages
 _ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
 
 class Follower:
-    """The member's side of matchmaking.
+    """The follower's side of matchmaking.
 
     Args:
-        node, directory: the network and who is on it.
+        node, directory: the network and its live peers.
         rosters: checks rosters, within the run's group limits and waiting times.
-        me, membership: this peer as seen by itself, and whom it takes to be there.
-        invites: who invites meanwhile.
+        me, membership: this peer as seen by itself, and the peers that it believes to be live.
+        invites: invitations of other leaders.
         clock: monotonic seconds.
     """
 
@@ -59,7 +59,7 @@ class Follower:
         self._wasted: BoundedMap[str, tuple[float, int]] = BoundedMap(MAX_WASTEFUL)
 
     def begin(self) -> None:
-        """This peer looks for the group of another round. Whoever has been in one since is as good as anybody."""
+        """Start looking for the group of another round: forgive the leaders that have been in one since."""
         self._followed_unknown = False
         for leader, (_, rounds) in list(self._wasted.items()):
             if rounds != self._rosters.rounds_of(leader):
@@ -67,13 +67,13 @@ class Follower:
                 self._membership.believe(leader)
 
     async def follow(self, leader: str, sealed: bytes, join: JoinMessage) -> Group | None:
-        """Wait at a leader; None means: look again (the leader is gone, follows another, or disbanded)."""
+        """Wait at a leader; None means: look again (the leader is dead, follows another, or disbanded)."""
         stream: FrameStream | None = None
         began = self._clock()
         try:
             first = await unless(self._called_away(leader), self._hand_in(leader, sealed))
             if first is None:
-                log.info("leader %s is silent, and another one invites", leader)
+                log.info("leader %s is silent, and another leader invites", leader)
                 self._membership.avoid(leader)
                 return None
             stream, kind, body = first
@@ -97,33 +97,33 @@ class Follower:
         return None
 
     def _waste(self, leader: str, began: float) -> None:
-        """This peer has been at a leader since `began`, and no group came of it. If there are others, it is left alone
-        for as long as it had wasted before, since it was last in a round of this lineage.
+        """This peer has waited at a leader since `began`, and no group formed. If there are others, the leader is
+        avoided for as long as it had wasted before, since it was last in a round of this lineage.
 
-        An honest one dies or sleeps, or goes on with a group that has no place for this peer. Another one says that it
-        is awake, or sends everybody away, for as long as it is asked: it is asked ever more rarely.
+        An honest leader may die, be suspended, or continue with a group that has no place for this peer. A Byzantine
+        one may report that it is awake, or redirect every follower, whenever it is asked: it is asked ever more rarely.
         """
         before = self._wasted_by(leader)
         self._wasted[leader] = before + self._clock() - began, self._rosters.rounds_of(leader)
         if before > WASTED_S and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
-            log.info("leader %s has formed no group, and taken this peer %.0f s and more", leader, before)
+            log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
             self._membership.disbelieve(leader, min(before, LONGEST_S))
 
     def _wasted_by(self, leader: str) -> float:
         return self._wasted.get(leader, (0.0, 0))[0]
 
     def _nonsense(self, leader: str, said: str) -> RoundAborted:
-        """A leader has said what no peer of this program says: it would do so again at once."""
+        """A leader sent an invalid message: it would do so again at once."""
         self._membership.disbelieve(leader, NONSENSE_S)
         return RoundAborted("match", said, culprit=leader)
 
     @property
     def _longest_wait_s(self) -> float:
-        """At a leader: for the longest group that can form there."""
+        """The longest wait at a leader: that of the slowest group that can form there."""
         return (2.0 - invites_module.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leader_module.SOLO_PATIENCE_S
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
-        """Take a seat at a leader: -> the stream, and the first that it says on it."""
+        """Hand a join to a leader: -> the stream, and the first frame of its answer."""
         name = lobby.join_name(self._rosters.run_id)
         stream = await self._node.open(leader, name, "round", invites_module.PROBE_TIMEOUT_S)
         with contextlib.ExitStack() as closing:
@@ -134,20 +134,20 @@ class Follower:
         return stream, kind, body
 
     async def _called_away(self, leader: str) -> None:
-        """Return when this leader has been silent for a while and another one invites: it has waited for it as well, or
-        has just caught up.
+        """Return when this leader has been silent for a while and another one invites, which has waited for it as well
+        or has just caught up.
         """
         await asyncio.sleep(SILENT_S)
         await self._invites.elsewhere(leader)
 
     def _leave(self, leader: str, why: StreamClosedError, began: float) -> None:
-        """Pass over a leader that is gone, or silent. Raises RoundAborted where this machine has slept: the others have
-        gone on meanwhile, and who looks around first does not lead whoever sleeps as well.
+        """Avoid a leader that is dead or silent. Raises RoundAborted after a suspend of this machine: the others have
+        continued meanwhile, and a peer that looks for them first does not lead other suspended ones.
         """
         log.info("leader %s is gone: %s", leader, why)
         self._membership.avoid(leader)
         if not self._directory.fresh:
-            raise RoundAborted("match", f"{leader} is gone, and this machine has slept, or lost the others")
+            raise RoundAborted("match", f"{leader} is gone, and this machine was suspended, or lost the others")
         self._waste(leader, began)
 
     def _accept(self, body: bytes, sealed: bytes, join: JoinMessage, leader: str) -> Group:
@@ -165,7 +165,7 @@ class Follower:
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         elsewhere = reject.leader if reject.reason == "follow" else None
         if elsewhere is None or not self._membership.outranks(elsewhere, leader):
-            log.info("leader %s takes no part in rounds now, or names one that cannot lead there", leader)
+            log.info("leader %s makes no rounds now, or names one that cannot lead there", leader)
             self._membership.avoid(leader)
         elif not self._membership.hears_of(elsewhere, reject.lineage_id):
             await self._look_for(elsewhere, reject.lineage_id)
@@ -174,17 +174,17 @@ class Follower:
         self._waste(leader, began)
 
     async def _ask_again(self, leader: str) -> None:
-        """Soon, unless for long: it has named somebody that cannot be followed, and is about to find out."""
+        """Wait before asking again, if not for too long: it will learn that the leader it named cannot be followed."""
         if self._wasted_by(leader) > ASKED_S:
-            log.info("leader %s has sent this peer away for %.0f s", leader, self._wasted_by(leader))
+            log.info("leader %s has redirected this peer for %.0f s", leader, self._wasted_by(leader))
             self._membership.avoid(leader)
             return
         self._membership.changed.clear()
         await leader_module.wait_for(self._membership.changed, leader_module.RECHECK_S)
 
     async def _look_for(self, leader: str, lineage_id: str | None) -> None:
-        """Follow a leader that is not known: at once, for the first that is named in this round; else it is looked up,
-        which takes seconds where one of the DHT's nodes sleeps.
+        """Follow an unknown leader: the first that is named in this round at once; others are looked up, which takes
+        seconds if one of the DHT's nodes is suspended.
         """
         if self._followed_unknown:
             await self._directory.refresh()
@@ -202,7 +202,7 @@ async def _answer(stream: FrameStream, patience_s: float) -> tuple[Kind, bytes]:
         if kind is not Kind.STATUS:
             return kind, body
         parse_json(StatusMessage, body)
-    raise ProtocolError(f"{stream.remote} says that it is awake, {statuses} times, and no more")
+    raise ProtocolError(f"{stream.remote} reported {statuses} times that it is awake, and nothing else")
 
 
 async def _frame(stream: FrameStream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:

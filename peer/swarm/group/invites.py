@@ -1,6 +1,6 @@
-"""Invitations: a leader tells whom it expects that a round gathers, and learns where they stand.
+"""Invitations: a leader tells the peers it expects that a round gathers, and learns their positions.
 
-The stream stays open while the invited peer is on its way, so that its death, or its moving on, is seen at once.
+The stream stays open while the invited peer is on its way, so that its death or its next round is seen at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 3.0
-LAST_CALL = 0.75  # of a leader's wait: whoever is asked for its contribution then still comes in time
+LAST_CALL = 0.75  # of a leader's wait: a peer that is asked for its contribution then is still in time
 
 
 def invite_name(run_id: str) -> str:
@@ -33,15 +33,15 @@ def invite_name(run_id: str) -> str:
 class InviteHost(Protocol):
     """Judges invitations; the `Matchmaker` implements it."""
 
-    def heeds(self, leader: str) -> bool:
-        """Whether a group that goes on ends for the sake of this leader, which invites."""
+    def regroups_for(self, leader: str) -> bool:
+        """Whether the current persistent group ends to follow this leader, which invites."""
 
 
 class Invites:
     """Both sides of an invitation.
 
     Args:
-        node, membership: the network and who is on it.
+        node, membership: the network and its live peers.
         rosters: of the run, whose straggler window counts.
         me: this peer, as seen by itself.
         host: judges invitations.
@@ -71,7 +71,7 @@ class Invites:
         self._committed_at = self._clock()
 
     def moved(self) -> None:
-        """This peer's position changed: answers that are held are given again."""
+        """This peer's position changed: pending answers are sent again."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -97,7 +97,7 @@ class Invites:
             status = await stream.receive_message(Kind.STATUS, StatusMessage, PROBE_TIMEOUT_S)
             self._heed(peer_id, status)
             while status.coming:
-                status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it moved on without us
+                status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it made a round without this peer
                 self._heed(peer_id, status)
         except StreamClosedError as error:
             log.info("%s is gone: %s", peer_id, error)
@@ -139,7 +139,7 @@ class Invites:
             await cancel_and_wait([ended])
 
     async def elsewhere(self, leader: str) -> None:
-        """Return while somebody else than this leader invites to the round that comes next here."""
+        """Return once another leader than this one invites to the next round of this peer."""
         while not any(
             parent == self._me.position().lineage_id and stream.remote != leader
             for stream, parent in self._inviters.items()
@@ -148,10 +148,10 @@ class Invites:
             await self._invited.wait()
 
     def _comes(self, invite: InviteMessage, leader: str, knocks: bool = False) -> bool:
-        """Whether this peer will join that round: it is there, or can catch up to it. Sees to it that it does.
+        """Whether this peer will join that round, being at its position or able to catch up. Makes it do so.
 
         Args:
-            knocks: the invitation has just come, and so has who sent it.
+            knocks: the invitation has just arrived.
         """
         if invite.run_id != self._run_id or not self._me.taking_part():
             return False
@@ -161,9 +161,9 @@ class Invites:
             if knocks:
                 self._membership.expect(leader, INVITED_S)
                 self._membership.changed.set()
-            if self._membership.disbelieves(leader) or not self._host.heeds(leader):
-                return False  # it goes elsewhere, or its group goes on: the leader would wait in vain
-            # where peers call for rounds this is one, whoever leads: nobody comes by itself
+            if self._membership.disbelieves(leader) or not self._host.regroups_for(leader):
+                return False  # it follows another leader, or its group continues: the leader would wait in vain
+            # where peers call for rounds this is a call, from any leader: no peer contributes unasked
             leads = self._me.slot.called or leader == self._membership.leader()
             if leads and self._me.slot.due_in_s() > invite.wait_s:
                 self._come(invite, position)
@@ -177,7 +177,7 @@ class Invites:
 
     def _come(self, invite: InviteMessage, position: Position) -> None:
         """Contribute early; but with less than half of a contribution, as late as the leader waits, and not within a
-        straggler window of its last one: else whoever is always first would have everybody send next to nothing.
+        straggler window of its last one: otherwise a peer that is always first would make all send almost nothing.
         """
         wait_s = 0.0
         if not self._me.slot.halfway():

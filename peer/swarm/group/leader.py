@@ -1,4 +1,4 @@
-"""What a leader does: invite whoever is expected, wait no longer than the straggler window, fix the roster, tell it."""
+"""The leader: invite the expected peers, wait at most the straggler window, fix the roster, send it to the members."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Leader:
     Args:
         node: the network.
         rosters: makes rosters, within the run's group limits and waiting times.
-        me, membership: this peer as seen by itself, and whom it takes to be there.
-        lobby, invites: who waits here, and who is asked to come.
+        me, membership: this peer as seen by itself, and the peers that it believes to be live.
+        lobby, invites: the followers that wait here, and the peers that are invited.
         clock: monotonic seconds.
     """
 
@@ -45,15 +45,15 @@ class Leader:
         self._inviting.set_result(None)
 
     def awaited(self) -> None:
-        """Somebody may wait at this leader whose own contribution is not due yet: the others are invited meanwhile."""
+        """A follower may wait although this leader's own contribution is not due yet: invite the others meanwhile."""
         if not self._leader and self._inviting.done():
             self._inviting = self._node.spawn(self._invite_meanwhile())
 
     async def _invite_meanwhile(self) -> None:
-        """Invite the others for as long as somebody waits for the window to end.
+        """Invite the others for as long as a follower waits for the window to end.
 
-        Else this leader would end it, alone with whoever waits, and those whom it left out would be the first to wait
-        in the next round: the same happened again, and no round had everybody in it any more.
+        Otherwise this leader would form a group alone with that follower, and the peers left out would be the first to
+        wait in the next round: this repeated itself, and no round had all peers in it any more.
         """
         try:
             while self._waited_for():
@@ -81,11 +81,11 @@ class Leader:
             started: when it became ready.
 
         Raises:
-            RoundAborted: nobody there, behind, too few in time, or one of them has left.
+            RoundAborted: no peer found, behind, too few in time, or one of them has left.
         """
         self._leader, began = True, self._clock()
         self._inviting.cancel()
-        # this goes on with those that are on their way, and asks the others again
+        # continue with the peers that are on their way, and ask the others again
         self._invited = {peer_id: task for peer_id, task in self._invited.items() if not task.done()}
         try:
             while True:
@@ -106,21 +106,22 @@ class Leader:
                     raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
                 if self._clock() >= closes + SOLO_PATIENCE_S:
                     waited_s = self._clock() - started
-                    raise RoundAborted("match", f"only {members} peers came within {waited_s:.0f} s", alone=True)
+                    raise RoundAborted("match", f"only {members} peers joined within {waited_s:.0f} s", alone=True)
                 await wait_for(self._membership.changed, RECHECK_S)
         finally:
             self._leader = False
             await self._uninvite()
 
     def _closes(self, started: float, began: float) -> float:
-        """When the group forms with whoever is there: as the straggler window ends. A leader that was hurried then
-        itself, or has waited at another that was silent, leaves some time to those who were so with it.
+        """When the group forms with the members present: at the end of the straggler window. If the leader contributed
+        early, or first waited for a silent leader, it keeps the window open a little longer for members in the same
+        situation.
         """
         window_s = self._rounds.straggler_wait_s
         return max(self._lobby.window_start(started) + window_s, began + (1.0 - invites_module.LAST_CALL) * window_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, WaitingMember]]:
-        """Who is taken in, earliest first: up to the group limit, and one of the clients that no other one reaches."""
+        """The members to admit, earliest first: up to the group limit, with at most one client that no relay serves."""
         chosen: list[tuple[str, WaitingMember]] = []
         solitary = self._me.client
         for peer_id, seat in sorted(self._lobby.present(parent).items(), key=lambda item: item[1].since):
@@ -130,9 +131,9 @@ class Leader:
         return chosen
 
     def _pending(self, started: float) -> list[str]:
-        """Invite whoever is expected and has not joined; -> those still on their way."""
+        """Invite the expected peers that have not joined; -> those still on their way."""
         if self._invited_for != (position := self._me.position()):
-            self._node.spawn(cancel_and_wait(self._invited.values()))  # they were asked to come to another round
+            self._node.spawn(cancel_and_wait(self._invited.values()))  # they were invited to another round
             self._invited, self._invited_for = {}, position
         expected = [peer_id for peer_id in self._membership.expected() if peer_id not in self._lobby]
         left = self._rounds.straggler_wait_s - (self._clock() - self._lobby.window_start(started))
@@ -142,7 +143,7 @@ class Leader:
         return [peer_id for peer_id in expected if not self._invited[peer_id].done()]
 
     async def _form(self, sealed: bytes, join: JoinMessage) -> Group:
-        """Fix the roster and tell it to the members. Raises RoundAborted when one of them is gone already."""
+        """Fix the roster and send it to the members. Raises RoundAborted if one of them has left already."""
         chosen = self._chosen(join.parent)
         joins = {peer_id: (seat.sealed, seat.join) for peer_id, seat in chosen}
         joins[self._node.peer_id] = (sealed, join)
@@ -151,7 +152,7 @@ class Leader:
         for peer_id in joins:
             self._lobby.leave(peer_id)
         for peer_id, seat in chosen:
-            if seat.stream.sending:  # it does not read what it is told
+            if seat.stream.sending:  # it does not read its stream
                 seat.stream.close()
                 left.append(peer_id)
                 continue
@@ -161,7 +162,7 @@ class Leader:
                 left.append(peer_id)
             seat.told = True
             seat.taken.set()
-        if left:  # without it no part is reduced: nobody shall wait for the exchange to find out
+        if left:  # its shard would not be reduced: the members must not wait for the exchange to learn that
             abort = RoundAborted("match", f"{', '.join(left)} left while the roster was sent", left[0])
             self._me.decline(group, abort)
             raise abort

@@ -1,7 +1,7 @@
-"""Who waits at a leader: members hand in their joins over streams, and hold these until the roster comes.
+"""The lobby of a leader: followers hand in their joins over streams, and hold these until the roster arrives.
 
-The leader says at once, and every second, that it is awake. Without that, members waited for one that had fallen asleep
-as long as for a round, while the others went on.
+The leader reports at once, and every second, that it is awake. Without that, followers waited for a suspended leader as
+long as for a round, while the others continued.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class LobbyHost(Protocol):
     """What a lobby asks and tells; the `Matchmaker` implements it."""
 
     def opens(self) -> bool:
-        """Whether a group forms here for the sake of the members that wait: a full one, for instance, goes on without
-        them.
+        """Whether a group forms here with the members that wait: a full persistent group, for instance, continues
+        without them.
         """
 
     def awaited(self) -> None:
-        """A member waits for the round that comes next here."""
+        """A member waits for the next round of this peer."""
 
     def knock(self, peer_id: str) -> None:
-        """This peer comes from behind: it is there."""
+        """This peer announced that it is catching up: it is live."""
 
     def seated(self, peer_id: str) -> None:
         """This peer waits for the round that comes next."""
 
     def left(self, peer_id: str) -> None:
-        """This peer gives its seat up before there is a roster."""
+        """This peer left the lobby before there was a roster."""
 
 
 class Lobby:
@@ -68,9 +68,9 @@ class Lobby:
     Args:
         own_id: this peer.
         rosters: opens joins; of the run whose straggler window counts.
-        membership: who leads.
+        membership: which peer leads.
         me: this peer, as seen by itself.
-        host: is asked whether a group forms here, and told who waits.
+        host: decides whether a group forms here, and is told of followers.
         clock: monotonic seconds.
     """
 
@@ -92,15 +92,15 @@ class Lobby:
         return peer_id in self._taken
 
     def leave(self, peer_id: str) -> None:
-        """It is in a group now."""
+        """Remove a member: it is in a group now."""
         self._taken.pop(peer_id, None)
 
     def window_start(self, started: float) -> float:
-        """The straggler window opens with the first who waits, be it this leader or a member."""
+        """When the straggler window opened: with the first that waits, this leader or a follower."""
         return min([started, *(seat.since for seat in self.present(self._me.position().lineage_id).values())])
 
     def present(self, parent: str) -> dict[str, WaitingMember]:
-        """Seats for the round that follows `parent`; others wait until this leader gets there."""
+        """The members that wait for the round after `parent`; others wait until this leader gets there."""
         round = self._me.position().round
         return {
             peer_id: seat
@@ -109,25 +109,25 @@ class Lobby:
         }
 
     def moved(self) -> None:
-        """This peer's position changed: whoever waits for it at a round that is over is told so."""
+        """This peer's position changed: reject the followers that wait for a round that is over."""
         position = self._me.position()
         for peer_id, seat in list(self._taken.items()):
             there = (seat.join.round, seat.join.parent) == (position.round, position.lineage_id)
             if not there and seat.join.round <= position.round:
                 del self._taken[peer_id]
                 seat.taken.set()
-        for peer_id in self.present(position.lineage_id):  # who was there before this peer
+        for peer_id in self.present(position.lineage_id):  # they arrived before this peer
             self._sits(peer_id)
         if self._me.slot.called and self.present(position.lineage_id) and self.host.opens():
             self.hurry_if_halfway()
 
     def hurry_if_halfway(self) -> None:
-        """Who will not be due within the window need not wait for its end; who has little yet trains on until then."""
+        """Contribute at once if not due within the window; with little progress, train until its end."""
         if self._me.slot.due_in_s() > self._window_s and self._me.slot.halfway():
             self._me.slot.request_now()
 
     async def disband(self, leader: str) -> None:
-        """Everybody who waits here is told to follow another leader."""
+        """Redirect all followers to another leader."""
         seats = list(self._taken.values())
         self._taken.clear()
         await asyncio.gather(*(self._send_away(seat, leader) for seat in seats))
@@ -138,13 +138,13 @@ class Lobby:
         seat.taken.set()
 
     async def on_join(self, stream: FrameStream) -> None:
-        """A member opens a stream to this leader."""
+        """Serve a member that opens a stream to this leader."""
         _, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES}, timeout_s=PROBE_TIMEOUT_S)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join, stream.remote)
         if reason is None:
             await self._say_awake(stream)
-            reason, leader = self._judge(join, stream.remote)  # this peer may have moved on meanwhile
+            reason, leader = self._judge(join, stream.remote)  # this peer may have made a round meanwhile
         if reason is not None:
             if reason == "behind":
                 self.host.knock(stream.remote)
@@ -178,7 +178,7 @@ class Lobby:
             await self._reject(stream, "behind", None)
 
     async def _keep(self, seat: WaitingMember) -> None:
-        """Tell a member that waits here that its leader is awake, or who else leads by now."""
+        """Report to a waiting member that its leader is awake, or which other leader to follow."""
         leader = self._membership.leader()
         if leader == self._own_id:
             await self._say_awake(seat.stream)
@@ -187,7 +187,7 @@ class Lobby:
             await self._send_away(seat, leader)
 
     def _hurry_for(self, peer_id: str, seat: WaitingMember) -> None:
-        """A member has waited a whole window and this leader is still not due: contribute what there is."""
+        """A member has waited a whole window and this leader is still not due: contribute the current progress."""
         if self._taken.get(peer_id) is not seat or seat.join.parent != self._me.position().lineage_id:
             return
         if self.host.opens():
@@ -196,12 +196,12 @@ class Lobby:
             asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, peer_id, seat)
 
     def _sits(self, peer_id: str) -> None:
-        """It waits here for the round that comes next."""
+        """Report a member that waits here for the next round."""
         self._membership.learn(peer_id)
         self.host.seated(peer_id)
 
     async def _say_awake(self, stream: FrameStream) -> None:
-        """Tell a member that it waits at a leader that lives: one that sleeps takes its stream all the same."""
+        """Report to a member that this leader is awake: a suspended machine accepts its stream all the same."""
         position = self._me.position()
         status = StatusMessage(
             coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,
@@ -228,7 +228,7 @@ class Lobby:
                 "weight": position.weight,
             }
         )  # fmt: skip
-        if stream.sending:  # it does not read what it is told
+        if stream.sending:  # it does not read its stream
             stream.close()
             return
         try:

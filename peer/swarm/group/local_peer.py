@@ -1,4 +1,4 @@
-"""What matchmaking asks of the peer that it runs in."""
+"""What matchmaking needs from its own peer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Contributions(Protocol):
         """Whether at least half of that contribution is trained."""
 
     def request_now(self) -> None:
-        """Ask for a contribution now, with whatever has been trained."""
+        """Ask for a contribution now, with the current progress."""
 
 
 class LocalPeer(Protocol):
@@ -41,7 +41,7 @@ class LocalPeer(Protocol):
         """Whether it makes rounds: False while joining or when finished, and invitations are then declined."""
 
     def persistent_members(self) -> frozenset[str]:
-        """The members of the group that goes on without matchmaking; empty if there is none."""
+        """The members of the persistent group; empty if there is none."""
 
     def refuses(self, peer_id: str) -> bool:
         """Whether that peer gets no seat in groups with this one."""

@@ -1,11 +1,11 @@
 """Groups of peers at one lineage id: a signed rendezvous over the DHT directory.
 
 The live peer with the lowest hash leads. Members open a stream to it, hand in a signed join and hold the stream until
-the roster comes; the leader invites everybody that the directory shows at its lineage id and waits for those who are
-on their way. A member that dies is seen by the end of its stream, a leader that sleeps by its silence.
+the roster arrives; the leader invites all peers that the directory shows at its lineage id and waits for those that are
+on their way. The death of a member ends its stream; a suspended leader is detected by its silence.
 
-hivemind's own `Matchmaking` was weighed and left: its DHT records are unsigned, one record with a far expiry stops it,
-its roster is the leader's word alone, and with an unknown group size it always waits out its whole window.
+We considered hivemind's `Matchmaking` and rejected it: its DHT records are unsigned, one record with a far expiry stops
+it, its roster is the leader's word alone, and with an unknown group size it always waits out its whole window.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Matchmaker:
     """Finds the group of each round.
 
     Args:
-        node, directory: the network and who is on it.
+        node, directory: the network and its live peers.
         rosters: makes and checks joins and rosters, within the run's group limits and waiting times.
         me: this peer, as seen by itself.
         clock: monotonic seconds.
 
     Attributes:
-        membership: who is there, and leads.
+        membership: the live peers, and which one leads.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Matchmaker:
     def anybody_waiting(self) -> bool:
         return len(self._lobby) > 0
 
-    # -- standing groups ----------------------------------------------------------------------------------------
+    # -- persistent groups --------------------------------------------------------------------------------------
 
     @property
     def patience_s(self) -> float:
-        """How long a standing group waits for its members: the straggler's window, and time to answer it."""
+        """How long a persistent group waits for its members: the straggler window, and time to answer it."""
         return self._rosters.rounds.straggler_wait_s + leader_module.SOLO_PATIENCE_S
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
-        """For whose sake a standing group forms anew; for whom it has no place, only now and then: all have turns."""
+        """The peers for which a persistent group re-forms; if they do not fit, only occasionally: they alternate."""
         wanted = (peer_id for peer_id in self._wanted() - members if self._has_place(members, peer_id))
         return self._regrouping.among(wanted)
 
@@ -90,9 +90,9 @@ class Matchmaker:
         members = self._me.persistent_members()
         return not members or bool(self.newcomers(members))
 
-    def heeds(self, leader: str) -> bool:
-        """Whether this peer's standing group, if it is in one, forms anew at its next round because `leader` invites:
-        `newcomers` will say the same.
+    def regroups_for(self, leader: str) -> bool:
+        """Whether this peer's persistent group, if any, re-forms at its next round because `leader` invites;
+        `newcomers` will agree.
         """
         members = self._me.persistent_members()
         if not members or leader in members:
@@ -100,7 +100,7 @@ class Matchmaker:
         return self._has_place(members, leader) and self._regrouping.invited(leader)
 
     def included(self, group: Group) -> None:
-        """A group has formed: whoever was expected and is not in it is not waited for again so soon."""
+        """A group has formed: expected peers that are not in it are not waited for again soon."""
         self._formed, self.membership.company = self._clock(), group.others
         self._returning.stop()
         left_out = (self._wanted() | self.membership.avoided()).difference(group.others)
@@ -108,16 +108,16 @@ class Matchmaker:
         self._regrouping.missed(left_out)
 
     def knock(self, peer_id: str) -> None:
-        """This peer has come from behind, and will have caught up in a moment: a standing group forms anew for it."""
+        """This peer announced that it is catching up, and will soon be done: a persistent group re-forms for it."""
         self.membership.knock(peer_id)
         self._regrouping.knocked(peer_id)
 
     def caught_up(self) -> None:
-        """This peer has come from behind: its last group hears of it at once, the DHT takes seconds. Who of them sleeps
-        is found out meanwhile, and who commits a round without this peer says so. Nobody is hurried by it.
+        """This peer has caught up: tell its last group at once, as the DHT takes seconds. Meanwhile this reveals which
+        members are suspended, and those that committed a round without this peer say so. It hurries no member.
         """
         self.moved()
-        if not self._me.slot.called:  # to invite is to call there
+        if not self._me.slot.called:  # an invitation would be a call for a round
             self._returning.say(self.membership.company)
 
     def awaited(self) -> None:
@@ -134,20 +134,21 @@ class Matchmaker:
         self._regrouping.left(peer_id)
 
     async def newcomer(self, members: frozenset[str]) -> None:
-        """Return when somebody sits here for whose sake the standing group of these members forms anew.
+        """Return when a peer waits in the lobby for which the persistent group of these members re-forms.
 
-        Whoever is ready before its group waits for it: who came meanwhile would be passed over, round after round.
+        A member that is ready before its group waits for it: otherwise a peer that joins the lobby meanwhile would be
+        ignored, round after round.
         """
         while not any(self._regrouping.interrupts(peer) for peer in self.newcomers(members) if peer in self._lobby):
             self._sat.clear()
             await self._sat.wait()
 
     def _wanted(self) -> set[str]:
-        """Whoever could be in the next group: live, or waiting at this peer already."""
+        """The candidates for the next group: live peers, and those that wait at this peer already."""
         return {*self.membership.expected(), *self._lobby}
 
     def gathering(self) -> None:
-        """Another member of the standing group is ready: contribute within the straggler's window, as a leader asks."""
+        """Another member of the persistent group is ready: contribute within the straggler window, as a leader asks."""
         position, window_s = self._me.position(), self._rosters.rounds.straggler_wait_s
         self._lobby.hurry_if_halfway()
         # and again: the trainer's last report may be older than the round, and it may not have merged it yet
@@ -158,19 +159,19 @@ class Matchmaker:
             self._me.slot.request_now()
 
     def committed(self, group: Group) -> None:
-        """The group stands: its members are where this peer is now, whatever the DHT has heard so far."""
+        """The group committed: its members are at this peer's position now, whatever the DHT shows."""
         self.membership.learn(*group.others)
         self._invites.committed()
         self.moved()
 
     def moved(self) -> None:
-        """This peer's position changed: whoever waits for it at a round that is over is told so."""
+        """This peer's position changed: reject the followers that wait for a round that is over."""
         self._invites.moved()
         self._lobby.moved()
         self._leader.awaited()
 
     async def match(self, due: Due) -> Group:
-        """Find the group for this contribution; raises RoundAborted (nobody there, behind, or too few in time)."""
+        """Find the group for this contribution; raises RoundAborted (no peer found, behind, or too few in time)."""
         position = self._me.position()
         self._invites.behind = None
         self._follower.begin()
@@ -180,12 +181,12 @@ class Matchmaker:
             await self._directory.refresh()
         while True:
             if self._me.position() != position:
-                raise RoundAborted("match", "this peer moved on", behind=True)
+                raise RoundAborted("match", "this peer made another round", behind=True)
             leader = self.membership.leader()
             if leader == self._node.peer_id:
                 group = await self._leader.lead(sealed, join, started)
             else:
-                await self._lobby.disband(leader)  # whoever sat here before this peer had heard of that one
+                await self._lobby.disband(leader)  # followers that arrived before this peer had heard of that leader
                 group = await self._follower.follow(leader, sealed, join)
             if group is not None:
                 return group

@@ -1,4 +1,4 @@
-"""Who this peer takes to be there, at its lineage id, and leading: the directory, corrected by what it saw itself."""
+"""The peers believed to be live, at this lineage id, and leading: the directory, corrected by own observations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from peer.swarm.net.directory import Directory
 from peer.swarm.runtime.expiring import ExpiringSet
 
 GONE_FOR_S = 6.0
-KNOCK_S = 2.0  # whoever comes from behind has caught up by then, or does not mean it
-INVITED_S = 6.0  # the directory has heard of who invites by then
+KNOCK_S = 2.0  # a peer that announced it is catching up has finished by then, or never will
+INVITED_S = 6.0  # the directory shows a peer that invites by then
 MAX_KNOCKING = 64
-SEEN_EVERY_S = 30.0  # else one that is silent as a leader, and asks or invites all the time, would hold everybody up
+SEEN_EVERY_S = 30.0  # otherwise a peer that is silent as a leader, but keeps asking or inviting, would delay all others
 RELAY_DOUBT_S = 120.0
 
 
@@ -25,7 +25,7 @@ class Membership:
         own_id: this peer.
         run_id: mixes the leaders' order.
         directory: live peers by their own account.
-        me: this peer, as seen by itself; whom it refuses is neither expected nor followed.
+        me: this peer, as seen by itself; a peer that it refuses is neither expected nor followed.
         clock: monotonic seconds.
 
     Attributes:
@@ -48,20 +48,20 @@ class Membership:
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
     def expected(self) -> list[str]:
-        """Live peers that train, as far as the directory has heard, and those that have just knocked."""
+        """Live peers that train, according to the directory, and those that have just announced themselves."""
         passed_over = self._gone.keys() | self._disbelieved.keys()
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
         there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in passed_over)
         return [peer_id for peer_id in there if not self._me.refuses(peer_id)]
 
     def leader(self) -> str:
-        """The lowest hash among this peer and those that are known to be at its lineage id; none that others cannot
-        open streams to, unless there is nobody else.
+        """The lowest hash among this peer and those that are known to be at its lineage id; no client, unless there are
+        only clients.
         """
         lineage_id, known = self._me.position().lineage_id, self._known()
         peers = self._directory.peers
         level = [p for p in self.expected() if p in known or (p in peers and peers[p].lineage_id == lineage_id)]
-        open_to_all = [p for p in level if not (p in peers and peers[p].client)]  # to build `peers` takes a while
+        open_to_all = [p for p in level if not (p in peers and peers[p].client)]  # building `peers` takes a while
         if not self._me.client:
             open_to_all.append(self._own_id)
         return min(open_to_all or [self._own_id], key=self._rank)
@@ -85,15 +85,15 @@ class Membership:
         return peer_id in self._directory.peers and self._directory.peers[peer_id].client
 
     def learn(self, *peer_ids: str) -> None:
-        """These have shown that they stand at our lineage id."""
+        """These have shown that they are at this lineage id."""
         self._companions = (self._me.position().lineage_id, self._known().union(peer_ids))
 
     def hears_of(self, leader: str, lineage_id: str | None, known: bool = False) -> bool:
-        """Somebody at `lineage_id` says that this one leads there. -> whether it is known; if so, and at ours, it is
-        followed, whatever the directory has heard of it yet, or has forgotten while this machine slept.
+        """A peer at `lineage_id` says that this one leads there. -> whether it is known; if so, and at this lineage id,
+        it is followed, even if the directory does not show it yet, or forgot it while this machine was suspended.
 
         Args:
-            known: as good as known: one is followed that nobody else has spoken of.
+            known: follow it as if it were known.
         """
         listed = leader in self._directory.peers or leader == self._own_id
         met = known or leader in self.company
@@ -104,29 +104,29 @@ class Membership:
         return listed or met
 
     def knock(self, peer_id: str) -> None:
-        """This peer wants to take part and is behind: it is there, and will have caught up in a moment."""
+        """This peer wants to take part and is behind: it is live, and will soon have caught up."""
         self.seen(peer_id)
         self.expect(peer_id)
 
     def seen(self, peer_id: str) -> None:
-        """This peer has answered, or asked: it is there, though it was silent, or out of reach, a moment ago. That is
-        believed now and then.
+        """This peer has answered, or asked: it is live, although it was silent or unreachable a moment ago. The failure
+        suspicion is lifted, but not too often.
         """
         if peer_id in self._gone and peer_id not in self._seen:
             self._seen.add(peer_id)
             del self._gone[peer_id]
 
     def expect(self, peer_id: str, seconds: float = KNOCK_S) -> None:
-        """This peer may be there, whatever the directory says of it, unless it is avoided."""
+        """Expect this peer, whatever the directory says of it, unless it is avoided."""
         if len(self._knocked) < MAX_KNOCKING or peer_id in self._knocked or peer_id in self.company:
             self._knocked.add(peer_id, seconds)
 
     def outranks(self, one: str, other: str) -> bool:
-        """Whether `one` leads where both can."""
+        """Whether `one` leads if both can."""
         return self._rank(one) < self._rank(other)
 
     def avoided(self) -> frozenset[str]:
-        """Those who train, as far as the directory has heard, and are passed over because they are silent."""
+        """The peers that train, according to the directory, and are avoided because they are silent."""
         return frozenset(self._gone) & {p for p, record in self._directory.peers.items() if record.state == "training"}
 
     def avoid(self, peer_id: str) -> None:
@@ -134,11 +134,11 @@ class Membership:
         self._gone.add(peer_id)
 
     def disbelieve(self, peer_id: str, seconds: float) -> None:
-        """Neither follow nor expect this peer, whatever it does: it has said what nobody can show, or wasted time."""
+        """Neither follow nor expect this peer, whatever it does: it made an unprovable claim, or wasted time."""
         self._disbelieved.add(peer_id, max(seconds, self._disbelieved.left_s(peer_id)))
 
     def believe(self, peer_id: str) -> None:
-        """It was in a round meanwhile."""
+        """Lift `disbelieve`: it was in a round meanwhile."""
         self._disbelieved.pop(peer_id, None)
 
     def disbelieves(self, peer_id: str) -> bool:
@@ -146,7 +146,7 @@ class Membership:
         return peer_id in self._disbelieved
 
     def others_than(self, leader: str) -> int:
-        """How many could be in a group with this peer, without that one: of the clients that reach no other, one."""
+        """How many peers could form a group with this one, without that leader; unrelayed clients count as one."""
         others = [peer_id for peer_id in self.expected() if peer_id != leader]
         solitary = sum(map(self.solitary, others))
         return len(others) - solitary + min(solitary, 0 if self.solitary(self._own_id) else 1)

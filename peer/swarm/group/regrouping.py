@@ -1,4 +1,4 @@
-"""For whose sake a standing group forms anew, and how often."""
+"""Decides when an established group re-forms to admit waiting peers, with back-off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXCUSED_EVERY_S = 30.0
 
 
 class RegroupPolicy:
-    """Peers outside the group that could be in it. One that does not come is tried ever more rarely.
+    """Peers outside the group that could be in it. A peer that does not join is tried ever more rarely.
 
     Args:
         clock: monotonic seconds.
@@ -34,7 +34,7 @@ class RegroupPolicy:
         return sorted(peer_id for peer_id in peer_ids if self._waits.get(peer_id, (0.0, 0.0))[0] <= now)
 
     def missed(self, peer_ids: Iterable[str]) -> None:
-        """A group formed without these; who had just knocked has an excuse."""
+        """A group formed without these; a peer that had just announced itself is excused."""
         now, left_out = self._clock(), set(peer_ids)
         left_out, self._excuses = left_out - self._excuses, self._excuses - left_out
         for peer_id in left_out:
@@ -44,8 +44,8 @@ class RegroupPolicy:
                 self._wait(peer_id, now + wait_s, wait_s)
 
     def knocked(self, peer_id: str) -> bool:
-        """This peer has come from behind. -> whether the group forms anew for it: once in each wait, even before its
-        end. A group that forms meanwhile without it does not count, now and then: it was still catching up.
+        """This peer announced that it is catching up. -> whether the group re-forms for it: once in each wait, even
+        before its end. A group that forms meanwhile without it is not counted, within limits: it was still catching up.
         """
         self._excuses &= self._excused.keys()
         if peer_id not in self._excused:
@@ -54,7 +54,7 @@ class RegroupPolicy:
         return self._shown(peer_id, "knock")
 
     def invited(self, peer_id: str) -> bool:
-        """This peer has invited a member. -> as above; it may have knocked before, and have been missed again."""
+        """This peer has invited a member. -> as `knocked`; it may have announced itself, and been missed again."""
         return self._shown(peer_id, "invitation")
 
     def _shown(self, peer_id: str, how: str) -> bool:
@@ -69,7 +69,7 @@ class RegroupPolicy:
         return True
 
     def sits(self, peer_id: str) -> bool:
-        """This peer waits at the leader. -> whether the group forms anew for it: unless it has left a seat of late."""
+        """This peer waits in the lobby. -> whether the group re-forms for it: unless it left the lobby recently."""
         if peer_id in self._fickle:
             return False
         if peer_id in self._waits:
@@ -77,7 +77,7 @@ class RegroupPolicy:
         return True
 
     def left(self, peer_id: str) -> None:
-        """This peer has left its seat before a group formed: as one that does not come, and sitting does not help."""
+        """This peer left the lobby before a group formed: treat it as one that does not join, though it waits."""
         now = self._clock()
         self._excuses.discard(peer_id)
         if self._waits.get(peer_id, (now, 0.0))[0] <= now:
@@ -85,8 +85,8 @@ class RegroupPolicy:
         self._fickle.add(peer_id, self._waits[peer_id][0] - now)
 
     def interrupts(self, peer_id: str) -> bool:
-        """Whether a round that waits for its members is given up for this peer, which sits there. What they have sent
-        is in vain then: nobody has it twice within INTERRUPTS_AFTER_S.
+        """Whether a round that waits for its members is abandoned for this peer, which waits in the lobby. That
+        discards what members have sent, so no peer causes it twice within INTERRUPTS_AFTER_S.
         """
         if peer_id in self._interrupted:
             return False

@@ -1,4 +1,4 @@
-"""Tells the last group of a peer that it is back, as the DHT takes seconds to."""
+"""Tells the last group of a peer that it is back, as the DHT takes seconds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from peer.swarm.group.invites import Invites
 from peer.swarm.group.membership import INVITED_S
 from peer.swarm.net.node import Node
 
-RETURN_EVERY_S = 2.0  # is said: a peer that follows quick rounds would say nothing else
+RETURN_EVERY_S = 2.0  # between notices: a peer that lags behind fast rounds would send nothing else
 NO_HURRY_S = 1e9
 
 
 class ReturnNotice:
-    """Says that this peer is back, now and then.
+    """Tells other peers that this one is back, at most every RETURN_EVERY_S.
 
     Args:
         node: the network.
-        invites: to invite a peer is to say so.
+        invites: an invitation is the notice.
         clock: monotonic seconds.
     """
 
@@ -37,11 +37,11 @@ class ReturnNotice:
         self._saying = tuple(self._node.spawn(self._say(peer_id)) for peer_id in peer_ids)
 
     def stop(self) -> None:
-        """It need not be said any more."""
+        """Cancel the notices that are under way."""
         for task in self._saying:
             task.cancel()
         self._saying = ()
 
     async def _say(self, peer_id: str) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):  # the directory has heard of it by then
+        with contextlib.suppress(asyncio.TimeoutError):  # the directory knows by then
             await asyncio.wait_for(self._invites.send(peer_id, NO_HURRY_S), INVITED_S)

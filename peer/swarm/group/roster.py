@@ -30,7 +30,7 @@ class RosterMessage(Spec):
 
 
 def roster_key(parent: str, peer_id: str) -> bytes:
-    """Order of a roster: changes every round, so that no peer always reduces the same part."""
+    """Order of a roster: changes every round, so that no peer always reduces the same shard."""
     return hashlib.sha256(f"{parent} {peer_id}".encode()).digest()
 
 
@@ -40,7 +40,7 @@ class RosterAuthority:
     Args:
         identity: this peer.
         run_id, rounds: the run, its group limits and waiting times.
-        rule: what members weigh.
+        rule: the weights of members.
         seen: in how many rounds of the lineage that this peer is on each peer was.
     """
 
@@ -60,7 +60,7 @@ class RosterAuthority:
         return self._seen().get(peer_id, 0)
 
     def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
-        """This peer's join for the next round at `position`, and the same sealed; `group`: of the standing group."""
+        """This peer's join for the next round at `position`, and the same sealed; `group`: of the persistent group."""
         join = JoinMessage(
             run_id=self.run_id, round=position.round, parent=position.lineage_id, tokens=tokens, group=group,
             nonce=secrets.token_hex(NONCE_BYTES),
@@ -68,7 +68,7 @@ class RosterAuthority:
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
 
     def open_join(self, sealed: bytes, remote: str, position: Position, group: str | None = None) -> JoinMessage:
-        """A join that `remote` hands in, for the standing group `group` or to a leader.
+        """A join that `remote` hands in, for the persistent group `group` or to a leader.
 
         Raises:
             ProtocolError: it is not its own, or for a group or round that cannot be.

@@ -24,7 +24,7 @@ SEND_TIMEOUT_S = 30.0
 AT_ONCE = 2
 ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
 MAX_ASKING = 256
-KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: where rounds are small, nobody asks in time
+KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: small rounds end before a member can ask
 KEPT_EXCHANGES = 16
 KEPT_S = 120.0  # payloads of a round that no other follows
 TURN_BYTES = 4 * CHUNK  # as much as a joiner takes in a turn
@@ -36,7 +36,7 @@ def audit_name(run_id: str) -> str:
 
 
 class AuditServer:
-    """What this peer can show of its last exchanges, and to whom.
+    """What this peer can show of its last exchanges, and to which members.
 
     Args:
         courtesy: asked for a turn before TURN_BYTES of payloads: rounds go first.
@@ -55,7 +55,7 @@ class AuditServer:
         await self._node.serve(audit_name(self._run_id), "audit", self._on_stream)
 
     def joined(self, group: str, round: int, joins: Mapping[str, bytes]) -> None:
-        """All have joined a round of the standing group `group`."""
+        """All have joined a round of the persistent group `group`."""
         self._joins = group, round, joins
 
     def begins(self) -> None:
@@ -70,12 +70,12 @@ class AuditServer:
                 del self._kept[sitting_id]
 
     def free(self) -> None:
-        """Nobody asks any more."""
+        """Free what is kept: no member asks any more."""
         self._kept.clear()
         self._heard = None
 
     def reduced(self, kept: ReductionProof) -> None:
-        """This peer has reduced its part: what it shows of that is freed if no other exchange follows."""
+        """This peer has reduced its shard: what it shows of that is freed if no other exchange follows."""
         self._kept[kept.sitting.id] = kept
         self._stay()
         self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self.free)
@@ -85,7 +85,7 @@ class AuditServer:
             self._freeing.cancel()
 
     def heard(self, heard: ReducedParts) -> None:
-        """The others' parts have come, signed."""
+        """The others' shards have arrived, signed."""
         self._heard = heard
 
     async def _on_stream(self, stream: FrameStream) -> None:
@@ -101,7 +101,7 @@ class AuditServer:
         await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
 
     async def _show(self, stream: FrameStream, request: AuditRequest) -> None:
-        """Nothing is sent of what this peer does not have, or has not for this peer."""
+        """Send what was asked for, if this peer has it and the requester may see it."""
         if request.what == "joins":
             group, round, joins = self._joins
             if (group, round) == (request.of, request.round) and stream.remote in joins:
@@ -121,7 +121,7 @@ class AuditServer:
             return
         kept.sitting.place(stream.remote)
         if request.unit >= len(kept.outputs):
-            raise ProtocolError(f"{stream.remote} asks for unit {request.unit} of {len(kept.outputs)}")
+            raise ProtocolError(f"{stream.remote} asks for slice {request.unit} of {len(kept.outputs)}")
         reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
         await stream.send(Kind.EVIDENCE, dump_json(reduction), timeout_s=SEND_TIMEOUT_S)
         payloads = deque(kept.unit(request.unit))
@@ -134,7 +134,7 @@ class AuditServer:
 
 
 def signed_by_all(heard: ReducedParts, kept: ReductionProof) -> bytes:
-    """The root of its part and the seal of every reducer, in roster order."""
+    """The root of its shard and the seal of every reducer, in roster order."""
     told = {**heard.reduced, kept.reducer: (kept.seal, kept.outputs)}
     entries = (told[member.peer_id] for member in heard.sitting.members)
     return b"".join(root_of(leaves) + seal.body for seal, leaves in entries)

@@ -1,4 +1,4 @@
-"""Random audits: after a commit, fetch what a random reducer was sent for a random unit, and compute it again."""
+"""Random audits: after a commit, fetch the inputs of a random slice from its reducer, and reduce them again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Conviction:
 
 @dataclass(frozen=True)
 class Audit:
-    """How one audit ended: the unit is right, was not shown, or is false; or this peer is on another lineage by now."""
+    """How one audit ended: the slice is right, not shown, or false; or this peer is on another lineage by now."""
 
     round: int
     reducer: str
@@ -62,14 +62,14 @@ class Auditor:
 
     Args:
         judge: of this run.
-        rng: nobody else may guess what it draws.
+        rng: secret, so that no other peer can predict its draws.
     """
 
     def __init__(self, node: Node, judge: Judge, rng: random.Random) -> None:
         self._node, self._name, self._judge, self._rng = node, audit_name(judge.run_id), judge, rng
 
     def draw(self, heard: ReducedParts) -> tuple[str, int] | None:
-        """Whether to audit this round, and what: any unit of the others' parts is as likely as any other."""
+        """Whether to audit this round, and which slice: uniform over the slices of the others' shards."""
         members = heard.sitting.members
         if self._rng.random() >= probability(len(members)):
             return None
@@ -82,7 +82,7 @@ class Auditor:
         return self._rng.choice(units) if units else None
 
     async def audit(self, heard: ReducedParts, reducer: str, unit: int) -> Audit:
-        """Fetch one unit and compute it again."""
+        """Fetch one slice and reduce it again."""
         round = heard.sitting.round + 1
         try:
             work = self._fetch_and_judge(heard, reducer, unit)
@@ -119,14 +119,14 @@ class Auditor:
             return None
 
     async def _unit(self, heard: ReducedParts, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
-        """What a reducer shows of a unit: about this sitting, payloads and digests in agreement."""
+        """What a reducer shows of a slice: of this sitting, with payloads that match their digests."""
         sitting, members = heard.sitting, len(heard.sitting.members)
         sizes = self._judge.recomputer.sizes(members, sitting.place(reducer), unit)
         async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
             body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
             if (reduction.sitting, reduction.reducer, reduction.unit) != (sitting, reducer, unit):
-                raise ProtocolError(f"{reducer} shows something else than it was asked for")
+                raise ProtocolError(f"{reducer} shows something other than it was asked for")
             if len(reduction.inputs) != members:
                 raise ProtocolError(f"{reducer} shows {len(reduction.inputs)} inputs of {members}")
             payloads: list[Payload] = []
@@ -136,14 +136,14 @@ class Auditor:
         return reduction, payloads
 
     async def compare(self, heard: ReducedParts, remote: str) -> Conviction | None:
-        """Whether a reducer told `remote` another result than this peer, where their links differ."""
+        """Find the reducer that sent `remote` another result than this peer, if their links differ."""
         sitting = heard.sitting
         width = DIGEST_BYTES + REDUCED_SEAL_BYTES
         try:
             async with self._asking(remote, AuditRequest(what="signed", of=sitting.id.hex())) as stream:
                 body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
         except (StreamClosedError, ProtocolError) as error:
-            log.info("%s does not show what it was told: %s", remote, in_words(error))
+            log.info("%s does not show the results that it received: %s", remote, in_words(error))
             return None
         for place, member in enumerate(sitting.members[: len(body) // width]):
             entry = body[place * width : (place + 1) * width]
@@ -159,10 +159,10 @@ class Auditor:
         return None
 
     async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Conviction | None:
-        """Who told `remote` another join than this peer for the same round of a standing group; None: it shows nothing.
+        """Find the member that sent `remote` another join than this peer for the same round of a persistent group.
 
         Raises:
-            NoEvidenceError: what it shows gives no reason for another group.
+            NoEvidenceError: the joins that it shows do not explain its other group.
         """
         try:
             async with self._asking(remote, AuditRequest(what="joins", of=group, round=round)) as stream:
@@ -180,7 +180,7 @@ class Auditor:
                 found = await self._suspect(Evidence(finding=TwoJoins(first=joins[signer].hex(), second=sealed.hex())))
                 if found is not None:
                     return found
-        raise NoEvidenceError(f"{remote} shows no joins that may not both stand")
+        raise NoEvidenceError(f"{remote} shows no conflicting joins")
 
     def _asking(self, remote: str, request: AuditRequest) -> AbstractAsyncContextManager[FrameStream]:
         return open_request(self._node, remote, self._name, "audit", request, timeout_s=ASK_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Who is banned from a run, by what evidence: in this peer's folder, for good."""
+"""The banned peers of a run, with the evidence: permanent, in this peer's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PAYLOAD_BYTES = 2**28  # of all evidence together; without its payloads a ba
 
 
 class Ban(Spec):
-    """A verdict that this peer reached itself, and what it rests on."""
+    """A verdict that this peer reached itself, and its evidence."""
 
     culprit: PeerIdText
     offence: str
@@ -61,7 +61,7 @@ class BanList:
         return iter(tuple(self._bans))
 
     def offence(self, peer_id: str) -> str:
-        """What a banned peer did."""
+        """The offence of a banned peer."""
         return self._bans[peer_id].offence
 
     def add(self, verdict: Verdict, evidence: Evidence, payloads: Sequence[Payload] | None) -> None:

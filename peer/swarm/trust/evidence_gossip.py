@@ -1,4 +1,4 @@
-"""Passes evidence on, and hears it: verified before it is believed, offered once to each peer, false offers counted."""
+"""Gossips evidence: verified before it is believed, offered once to each peer, false offers counted as strikes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFFER_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 HEARD_AT_ONCE = 2
 OFFERS_A_MINUTE = 6  # of one peer
-TOLD_AT_MOST = 32  # peers that one peer tells of one culprit; each of them passes it on
+TOLD_AT_MOST = 32  # peers to which one peer offers the evidence against one offender; each forwards it
 REMEMBERED = 4096
 
 
@@ -36,8 +36,8 @@ class EvidenceGossip:
 
     Args:
         judge: of this run.
-        bans: who is banned already.
-        strikes: whose offers are not heard, and where an offer that shows nothing is counted.
+        bans: the peers that are banned already.
+        strikes: refuses offers of some peers, and counts offers that prove nothing.
         on_found: called with evidence that another peer offered and that this peer has verified.
         clock: monotonic seconds.
     """
@@ -62,7 +62,7 @@ class EvidenceGossip:
         await self._node.serve(self._name, "audit", self._on_stream)
 
     async def tell(self, peer_ids: Iterable[str], culprits: Iterable[str]) -> None:
-        """Offer the evidence against these to those who have not heard it from this peer, one after the other."""
+        """Offer the evidence against these peers to those that this peer has not told, one after the other."""
         for culprit in culprits:
             left = TOLD_AT_MOST
             for peer_id in peer_ids:
@@ -73,14 +73,14 @@ class EvidenceGossip:
                         self._told.pop((peer_id, culprit), None)  # another time
 
     def knows(self, peer_id: str, culprit: str) -> None:
-        """This peer has told us itself."""
+        """That peer offered this evidence itself."""
         self._note(peer_id, culprit)
 
     def _note(self, peer_id: str, culprit: str) -> None:
         self._told[(peer_id, culprit)] = None
 
     async def _offer(self, peer_id: str, culprit: str) -> bool:
-        """Whether the other end has heard it, or need not."""
+        """Offer evidence to a peer; True if it has received it, or need not."""
         try:
             stream = await self._node.open(peer_id, self._name, "audit")
             try:
@@ -89,7 +89,7 @@ class EvidenceGossip:
             finally:
                 stream.close()
         except (StreamClosedError, ProtocolError, OSError) as error:
-            log.info("could not tell %s of %s: %s", peer_id, culprit, in_words(error))
+            log.info("could not offer %s the evidence against %s: %s", peer_id, culprit, in_words(error))
             return False
 
     async def _hand_over(self, stream: FrameStream, culprit: str) -> bool:
@@ -97,7 +97,7 @@ class EvidenceGossip:
         try:
             needed = await asyncio.to_thread(self._judge.needs, proof.evidence)
         except ElsewhereError:
-            return True  # of a lineage that this peer has left: it can show nothing by it any more
+            return True  # of a lineage that this peer has left: it can prove nothing with it any more
         if needed and proof.payloads is None:
             return True
         await stream.send(Kind.EVIDENCE, dump_json(proof.evidence))
@@ -121,11 +121,11 @@ class EvidenceGossip:
             _, body = await stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}, timeout_s=ANSWER_TIMEOUT_S)
             async with stream.within(OFFER_TIMEOUT_S, "did not show the evidence"):
                 await self._hear(stream, parse_json(Evidence, body))
-        except ElsewhereError as error:  # another time: it may get there, or be about to
+        except ElsewhereError as error:  # offered again later: this peer may reach that lineage
             log.info("%s offers evidence that this peer cannot judge: %s", remote, error)
             return Kind.BUSY
         except NoEvidenceError as error:
-            self._strikes.saw(remote, f"offered evidence that shows nothing: {error}")
+            self._strikes.saw(remote, f"offered evidence that proves nothing: {error}")
         return Kind.END
 
     def _within_rate(self, remote: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a peer does about liars: audits, evidence, bans for good, refusals for a while. It delays no round."""
+"""How a peer reacts to Byzantine peers: audits, evidence, permanent bans, temporary refusals. It delays no round."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GuardHost(Protocol):
 def guard_of(
     node: Node, directory: Directory, run_id: str, recipe: Recipe, store: StateStore, host: GuardHost
 ) -> Guard:
-    """The guard of a peer in its run; from now on nothing is taken from the banned, and nothing given."""
+    """The guard of a peer in its run; from now on banned peers are neither served nor listened to."""
     judge = Judge(run_id, Recomputer(partition_of(store.state), recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
     guard = Guard(node, judge, folder, host, priority)
@@ -61,9 +61,9 @@ class Guard:
         node: the network.
         judge: of this run.
         folder: where bans are kept.
-        host: is told of bans, and knows whom to tell.
+        host: is told of bans, and names the live peers.
         priority: rounds go first.
-        rng: nobody else may guess what it draws.
+        rng: secret, so that no other peer can predict its draws.
         clock: monotonic seconds.
     """
 
@@ -92,11 +92,11 @@ class Guard:
         await self._evidence_gossip.start()
 
     def banned(self, peer_id: str) -> bool:
-        """Nothing is taken from it, and nothing given."""
+        """Whether this peer is neither served nor listened to."""
         return peer_id in self.bans
 
     def refuses(self, peer_id: str) -> bool:
-        """It gets no seat: banned, or seen to break the protocol lately."""
+        """Whether it gets no seat: it is banned, or broke the protocol recently."""
         return self.banned(peer_id) or self.strikes.refuses(peer_id)
 
     def notes(self) -> tuple[str, ...]:
@@ -107,14 +107,14 @@ class Guard:
     # -- during a round ----------------------------------------------------------------------------------------------
 
     def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None:
-        """All have joined a round of a standing group."""
+        """All have joined a round of a persistent group."""
         self._audit_server.joined(standing.identifier, round, session.joins)
 
     def begins(self, session: RoundBuffers) -> bool:
-        """An exchange begins: what the last ones left is freed, but for little.
+        """An exchange begins: free what earlier ones left, except for small amounts.
 
         Returns:
-            whether what this peer receives shall be kept: only where somebody may ask for it.
+            whether to keep what this peer receives: only if an auditor may ask for it.
         """
         self._audit_server.begins()
         self._members = tuple(peer_id for peer_id in session.order if peer_id != self._node.peer_id)
@@ -122,26 +122,26 @@ class Guard:
         return self._judge.recomputer.can_audit(len(session.order), session.me)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
-        """Tell these of whom this peer has banned, unless it has done so."""
+        """Offer these peers the evidence behind this peer's bans, unless it has done so."""
         culprits = list(self.bans)
         if culprits:
             self._node.spawn(self._evidence_gossip.tell(list(peer_ids), culprits))
 
     def reduced(self, kept: ReductionProof) -> None:
-        """This peer has reduced its part."""
+        """This peer has reduced its shard."""
         self._audit_server.reduced(kept)
 
     def heard(self, heard: ReducedParts) -> None:
-        """The others' parts have come, signed."""
+        """The others' shards have arrived, signed."""
         self._audit_server.heard(heard)
 
     def saw(self, error: RoundAborted) -> None:
-        """A member broke the protocol before this peer's eyes."""
+        """This peer saw a member break the protocol."""
         if error.culprit is not None:
             self.strikes.saw(error.culprit, error.reason)
 
     def malformed(self, session: RoundBuffers, error: RoundAborted) -> None:
-        """A member's payload is malformed; if it sent another one to others, that can be shown."""
+        """A member's payload is malformed; if it sent another one to others, that can be proved."""
         self.saw(error)
         if session.heard is not None:
             for peer_id in session.inboxes:
@@ -160,7 +160,7 @@ class Guard:
     async def explain(
         self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError
     ) -> RoundAborted:
-        """Why this round cannot be; with the name of the member that equivocated, if that can be shown."""
+        """Why this round fails, with the name of the member that equivocated, if that can be proved."""
         culprit = None
         if standing is not None and standing.position is not None:
             culprit = await self.equivocator(
@@ -168,7 +168,7 @@ class Guard:
             )
         if culprit is None:
             return RoundAborted("exchange", differ.reason)
-        return RoundAborted("exchange", f"{differ.reason}: {culprit} joined with two faces", culprit)
+        return RoundAborted("exchange", f"{differ.reason}: {culprit} signed two conflicting joins", culprit)
 
     # -- after it ----------------------------------------------------------------------------------------------------
 
@@ -181,11 +181,11 @@ class Guard:
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
 
     def _disagreed(self, heard: ReducedParts, remote: str) -> None:
-        """A member signed another link than this peer: find out whether a reducer told two results."""
+        """A member signed another link than this peer: find out whether a reducer sent two results."""
         self._node.spawn(self._compare(heard, remote))
 
     async def equivocator(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> str | None:
-        """Whose joins for the same round differ, if that can be shown; it is banned."""
+        """The member that equivocated in its joins for this round, if that can be proved; it is banned."""
         try:
             found = await self._auditor.two_faces(remote, group, round, joins)
         except NoEvidenceError as error:
@@ -200,15 +200,15 @@ class Guard:
     async def _compare(self, heard: ReducedParts, remote: str) -> None:
         found = await self._auditor.compare(heard, remote)
         if found is not None:
-            await self._ban(found, f"this peer and {remote} compared what they were told")
+            await self._ban(found, f"this peer and {remote} compared the results that they received")
 
     async def _audit(self, heard: ReducedParts, reducer: str, unit: int) -> None:
         await self.take(await self._auditor.audit(heard, reducer, unit))
 
     async def take(self, audit: Audit) -> None:
         """Draw the consequences of an audit."""
-        what = f"unit {audit.unit} of {audit.reducer}'s part in round {audit.round}"
-        words = "computed again, and right" if audit.outcome == "right" else audit.outcome
+        what = f"slice {audit.unit} of {audit.reducer}'s shard in round {audit.round}"
+        words = "recomputed, and right" if audit.outcome == "right" else audit.outcome
         self._notes = [*self._notes, f"{what}: {words}{f' ({audit.detail})' if audit.detail else ''}"][-MAX_NOTES:]
         log.info("audit of %s: %s %s", what, words, audit.detail)
         if audit.outcome == "right":
@@ -221,7 +221,7 @@ class Guard:
     # -- bans --------------------------------------------------------------------------------------------------------
 
     def _on_offer(self, found: Conviction, remote: str) -> None:
-        self._node.spawn(self._ban(found, f"{remote} showed the evidence, and it holds"))
+        self._node.spawn(self._ban(found, f"{remote} offered the evidence, and it is valid"))
 
     async def _ban(self, found: Conviction, how: str) -> None:
         verdict = found.verdict

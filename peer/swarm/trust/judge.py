@@ -1,4 +1,4 @@
-"""Judges evidence: who is guilty of what, or why it shows nothing. Believes signatures and arithmetic, no word."""
+"""Judges evidence: the offender and the offence, or why it proves nothing. Trusts signatures and arithmetic only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from peer.swarm.trust.verdict import NoEvidenceError, RightError, Verdict
 
 
 class _PayloadsMissingError(NoEvidenceError):
-    """It may show something with the payloads."""
+    """It may prove something with the payloads."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Judge:
     """Knows the arithmetic of one run.
 
     Attributes:
-        run_id: evidence of other runs shows nothing here.
+        run_id: evidence of other runs proves nothing here.
         reckoner: of its recipe.
     """
 
@@ -45,13 +45,13 @@ class Judge:
     recomputer: Recomputer
 
     def judge(self, evidence: Evidence, payloads: Sequence[Payload] | None = None) -> Verdict:
-        """Whom it convicts.
+        """The verdict of evidence.
 
         Args:
-            payloads: of the unit of a `Reduction`, of these `sizes`.
+            payloads: of the slice of a `Reduction`, of these `sizes`.
 
         Raises:
-            NoEvidenceError: it shows nothing; or not without the payloads.
+            NoEvidenceError: it proves nothing; or not without the payloads.
             ElsewhereError: not to this peer.
         """
         finding = evidence.finding
@@ -67,7 +67,7 @@ class Judge:
             raise NoEvidenceError(str(error)) from None
 
     def needs(self, evidence: Evidence) -> list[int]:
-        """Lengths of the payloads without which it shows nothing; raises NoEvidenceError if nothing would help."""
+        """Lengths of the payloads that the proof needs; raises NoEvidenceError if it proves nothing with any."""
         try:
             self.judge(evidence)
         except _PayloadsMissingError:
@@ -78,17 +78,17 @@ class Judge:
         return []
 
     def roots(self, reduction: Reduction) -> SignedRoots:
-        """What the reducer signed, if all of it hangs together; raises NoEvidenceError, ProtocolError if not."""
+        """What the reducer signed, if it is consistent; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
         count = len(self.recomputer.cut.unit_bytes(len(sitting.members), place))
         self._check_run(sitting)
         if reduction.unit >= count or len(reduction.inputs) != len(sitting.members):
-            raise NoEvidenceError(f"unit {reduction.unit} of {count}, {len(reduction.inputs)} inputs")
+            raise NoEvidenceError(f"slice {reduction.unit} of {count}, {len(reduction.inputs)} inputs")
         if reduction.output.signature is None:
             raise NoEvidenceError("the reducer has signed nothing")
         residue = reduction.residue
         if (residue is None) != (self.recomputer.recipe.feedback is None):
-            raise NoEvidenceError("of a residual where there is none, or none where there is one")
+            raise NoEvidenceError("residual proof present without error feedback, or missing with it")
         entries = [(_climb(unit, reduction.unit, count), _signature(unit)) for unit in reduction.inputs]
         outputs = _climb(reduction.output, reduction.unit, count)
         left = NO_RESIDUAL
@@ -112,10 +112,10 @@ class Judge:
             joins.append(parse_json(JoinMessage, payload))
         one, other = joins
         if len(set(signers)) != 1 or one.run_id != self.run_id or one.group is None:
-            raise NoEvidenceError("not two joins of one member of a standing group of this run")
+            raise NoEvidenceError("not two joins of one member of a persistent group of this run")
         if _round_of(one) != _round_of(other) or one == other:
-            raise NoEvidenceError("two joins that may both stand")
-        return Verdict(signers[0], f"joined round {one.round + 1} with two faces")
+            raise NoEvidenceError("two joins that do not conflict")
+        return Verdict(signers[0], f"signed two conflicting joins for round {one.round + 1} (equivocation)")
 
     def _two_reductions(self, finding: TwoReductions) -> Verdict:
         self._check_run(finding.sitting)
@@ -127,12 +127,12 @@ class Judge:
             seal = ReducedSeal(*map(bytes.fromhex, (roots.inputs, roots.residual, roots.signature)))
             if not has_reduced(finding.sitting, finding.reducer, bytes.fromhex(roots.outputs), seal):
                 raise NoEvidenceError("the reducer has not signed this")
-        return Verdict(finding.reducer, f"told two results in round {finding.sitting.round + 1}")
+        return Verdict(finding.reducer, f"signed two results in round {finding.sitting.round + 1} (equivocation)")
 
     def _reduction(self, finding: Reduction, payloads: Sequence[Payload] | None) -> Verdict:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
-        what = f"in round {sitting.round + 1}, unit {finding.unit} of its part"
+        what = f"in round {sitting.round + 1}, slice {finding.unit} of its shard"
         count = len(self.recomputer.cut.unit_bytes(len(sitting.members), place))
         for member, unit in zip(sitting.members, finding.inputs, strict=True):
             root = _climb(unit, finding.unit, count)
@@ -141,18 +141,18 @@ class Judge:
             if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(unit)):
                 return Verdict(finding.reducer, f"reduced what {member.peer_id} never signed, {what}")
         if not self.recomputer.can_audit(len(sitting.members), place):
-            raise NoEvidenceError("units of that size cannot be shown")
+            raise NoEvidenceError("slices of that size cannot be shown")
         if finding.residue is not None:
             if finding.residue.since > sitting.round:
                 return Verdict(finding.reducer, f"signed a residual that begins later, {what}")
             self.recomputer.origins(finding, finding.residue)
         if payloads is None:
-            raise _PayloadsMissingError("nothing without the payloads")
+            raise _PayloadsMissingError("it proves nothing without the payloads")
         if [len(payload) for payload in payloads] != self.recomputer.sizes(len(sitting.members), place, finding.unit):
             raise NoEvidenceError("payloads of other sizes")
         inputs = payloads[: len(sitting.members)]
         if [leaf_of(payload).hex() for payload in inputs] != [unit.leaf for unit in finding.inputs]:
-            raise NoEvidenceError("payloads that nobody signed")
+            raise NoEvidenceError("payloads without a signature")
         offence = self.recomputer.offence(finding, payloads)
         if offence is not None:
             return Verdict(finding.reducer, f"{offence}, {what}")
@@ -160,7 +160,7 @@ class Judge:
 
 
 def reduction_of(kept: ReductionProof, unit: int) -> Reduction:
-    """What this peer signed about one unit of its part."""
+    """What this peer signed about one slice of its shard."""
     def proof(leaves: Sequence[bytes], signature: bytes) -> Unit:
         path = tuple(digest.hex() for digest in path_of(leaves, unit, unit + 1))
         return Unit(leaf=leaves[unit].hex(), path=path, signature=signature.hex() or None)
@@ -176,7 +176,7 @@ def reduction_of(kept: ReductionProof, unit: int) -> Reduction:
 
 
 def signed_roots(seal: ReducedSeal, outputs: bytes) -> SignedRoots:
-    """What a seal says of a part with this root, as evidence."""
+    """The seal of a shard with this root, as evidence."""
     return SignedRoots(
         inputs=seal.inputs.hex(), outputs=outputs.hex(), residual=seal.residual.hex(), signature=seal.signature.hex()
     )

@@ -1,4 +1,4 @@
-"""Computes reductions again: what an honest reducer makes of the same contributions and of what it was left with."""
+"""Recomputes reductions: what an honest reducer computes from the same contributions and its residual."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peer.swarm.round.partition import GatherPartition, ReducePartition
 from peer.swarm.round.reducer_residual import Chain, Origin, leaves_of, origins, split
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
-MAX_AUDIT_BYTES = 64 * 2**20  # of payloads: whoever verifies holds them in memory
+MAX_AUDIT_BYTES = 64 * 2**20  # of payloads, which the verifier holds in memory
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Recomputer:
     Attributes:
         cut: what is exchanged, and how it is cut.
         recipe: how it is reduced.
-        chain: -> this peer's lineage: with error feedback it holds what reducers carry on from.
+        chain: -> this peer's lineage: with error feedback it holds the digests of the reducers' residuals.
     """
 
     cut: ReducePartition | GatherPartition
@@ -37,9 +37,9 @@ class Recomputer:
     chain: Chain
 
     def can_audit(self, members: int, place: int) -> bool:
-        """Whether units of that part can be shown and recomputed within what is allowed for an audit.
+        """Whether slices of that shard can be shown and recomputed within the limit of an audit.
 
-        Where payloads are gathered, nobody reduces: there is nothing to audit.
+        In gather rounds no member reduces: there is nothing to audit.
         """
         if isinstance(self.cut, GatherPartition):
             return False
@@ -47,7 +47,7 @@ class Recomputer:
         return bool(units) and members * units[0] <= MAX_AUDIT_BYTES
 
     def sizes(self, members: int, place: int, unit: int) -> list[int]:
-        """Bytes of what an audit of a unit must show: each member's payload; with error feedback then the residual of
+        """Bytes of what an audit of a slice must show: each member's payload; with error feedback then the residual of
         before the round, fp32, and the digests of its cells after it.
         """
         inputs = [self.cut.unit_bytes(members, place)[unit]] * members
@@ -66,14 +66,14 @@ class Recomputer:
         return self.cut
 
     def offence(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
-        """What the reducer did, in words; None if it reduced as it had to.
+        """The offence of the reducer, in words; None if it reduced correctly.
 
         Args:
             payloads: of these `sizes`, the members' being what they signed.
 
         Raises:
             NoEvidenceError, ProtocolError: what is shown of the residual is not what the reducer signed.
-            ElsewhereError: this peer cannot know what it was left with.
+            ElsewhereError: this peer cannot know the reducer's residual.
         """
         sitting, residue = finding.sitting, finding.residue
         members, place = len(sitting.members), sitting.place(finding.reducer)
@@ -87,11 +87,11 @@ class Recomputer:
         if reduced is None or leaf_of(reduced).hex() != finding.output.leaf:
             return "reduced falsely"
         if before is not None and leaves_of(before, self._reduced.cell) != after:
-            return "kept another residual than it was left with"
+            return "kept a false residual"
         return None
 
     def origins(self, finding: Reduction, residue: Residue) -> list[Origin]:
-        """Where the reducer had to carry on from, in its unit.
+        """The residuals that the reducer had to start from, in its slice.
 
         Raises:
             ElsewhereError: it is not about this peer's lineage.
@@ -103,11 +103,11 @@ class Recomputer:
         unit = self.cut.slices(len(sitting.members), sitting.place(finding.reducer))[finding.unit]
         found = origins(chain, finding.reducer, residue.since, *unit, self._reduced.bounds)
         if len(residue.carried) != sum(origin.link is not None for origin in found):
-            raise NoEvidenceError(f"{len(residue.carried)} paths are not those from where the residual is")
+            raise NoEvidenceError(f"{len(residue.carried)} paths do not match the origins of the residual")
         return found
 
     def _before(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> Tensor:
-        """The residual from `start` on that the reducer had to carry on from: what it shows, if that is it."""
+        """The residual from `start` on that the reducer had to start from: the one it shows, if it matches."""
         values = torch.from_numpy(np.frombuffer(payload, "<f4").astype(np.float32))
         paths = iter(residue.carried)
         for origin in self.origins(finding, residue):
@@ -133,16 +133,16 @@ class Recomputer:
         path = map(bytes.fromhex, residue.path)
         root = climb(leaves, (start - first) // cell, -(-(last - first) // cell), path)
         if root.hex() != residue.root:
-            raise NoEvidenceError("a residual that nobody signed")
+            raise NoEvidenceError("a residual without a signature")
         return leaves
 
     def recompute(
         self, payloads: Sequence[Payload], weights: Sequence[int], start: int, stop: int, residual: Tensor | None = None
     ) -> bytes | None:
-        """What an honest reducer makes of these; None when it makes nothing of them but an abort.
+        """What an honest reducer computes from these; None if it would abort.
 
         Args:
-            residual: fp32 [stop - start], with error feedback; becomes what the reducer is left with.
+            residual: fp32 [stop - start], with error feedback; becomes the residual after the round.
         """
         gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
         aggregator, codec, feedback = bound(self.recipe.aggregator, len(payloads)), self._reduced.codec.base, None

@@ -1,4 +1,4 @@
-"""Whom this peer refuses a seat because of what it saw itself: for a while, longer each time. No proof, so no ban."""
+"""Strikes: peers that this one refuses a seat because of its own observations, longer each time. No proof, no ban."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Past:
 
 
 class StrikeCounter:
-    """What others did in this peer's own sight; what a third party says of somebody does not come here.
+    """Counts what this peer observed itself; claims of third parties about a peer are not counted.
 
     Args:
         clock: monotonic seconds.
@@ -35,7 +35,7 @@ class StrikeCounter:
         self._pasts: BoundedMap[str, _Past] = BoundedMap(MAX_REMEMBERED)
 
     def saw(self, peer_id: str, what: str) -> None:
-        """It broke the protocol. A crash or a slow line is no such thing."""
+        """Count a violation of the protocol. A crash or a slow line is none."""
         past = self._of(peer_id)
         past.offences += 1
         log.warning("%s broke the protocol (%d of %d): %s", peer_id, past.offences, STRIKES, what)
@@ -44,7 +44,7 @@ class StrikeCounter:
             self._refuse(peer_id, past)
 
     def unanswered(self, peer_id: str) -> None:
-        """It did not show what an audit asked for. Once may be chance, thrice in a row is a choice."""
+        """Count an unanswered audit. One may be chance, three in a row are not."""
         past = self._of(peer_id)
         past.unanswered += 1
         if past.unanswered >= STRIKES:
@@ -52,12 +52,12 @@ class StrikeCounter:
             self._refuse(peer_id, past)
 
     def answered(self, peer_id: str) -> None:
-        """It showed what an audit asked for, and it was right."""
+        """Reset the unanswered audits: it answered one correctly."""
         if peer_id in self._pasts:
             self._pasts[peer_id].unanswered = 0
 
     def refuses(self, peer_id: str) -> bool:
-        """This peer does not sit down with it now."""
+        """Whether the peer is currently refused a place in groups."""
         past = self._pasts.get(peer_id)
         return past is not None and past.until > self._clock()
 

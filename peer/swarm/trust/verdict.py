@@ -1,4 +1,4 @@
-"""What becomes of evidence: a verdict, or why there is none."""
+"""The outcome of judging evidence: a verdict, or why there is none."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from peer.errors import ProtocolError
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whom evidence convicts, and of what, for a person."""
+    """The offender that evidence convicts, and the offence in words."""
 
     culprit: str
     offence: str
 
 
 class NoEvidenceError(ProtocolError):
-    """It shows nobody's guilt."""
+    """It proves no offence."""
 
 
 class RightError(NoEvidenceError):
-    """The reducer did what it had to do."""
+    """The reduction is correct."""
 
 
 class ElsewhereError(NoEvidenceError):
-    """It is about a round that is not in this peer's lineage: whether it shows something, others can say."""
+    """It is about a round that is not in this peer's lineage: only peers on that lineage can judge it."""

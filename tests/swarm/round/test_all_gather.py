@@ -192,7 +192,7 @@ async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(ne
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
-    assert "told two results in round 2" in one.guard.bans.offence(liar.peer_id)
+    assert "signed two results in round 2" in one.guard.bans.offence(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
 

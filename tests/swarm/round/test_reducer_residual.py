@@ -152,7 +152,7 @@ def test_a_reducer_that_keeps_what_it_was_not_left_with_is_convicted_in_that_rou
     lied = shop.reduce(roster)
     shop.residual._residual.encode = encode
     verdict = shop.judge.judge(*shop.evidence(lied, 0))
-    assert "kept another residual than it was left with, in round 5, unit 0" in verdict.offence
+    assert "kept a false residual, in round 5, slice 0" in verdict.offence
     shop.commit(roster, lied)
     for kept in committed(shop, 4, others=3):
         for unit in shop.units(kept):
@@ -196,7 +196,7 @@ def test_who_signs_that_its_residual_begins_later_is_convicted():
 
     shop.residual.begin = later
     evidence, _ = shop.evidence(shop.reduce(shop.gather(others=3)), 0)
-    assert "signed a residual that begins later, in round 4, unit 0" in shop.judge.judge(evidence).offence
+    assert "signed a residual that begins later, in round 4, slice 0" in shop.judge.judge(evidence).offence
 
 
 def test_a_part_without_a_cell_restores_nothing_of_another_attempt():

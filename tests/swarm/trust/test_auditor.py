@@ -161,7 +161,7 @@ async def test_a_verdict_bans_for_good_and_spreads_to_whoever_verifies_it(networ
     await until(lambda: bool(records) and all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
     assert not circle.seats[0].guard.banned(culprit)
     assert records[0][0] == culprit
-    assert "reduced falsely, in round 1, unit 0" in records[0][1]
+    assert "reduced falsely, in round 1, slice 0" in records[0][1]
     assert "false" in circle.seats[1].guard.notes()[0]
     again = type(circle.seats[2].guard.bans)(tmp_path / "2")
     assert list(again) == [culprit]

@@ -1,4 +1,4 @@
-"""Members with two faces: what a group makes of them."""
+"""Members that equivocate: how a group reacts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_reducer_that_tells_two_results_is_banned_when_members_compare_t
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
-    assert "told two results in round 2" in one.guard.bans.offence(liar.peer_id)
+    assert "signed two results in round 2" in one.guard.bans.offence(liar.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
 

@@ -37,7 +37,7 @@ class HistoryServer:
     """Serves a `ChainStore` and snapshots.
 
     Args:
-        courtesy: asked for a turn before each chunk.
+        priority: asked for a turn before each chunk.
         on_return: called with who asks for the rounds after one that it was in: it has been away, and comes back.
     """
 

@@ -78,7 +78,7 @@ class Exchange:
         clock: monotonic seconds, those among them in which the machine was suspended.
 
     Attributes:
-        hellos: the streams to and from members.
+        group_streams: the streams to and from members.
     """
 
     def __init__(

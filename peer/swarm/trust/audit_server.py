@@ -39,7 +39,7 @@ class AuditServer:
     """What this peer can show of its last exchanges, and to which members.
 
     Args:
-        courtesy: asked for a turn before TURN_BYTES of payloads: rounds go first.
+        priority: asked for a turn before TURN_BYTES of payloads: rounds go first.
     """
 
     def __init__(self, node: Node, run_id: str, priority: RoundPriority) -> None:

@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from pydantic import Field
 
@@ -28,18 +29,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0
+MAX_CHANGES = 5  # that a message lists
 
 
 class Figures(Spec):
     """The metadata that is stored with the initial state.
 
     Attributes:
-        manifest: SHA-256 of the manifest that it was built from, without a genesis.
+        manifest: what it was built from, without a genesis.
         digest: of the state.
         chunks: digests of its chunks.
     """
 
-    manifest: Digest
+    manifest: RunManifest
     digest: Digest
     numel: Annotated[int, Field(ge=1)]
     num_buffers: Annotated[int, Field(ge=0)]
@@ -64,13 +66,21 @@ class GenesisBuild:
         manifest: the run, which may name its genesis.
         manifest_path: its file; the child reads it once more.
         state_dir: the node's folder.
+        new_run: open another run where the folder holds one.
+
+    Raises:
+        UserError: the folder holds another run.
     """
 
-    def __init__(self, manifest: RunManifest, manifest_path: Path, state_dir: Path) -> None:
+    def __init__(self, manifest: RunManifest, manifest_path: Path, state_dir: Path, *, new_run: bool = False) -> None:
         self._manifest, self._manifest_path = manifest, manifest_path
         self._state_path, self._figures_path = state_dir / "genesis.bin", state_dir / "genesis.json"
-        self._built_from = manifest.model_copy(update={"genesis": None}).run_id
+        self._built_from = manifest.model_copy(update={"genesis": None})
         self._kept = self._read_figures()
+        if self._kept is not None and (changes := self._changes(self._kept)):
+            if not new_run:
+                raise _another_run(state_dir, self._kept.manifest.name, changes)
+            self._kept = None
         self._child: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -124,7 +134,7 @@ class GenesisBuild:
     async def _start_child(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "peer.genesis", str(self._manifest_path), "--out", str(self._state_path),
-            "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE, start_new_session=True,  # Ctrl-C is for us
+            "--parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
     def _genesis(self, figures: Figures) -> Genesis:
@@ -142,8 +152,14 @@ class GenesisBuild:
         except (OSError, ProtocolError) as error:
             log.warning("%s cannot be read, the initial state is built again: %s", self._figures_path, error)
             return None
-        fits = figures.manifest == self._built_from and self._manifest.genesis in (None, figures.digest)
-        return figures if fits else None
+        return figures
+
+    def _changes(self, kept: Figures) -> list[str]:
+        """What this manifest says and the kept run does not, one line a key."""
+        old, new = (dict(_flat(manifest.model_dump(mode="json"))) for manifest in (kept.manifest, self._built_from))
+        old["genesis"], new["genesis"] = kept.digest, self._manifest.genesis or kept.digest
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return [f"{key}: {old.get(key)} there, {new.get(key)} in the manifest" for key in keys]
 
     def _write_figures(self, figures: Figures) -> None:
         temporary = self._figures_path.with_suffix(".tmp")
@@ -170,6 +186,24 @@ class GenesisBuild:
             log.warning("%s is built again: %s", self._state_path, error)
             return False
         return True
+
+
+def _flat(document: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _another_run(state_dir: Path, name: str, changes: list[str]) -> UserError:
+    more = [f"and {len(changes) - MAX_CHANGES} more"] if len(changes) > MAX_CHANGES else []
+    remedy = (
+        "Its members would stay behind without a bootstrap. Give another --state-dir to open a second run, take back\n"
+        "the change to go on with the run, or give --new-run to leave it for a new one at the same address."
+    )
+    what = f"state_dir={state_dir}: holds the run {name}, which was opened with another manifest"
+    return UserError(what, "\n".join([*changes[:MAX_CHANGES], *more, remedy]))
 
 
 def _digest_of(file: BinaryIO, size: int) -> bytes:

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from peer.errors import UserError, did_you_mean
-from peer.protocol.address import parse_peer_address
-from peer.settings import (
-    LATEST,
-    add_setting_flags,
-    flag_name,
-    known_settings,
-    load_settings,
-    setting_overrides,
-)
-from peer.swarm.net.keys import check_identity
-from peer.system.file_lock import lock_folder
-from peer.system.gc_pause import starting
-from peer.system.output_files import check_output_file
-from peer.system.preflight import check_host_ports, check_output_dir, check_reachable, check_resumable, lock_identity
+from peer.system.exit_signals import exit_on_signals, interrupt_on_signals
 
-LOCK_NAME = "peer.lock"
+INTERRUPTED = 130
 DESCRIPTION = "Train one language model together with people you share nothing with but the internet."
 
 JOIN_DESCRIPTION = """\
@@ -50,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
+    from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
@@ -80,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: 0 on success, 2 on a user's error, 130 when interrupted before training."""
+    exit_on_signals(INTERRUPTED)
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     arguments.argv = list(sys.argv[1:] if argv is None else argv)
@@ -89,47 +73,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         run: Callable[[argparse.Namespace], int] = arguments.run
+        if arguments.command != "join":  # which has more to end than Python knows of
+            interrupt_on_signals()
         sys.exit(run(arguments))
     except UserError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _unknown_setting(option: str) -> UserError:
+    from peer.settings import flag_name, known_settings
+
     names = [flag_name(name).lstrip("-") for name in known_settings()]
     return UserError(f"unknown option {option}", did_you_mean(option.lstrip("-").partition("=")[0], names))
 
 
 def _join(arguments: argparse.Namespace) -> int:
-    # Child processes started before training die with this process; an exception raised during an import can be lost.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
-    addresses = [parse_peer_address(address) for address in arguments.addresses]
-    if settings.report is not None:
-        check_output_file(settings.report, "--report", settings.output_dir)
-    check_output_dir(settings.output_dir)
-    if settings.resume_from_checkpoint not in (None, LATEST):
-        check_resumable(Path(settings.resume_from_checkpoint).expanduser())
-    identity_path = settings.identity_path or settings.output_dir / "identity.key"
-    with lock_identity(identity_path), lock_folder(settings.output_dir, "output_dir", LOCK_NAME):
-        check_identity(identity_path)
-        check_host_ports(settings.host_maddrs)
-        reachable = check_reachable(addresses)
-        from peer.link.supervisor import AgentProcess
+    from peer.run.join import join
 
-        agent = AgentProcess(settings.output_dir / "agent.log")
-        agent.start()  # it imports for seconds, and so does this process
-        with starting():
-            from peer.run.lifecycle import live
-
-        code = live(settings, reachable, identity_path, agent)
-    # Everything is saved and closed. Unloading torch would take seconds more, and a shutdown does not wait that long.
-    logging.shutdown()
-    with contextlib.suppress(OSError):  # whoever read it may have gone
-        sys.stdout.flush()
-    os._exit(code)
+    return join(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ Grammar: https://github.com/multiformats/multiaddr; peer ids: https://github.com
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -77,6 +78,25 @@ def parse_host_address(text: str) -> HostAddress:
         return _host_address(text)
     except ValueError as problem:
         raise UserError(f"{_short(text)!r} is not a host address: {problem}", f"Example: {HOST_EXAMPLE}") from None
+
+
+class Reach(enum.IntEnum):
+    """Whom an address serves; the widest first."""
+
+    PUBLIC = 0
+    LAN = 1
+    LOOPBACK = 2
+
+
+def reach_of(maddr: str) -> Reach:
+    """From where a multiaddress can be dialled, as far as it tells; names count as public."""
+    _, kind, host, *_ = maddr.split("/")
+    if kind not in ("ip4", "ip6"):
+        return Reach.LOOPBACK if host == "localhost" else Reach.PUBLIC
+    address = ipaddress.ip_address(host)
+    if address.is_loopback or address.is_unspecified:
+        return Reach.LOOPBACK
+    return Reach.PUBLIC if address.is_global else Reach.LAN
 
 
 def check_peer_id(peer_id: str) -> None:

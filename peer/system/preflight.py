@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import socket
 import time
@@ -48,6 +49,22 @@ def check_resumable(path: Path) -> None:
             f"resume_from_checkpoint={path}: no such folder",
             "Name a folder checkpoint-<step>, or give --resume-from-checkpoint alone for the newest one.",
         )
+
+
+def check_shared_memory() -> None:
+    """Check that processes can share locks: hivemind makes some while it is imported, and they lie in /dev/shm.
+
+    Raises:
+        UserError: /dev/shm is missing, full or read-only.
+    """
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        raise UserError(
+            f"shared memory (/dev/shm) cannot be used: {_reason(error)}",
+            "Mount a writable tmpfs of some MiB there with space left: docker run --shm-size 64m, or\n"
+            "mount -t tmpfs -o size=64m tmpfs /dev/shm",
+        ) from None
 
 
 def check_host_ports(host_maddrs: Sequence[str]) -> None:

@@ -24,13 +24,15 @@ class Node:
         self.folder, self.path = folder, folder / "run.yaml"
         self.state, self.figures = folder / "genesis.bin", folder / "genesis.json"
 
-    def start(self, seed=3, genesis=None):
+    def start(self, seed=3, genesis=None, new_run=False):
         """-> (genesis, whether a child built it)"""
         text = TEXT.replace("seed: 3", f"seed: {seed}")
         self.path.write_text(text + (f"genesis: '{genesis}'\n" if genesis else ""))
 
         async def run():
-            building = GenesisBuild(parse_manifest(self.path.read_bytes(), "run.yaml"), self.path, self.folder)
+            building = GenesisBuild(
+                parse_manifest(self.path.read_bytes(), "run.yaml"), self.path, self.folder, new_run=new_run
+            )
             await building.start()
             found = await building.finish()
             return found, building._child is not None
@@ -76,10 +78,13 @@ def test_a_node_that_starts_again_finds_it_and_builds_nothing(node):
     assert not built
 
 
-def test_a_manifest_that_names_another_genesis_is_refused_after_a_look_at_what_this_machine_builds(node):
+def test_a_manifest_that_names_another_genesis_is_refused(node):
     before = node.figures.read_bytes()
-    with pytest.raises(UserError, match=r"the manifest names genesis 000000.*; this machine builds"):
+    with pytest.raises(UserError, match=r"holds the run test, which was opened with another manifest") as refused:
         node.start(genesis="0" * 64)
+    assert f"there, {'0' * 64} in the manifest" in refused.value.hint
+    with pytest.raises(UserError, match=r"the manifest names genesis 000000.*; this machine builds"):
+        node.start(genesis="0" * 64, new_run=True)
     assert node.figures.read_bytes() == before
     assert not node.start()[1]
 
@@ -106,9 +111,13 @@ async def test_who_gives_up_leaves_no_child(node, tmp_path):
     assert building._child.returncode == -9
 
 
-def test_another_manifest_in_the_same_folder_is_built(node):
+def test_another_manifest_in_the_same_folder_is_built_where_that_is_wanted(node):
     before = node.state.read_bytes()
-    found, built = node.start(seed=2)
+    with pytest.raises(UserError, match="holds the run test") as refused:
+        node.start(seed=2)
+    assert refused.value.hint.splitlines()[0] == "seed: 3 there, 2 in the manifest"
+    assert node.state.read_bytes() == before
+    found, built = node.start(seed=2, new_run=True)
     assert built
     assert node.state.read_bytes() != before
     assert json.loads(node.figures.read_bytes())["digest"] == found.manifest.genesis

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bootstrap.cli import say
+from bootstrap.serve import say
 
 
 def test_a_node_whose_output_nobody_reads_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 
-from peer.swarm.net.stale_sockets import sweep_stale_sockets
 from peer.swarm.runtime.malloc import trim_malloc_arenas
 from peer.system.death_signal import children_die_with_us, die_with_parent
 from peer.system.gc_pause import starting
@@ -25,9 +24,9 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     children_die_with_us()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer drains on Ctrl-C and then stops its agent
+    for number in (signal.SIGINT, signal.SIGTERM):  # the trainer drains and then stops its agent
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sweep_stale_sockets()
     trim_malloc_arenas()
 
     with starting():

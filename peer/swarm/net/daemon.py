@@ -15,6 +15,7 @@ from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from peer.errors import AtollError, UserError
 from peer.protocol.identity import Identity
 from peer.swarm.net.reachability import TRIES_WITH_ROUTER, accepts_connections
+from peer.swarm.net.socket_folder import open_socket_folder
 
 log = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0
@@ -67,6 +68,7 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
     Args:
         client: others cannot dial it: it looks for relays among the peers that it knows.
     """
+    P2P._UNIX_SOCKET_PREFIX = f"/unix{open_socket_folder()}/"
     try:
         return await P2P.create(
             initial_peers=list(config.initial_peers),
@@ -84,9 +86,15 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
     except P2PDaemonError as error:
         if "bootstrap peers" in str(error):
             raise explain_join_failure(error, config.initial_peers) from None
-        raise UserError(
-            f"the libp2p daemon did not start: {error}", "check --host-maddrs and --announce-maddrs"
-        ) from None
+        raise UserError(f"the libp2p daemon did not start: {error}", _remedy_of(str(error))) from None
+
+
+def _remedy_of(trouble: str) -> str:
+    if "listen unix" in trouble:
+        return "set TMPDIR to a writable folder of a local file system, with a short path"
+    if "listen" in trouble or "address" in trouble or "multiaddr" in trouble:
+        return "check --host-maddrs and --announce-maddrs"
+    return "set GOLOG_LOG_LEVEL=info to hear more of it; if its program is damaged, install hivemind again"
 
 
 async def stop_daemon(p2p: Any) -> None:

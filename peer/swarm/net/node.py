@@ -20,6 +20,7 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import ProtocolError, in_words
+from peer.protocol.address import reach_of
 from peer.protocol.identity import Identity
 from peer.swarm.net.daemon import (
     ENDS_S,
@@ -246,8 +247,9 @@ class Node:
             task.cancel()
         if self.direct is not None:
             await self.direct.close()
-        with contextlib.suppress(asyncio.TimeoutError):  # it asks the daemon, which may be the one that does not answer
-            await asyncio.wait_for(self.dht.shutdown(), ENDS_S)
+        if self.p2p._child.returncode is None:
+            with contextlib.suppress(asyncio.TimeoutError):  # it asks the daemon, which may be what does not answer
+                await asyncio.wait_for(self.dht.shutdown(), ENDS_S)
         await stop_daemon(self.p2p)
 
 
@@ -280,7 +282,7 @@ async def start_node(config: NodeConfig) -> Node:
     except (ValidationError, RuntimeError) as error:
         await stop_daemon(p2p)
         raise explain_join_failure(error, config.initial_peers) from None
-    maddrs = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
+    maddrs = tuple(sorted((str(address) for address in await p2p.get_visible_maddrs(latest=True)), key=reach_of))
     node = Node(config, identity, p2p, dht, maddrs, client)
     if not client:
         await node.serve(REACH_NAME, "reach", DialBackServer(p2p).answer)

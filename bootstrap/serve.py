@@ -1,0 +1,192 @@
+"""One bootstrap node, from its checks to its end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from bootstrap.genesis import GenesisBuild
+from peer.errors import UserError
+from peer.protocol.address import Reach, parse_host_address, parse_peer_address, reach_of
+from peer.protocol.manifest import RunManifest, read_manifest
+from peer.swarm.net.keys import check_identity
+from peer.swarm.net.socket_folder import open_socket_folder
+from peer.swarm.runtime.tasks import hush_foreign_noise
+from peer.system.death_signal import children_die_with_us
+from peer.system.gc_pause import starting
+from peer.system.preflight import (
+    check_host_ports,
+    check_output_dir,
+    check_reachable,
+    check_shared_memory,
+    lock_identity,
+)
+
+if TYPE_CHECKING:
+    from bootstrap.node import Bootstrap
+
+log = logging.getLogger("bootstrap")
+STATUS_PERIOD_S = 10.0
+CLOSE_TIMEOUT_S = 3.0
+REACHES = {
+    Reach.LAN: "peers of this network alone; for others, forward the port and give "
+    "--announce-maddrs /ip4/PUBLIC_IP/tcp/PORT",
+    Reach.LOOPBACK: "peers on this machine alone; for others, give --host-maddrs /ip4/0.0.0.0/tcp/31337",
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Open the run and serve it until a signal comes; -> exit code.
+
+    Raises:
+        UserError: anything that a person can mend.
+    """
+    manifest = _check_arguments(arguments)
+    check_shared_memory()
+    open_socket_folder()
+    check_output_dir(arguments.state_dir, "state_dir")
+    identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
+    children_die_with_us()
+    with (
+        lock_identity(identity_path),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,  # its children run the hook of the line above
+    ):
+        check_identity(identity_path)
+        check_host_ports(arguments.host_maddrs)
+        return runner.run(_serve(arguments, manifest, identity_path))
+
+
+def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
+    manifest = read_manifest(arguments.manifest)
+    for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
+        parse_host_address(address)
+    for address in arguments.initial_peers:
+        parse_peer_address(address)
+    return manifest
+
+
+async def _serve(arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(hush_foreign_noise)
+    if arguments.initial_peers:
+        await asyncio.to_thread(check_reachable, [parse_peer_address(address) for address in arguments.initial_peers])
+    building = GenesisBuild(manifest, arguments.manifest, arguments.state_dir, new_run=arguments.new_run)
+    await building.start()
+    with starting():  # torch and hivemind take seconds to import; the checks before need neither
+        import bootstrap.node  # noqa: F401
+    for number in (signal.SIGINT, signal.SIGTERM):  # until here a signal has ended this process at once
+        loop.add_signal_handler(number, stop.set)
+    opening = asyncio.ensure_future(_open(arguments, building, identity_path))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        await _give_up(opening)
+        return 0
+    return await _serve_until(stop, opening.result(), arguments.json)
+
+
+async def _open(arguments: argparse.Namespace, building: GenesisBuild, identity_path: Path) -> Bootstrap:
+    from bootstrap.node import start_bootstrap
+    from peer.swarm.net.daemon import NodeConfig
+
+    genesis = await building.finish()
+    config = NodeConfig(
+        identity_path=identity_path,
+        host_maddrs=tuple(arguments.host_maddrs),
+        announce_maddrs=tuple(arguments.announce_maddrs),
+        initial_peers=tuple(arguments.initial_peers),
+        nat_port_map=not arguments.no_nat_port_map,
+    )
+    return await start_bootstrap(config, genesis, arguments.state_dir, random.Random())
+
+
+async def _give_up(opening: asyncio.Task[Bootstrap]) -> None:
+    """Cancel the start of the node; what it had started has ended when this returns."""
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError, UserError):
+        bootstrap = await opening
+        await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
+
+
+async def _serve_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> int:
+    """Print the address, then the swarm's changes, until the node is stopped or broken; -> exit code."""
+    closed = asyncio.ensure_future(bootstrap.node.closed())
+    closed.add_done_callback(lambda _: stop.set())
+    try:
+        _print_address(bootstrap, as_json)
+        await _report_until(stop, bootstrap, as_json)
+        if closed.done():
+            log.error("this node ends: %s", closed.result())
+        return int(closed.done())
+    finally:
+        closed.cancel()
+        await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
+
+
+def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
+    manifest, addresses = bootstrap.manifest, bootstrap.addresses
+    if as_json:
+        start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
+        say(json.dumps({"event": "started", **start}))
+        return
+    from peer.outer.recipe.resolve import trust_in_words  # imported by now, see _serve
+
+    lines = [
+        f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
+        f"trust    {trust_in_words(manifest)}",
+        *join_lines(addresses, bootstrap.node.config.announce_maddrs),
+        "Ctrl-C ends this node; members continue to train.",
+    ]
+    say("\n".join(lines))
+
+
+def join_lines(addresses: Sequence[str], announced: Sequence[str]) -> list[str]:
+    """The command with which others join, for each address, and who is reached where that is not everyone.
+
+    Args:
+        addresses: at least one, the widest reach first.
+        announced: those that the organiser has named.
+    """
+    first, *others = addresses
+    lines = [f"join     atoll join {first}", *(f"  or       atoll join {address}" for address in others)]
+    reach = reach_of(first)
+    return lines if announced or reach is Reach.PUBLIC else [*lines, f"reaches  {REACHES[reach]}"]
+
+
+def say(text: str) -> None:
+    """Print. If the reader of standard output has exited, the node continues: the swarm needs it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        log.warning("standard output is closed; this node continues, and ends on Ctrl-C or SIGTERM")
+
+
+async def _report_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> None:
+    """One status line whenever the swarm changes, at most every ten seconds."""
+    shown = ""
+    while not stop.is_set():
+        peers = bootstrap.directory.peers
+        rounds = max((record.round for record in peers.values()), default=0)
+        speed = sum(record.tokens_per_s for record in peers.values())
+        status = f"{len(peers)} peers, round {rounds}"
+        if as_json:
+            figures = {"peers": len(peers), "round": rounds, "tokens_per_s": speed}
+            say(json.dumps({"event": "status", **figures}))
+        elif status != shown:
+            say(f"{status}, {speed:.0f} tokens/s")
+            shown = status
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), STATUS_PERIOD_S)

@@ -1,0 +1,63 @@
+"""`atoll join`: what is checked before anything heavy is imported, and the start of the agent."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+from peer.protocol.address import parse_peer_address
+from peer.settings import LATEST, load_settings, setting_overrides
+from peer.swarm.net.keys import check_identity
+from peer.swarm.net.socket_folder import open_socket_folder
+from peer.system.file_lock import lock_folder
+from peer.system.gc_pause import starting
+from peer.system.output_files import check_output_file
+from peer.system.preflight import (
+    check_host_ports,
+    check_output_dir,
+    check_reachable,
+    check_resumable,
+    check_shared_memory,
+    lock_identity,
+)
+
+LOCK_NAME = "peer.lock"
+
+
+def join(arguments: argparse.Namespace) -> int:
+    """Check the settings and this machine, start the agent, and live; -> exit code.
+
+    Raises:
+        UserError: anything that a person can mend, before training starts.
+    """
+    settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
+    addresses = [parse_peer_address(address) for address in arguments.addresses]
+    if settings.report is not None:
+        check_output_file(settings.report, "--report", settings.output_dir)
+    check_shared_memory()
+    open_socket_folder()
+    check_output_dir(settings.output_dir)
+    if settings.resume_from_checkpoint not in (None, LATEST):
+        check_resumable(Path(settings.resume_from_checkpoint).expanduser())
+    identity_path = settings.identity_path or settings.output_dir / "identity.key"
+    with lock_identity(identity_path), lock_folder(settings.output_dir, "output_dir", LOCK_NAME):
+        check_identity(identity_path)
+        check_host_ports(settings.host_maddrs)
+        reachable = check_reachable(addresses)
+        from peer.link.supervisor import AgentProcess
+
+        agent = AgentProcess(settings.output_dir / "agent.log")
+        agent.start()  # it imports for seconds, and so does this process
+        with starting():
+            from peer.run.lifecycle import live
+
+        code = live(settings, reachable, identity_path, agent)
+    # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.
+    logging.shutdown()
+    with contextlib.suppress(OSError):  # its reader may have exited
+        sys.stdout.flush()
+    os._exit(code)

@@ -90,8 +90,7 @@ def _prepare(
 ) -> Start:
     setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
     autocast(pick_device(settings.device), settings.bf16)  # a mistake is told before anything is dialled
-    if settings.torch_threads is not None:
-        set_threads(settings.torch_threads)
+    set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return Start(
         initial_peers=tuple(str(address) for address in addresses),

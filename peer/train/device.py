@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 
 from peer.errors import UserError
+from peer.system import resources
+from peer.system.resources import usable_cores
 
 # fp32 weights, gradients and two Adam moments on the device; anchor, momentum and a snapshot in the agent's RAM.
 DEVICE_BYTES_PER_PARAMETER = 16
@@ -40,16 +40,16 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def set_threads(count: int) -> None:
-    """Let torch use `count` threads within one operation.
+def set_threads(count: int | None) -> None:
+    """Let torch use `count` threads within one operation; None: its own choice, but no more than this process may use.
 
     Raises:
-        UserError: fewer than one, or more than this machine has cores.
+        UserError: fewer than one, or more than the cores that this process may use.
     """
-    cores = os.cpu_count() or 1
-    if not 1 <= count <= cores:
-        raise UserError(f"torch_threads={count}: must be between 1 and the {cores} cores of this machine")
-    torch.set_num_threads(count)
+    cores = usable_cores()
+    if count is not None and not 1 <= count <= cores:
+        raise UserError(f"torch_threads={count}: must be between 1 and the {cores} cores that this process may use")
+    torch.set_num_threads(count or min(cores, torch.get_num_threads()))
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:
@@ -66,16 +66,11 @@ def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]
 
 
 def available_memory(device: torch.device) -> int:
-    """Free bytes on a CUDA device, else available RAM (an mps device shares it)."""
+    """Free bytes on a CUDA device, else available RAM (an mps device shares it), see `peer.system.resources`."""
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return free_bytes
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return resources.available_memory()
 
 
 def check_fits(
@@ -116,5 +111,5 @@ def check_memory(
         raise UserError(
             f"a model of {parameters / 1e6:.1f}M parameters needs {needed / _GIB:.2f} GiB; "
             f"{free / _GIB:.2f} GiB free on {place}",
-            "free memory, use a larger machine, or choose a smaller model",
+            "free memory (or raise the limit of its container), use a larger machine, or choose a smaller model",
         )

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from peer.errors import UserError
+from peer.system import resources
 from peer.train import device as room
 from peer.train.device import autocast, available_memory, check_fits, pick_device, set_threads
 
@@ -39,15 +37,19 @@ def test_absent_and_misspelt_devices_are_refused(monkeypatch):
             pick_device(name)
 
 
-def test_threads_are_bounded_by_the_cores(monkeypatch):
+def test_threads_are_bounded_by_the_cores_that_this_process_may_use(monkeypatch):
     counts: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(room, "usable_cores", lambda: 4)
     set_threads(4)
     assert counts == [4]
     for count in (0, 5):
         with pytest.raises(UserError, match=f"torch_threads={count}: must be between 1 and the 4 cores"):
             set_threads(count)
+    for own, expected in {64: 4, 2: 2}.items():
+        monkeypatch.setattr(torch, "get_num_threads", lambda own=own: own)
+        set_threads(None)
+        assert counts[-1] == expected
 
 
 def test_bf16_is_for_cuda_only():
@@ -57,16 +59,10 @@ def test_bf16_is_for_cuda_only():
         autocast(CPU, bf16=True)
 
 
-def test_available_memory_is_read_from_the_right_place(monkeypatch, tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 99 kB\nMemAvailable:   2048 kB\n")
-    monkeypatch.setattr(room, "Path", lambda _: meminfo)
-    assert available_memory(CPU) == 2 * 2**20
-    meminfo.unlink()
-    pages = {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(room, "os", SimpleNamespace(sysconf=pages.__getitem__))
-    assert available_memory(CPU) == 40960
+def test_available_memory_is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(resources, "available_memory", lambda: 7)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 9))
+    assert available_memory(CPU) == 7
     assert available_memory(CUDA) == 5
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from peer.sim.cli.plots import draw
 from peer.sim.cli.progress import CampaignWatch
 from peer.sim.cli.tables import result_table, simulator_console
 from peer.system.output_files import check_output_file, make_folder
+from peer.system.resources import usable_cores
 from peer.telemetry.console import human_count
 from peer.telemetry.write_guard import WriteGuard
 
@@ -142,7 +142,7 @@ def _prepare(options: CompareOptions, console: Console) -> _Campaign:
     )
     limit, layout = options.steps_per_round or max(1, swarm.steps_per_peer // 10), meta_layout(manifest)
     jobs = plan_jobs(swarm, options.choices, options.seeds, limit, layout)
-    at_once = min(options.jobs or len(os.sched_getaffinity(0)), len(jobs))
+    at_once = min(options.jobs or usable_cores(), len(jobs))
     check_swarm_memory(layout.numel, jobs, at_once)
     check_learns(manifest)
     windows = windows_for(swarm, jobs, options.train_files)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from peer.system.resources import usable_cores
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ async def unless(interruption: Coroutine[Any, Any, None], work: Coroutine[Any, A
 
 def use_few_threads() -> None:
     """Let this loop's threads be about as many as can work at once: each keeps a heap and a stack of its own."""
-    workers = min(MAX_THREADS, (os.cpu_count() or 1) + 2)
+    workers = min(MAX_THREADS, usable_cores() + 2)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(workers, thread_name_prefix="work"))
 
 

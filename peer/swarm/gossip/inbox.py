@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
@@ -13,6 +13,7 @@ from peer.protocol.lineage import Position
 from peer.protocol.wire import GossipJoin, GossipRoster, Kind, RejectMessage
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.runtime.futures import deliver, fail, settled
 
 log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 5.0
@@ -54,8 +55,7 @@ class GossipInbox:
 
     def spent(self, index: int) -> None:
         """This frame is mixed: nobody needs its bytes any more."""
-        self.frames[index] = asyncio.get_running_loop().create_future()
-        self.frames[index].set_result(b"")
+        self.frames[index] = settled(b"")
 
     def turn_away(self, reason: Reason = "behind") -> None:
         """This peer will not make that round with it."""
@@ -65,25 +65,20 @@ class GossipInbox:
 
     async def fill(self, stream: FrameStream, sizes: Sequence[int]) -> None:
         """Read to the end. Raises ProtocolError, StreamClosedError."""
-        _deliver(self.roster, await stream.receive_message(Kind.ROSTER, GossipRoster))
+        deliver(self.roster, await stream.receive_message(Kind.ROSTER, GossipRoster))
         self._changed.set()
         for index, size in enumerate(sizes):
             _, frame = await stream.receive({Kind.PART: size}, exact=True)
-            _deliver(self.frames[index], frame)
+            deliver(self.frames[index], frame)
         await stream.receive({Kind.END: 0}, exact=True)
-        _deliver(self.complete, None)
+        deliver(self.complete, None)
 
     def fail(self, abort: RoundAborted) -> None:
         """Nothing more comes."""
         self.lost = abort
         self.turn_away()
-        futures: list[asyncio.Future[Any]] = [self.roster, *self.frames, self.complete]
-        for future in futures:
-            if not future.done():
-                future.set_exception(abort)
-                future.exception()  # retrieved: a future that nobody awaits any more is not a bug
+        fail(abort, self.roster, *self.frames, self.complete)
         self._changed.set()
-
 
     def end(self, abort: RoundAborted) -> None:
         """The round is over: what has come is freed, and what still comes is not read."""
@@ -181,8 +176,3 @@ class GossipInboxes:
         position = self._host.position()
         message = RejectMessage(reason=reason, round=position.round, lineage_id=position.lineage_id)
         await stream.send_message(Kind.REJECT, message, JOIN_TIMEOUT_S)
-
-
-def _deliver(future: asyncio.Future[Any], value: object) -> None:
-    if not future.done():  # done already when the round ended meanwhile
-        future.set_result(value)

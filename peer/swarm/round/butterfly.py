@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from peer.swarm.round.partition import ReducePartition
 from peer.swarm.round.reducer_residual import Chain, ReducerResidual
 from peer.swarm.round.signatures import MalformedError, ReductionProof
 from peer.swarm.round.strategy import Contribute, ExchangeStrategy, Feedback, Produced, T, named
+from peer.swarm.runtime.futures import settled
 
 
 class ButterflyAllReduce(ExchangeStrategy):
@@ -94,7 +94,7 @@ class ButterflyAllReduce(ExchangeStrategy):
             own = await contribute(start, stop, job.leaves[group.me])
             others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
             for inbox in session.inboxes.values():  # a slice is freed as soon as it is reduced
-                inbox.parts[index] = _spent()
+                inbox.parts[index] = settled(b"")
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
             for pieces, payload in zip(kept if keep else (), payloads, strict=False):
                 pieces.append(payload)
@@ -182,12 +182,6 @@ class _ShardReduction:
     def _encode(self, codec: Compressor, start: int) -> Encode | None:
         lost = self._lost
         return None if lost is None else lambda n, read: lost.encode(codec, start, start + n, read)
-
-
-def _spent() -> asyncio.Future[Payload]:
-    future: asyncio.Future[Payload] = asyncio.get_running_loop().create_future()
-    future.set_result(b"")
-    return future
 
 
 def _cut_of(session: RoundBuffers) -> ReducePartition:

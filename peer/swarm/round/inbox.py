@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
@@ -16,8 +16,7 @@ from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.partition import Partition, Ranges
 from peer.swarm.round.signatures import ReducedParts, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
-
-T = TypeVar("T")
+from peer.swarm.runtime.futures import deliver, fail
 
 
 class Inbox:
@@ -71,12 +70,12 @@ class Inbox:
 
     def _deliver(self, kind: Kind, piece: memoryview, body: memoryview) -> None:
         if kind is Kind.PART:
-            _deliver(self.parts[self.counts[kind]], piece)
+            deliver(self.parts[self.counts[kind]], piece)
         elif kind is Kind.SEAL_SENT:
-            _deliver(self.sent, Seal.parse(piece))
+            deliver(self.sent, Seal.parse(piece))
         else:
-            _deliver(self.reduced, body)
-            _deliver(self.signed, ReducedSeal.parse(piece))
+            deliver(self.reduced, body)
+            deliver(self.signed, ReducedSeal.parse(piece))
 
     async def _next(self, stream: FrameStream) -> tuple[Kind, int]:
         """The next frame's kind and length, which is exactly what it must be."""
@@ -102,18 +101,18 @@ class Inbox:
             raise await _aborted_by(stream, length)
         vote = bytearray(length)
         await stream.receive_body(memoryview(vote))
-        _deliver(self.vote, parse_json(VoteMessage, bytes(vote)))
+        deliver(self.vote, parse_json(VoteMessage, bytes(vote)))
 
     def fail(self, abort: RoundAborted) -> None:
         """Nothing more comes."""
-        _fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
+        fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
 
     def close(self, abort: RoundAborted) -> None:
         """Nobody wants what has come, nor what may still be on its way."""
         self.fail(abort)
         loop = asyncio.get_running_loop()
         self.parts, self.reduced = [loop.create_future() for _ in self._part_sizes], loop.create_future()
-        _fail(abort, *self.parts, self.reduced)
+        fail(abort, *self.parts, self.reduced)
 
 
 class OwnFrames:
@@ -203,7 +202,7 @@ class RoundBuffers:
 
     def fail_joins(self, abort: RoundAborted) -> None:
         """Whoever has not joined will not."""
-        _fail(abort, *(inbox.join for inbox in self.inboxes.values()))
+        fail(abort, *(inbox.join for inbox in self.inboxes.values()))
 
     def late(self) -> tuple[str, list[str]]:
         """What is missing, and whose."""
@@ -222,19 +221,6 @@ class RoundBuffers:
             inbox.close(abort)
         self.own.cancel()
         self.sitting.cancel()
-
-
-def _fail(abort: RoundAborted, *futures: asyncio.Future[Any]) -> None:
-    abort.__traceback__ = None  # its frames know the session, which knows it: only the collector would free them
-    for future in futures:
-        if not future.done():
-            future.set_exception(abort)
-            future.exception()  # retrieved: a future that nobody awaits any more is not a bug
-
-
-def _deliver(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():  # done already when the round ended meanwhile
-        future.set_result(value)
 
 
 async def _aborted_by(stream: FrameStream, length: int) -> RoundAborted:

@@ -21,7 +21,7 @@ def blank(length: int) -> memoryview:
 
 
 class BufferPool:
-    """Lends memory, and lends it again once nobody holds a view of it any more.
+    """Lends memory, and lends it again once no view of it is left.
 
     The system clears what it maps: a tenth of a round of 125M parameters in a virtual machine, and a quarter while
     others there want memory too.

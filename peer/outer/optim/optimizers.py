@@ -133,11 +133,8 @@ class Sgd(Descent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov(Descent):
-    """m <- beta m + D; anchor <- anchor - lr (beta m + D).
-
-    The form of `torch.optim.SGD(nesterov=True)`, which DiLoCo uses (arXiv 2311.08105, algorithm 1, line 14).
-    """
+class _Momentum(Descent):
+    """A descent with one buffer: the momentum m <- beta m + D."""
 
     momentum: float
 
@@ -149,6 +146,14 @@ class Nesterov(Descent):
     def initial_values(self) -> tuple[float, ...]:
         """One buffer: the momentum m."""
         return (0.0,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nesterov(_Momentum):
+    """m <- beta m + D; anchor <- anchor - lr (beta m + D).
+
+    The form of `torch.optim.SGD(nesterov=True)`, which DiLoCo uses (arXiv 2311.08105, algorithm 1, line 14).
+    """
 
     def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
         before, after = (old.anchor, old.buffers[0]), (new.anchor, new.buffers[0])
@@ -170,19 +175,8 @@ class Nesterov(Descent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeavyBall(Descent):
+class HeavyBall(_Momentum):
     """m <- beta m + D; anchor <- anchor - lr m (Polyak 1964): Nesterov without the look ahead."""
-
-    momentum: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_momentum(self.momentum)
-
-    @property
-    def initial_values(self) -> tuple[float, ...]:
-        """One buffer: the momentum m."""
-        return (0.0,)
 
     def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
         momentum = torch.mul(old.buffers[0], self.momentum, out=new.buffers[0]).add_(aggregate)

@@ -23,13 +23,16 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest, read_manifest
 from peer.system.death_signal import die_with_parent
 from peer.train.device import check_memory
-from peer.train.model import build_model, check_trains, count_parameters
+from peer.train.model import build_model, check_trains, count_parameters, end_texts_with
 
 
 def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
     """The model of a run at round 0, fp32 on the CPU."""
-    vocab_size = load_tokenizer(manifest.tokenizer).vocab_size
-    return build_model(manifest.model, vocab_size, manifest.seed)
+    tokenizer = load_tokenizer(manifest.tokenizer)
+    model = build_model(manifest.model, tokenizer.vocab_size, manifest.seed)
+    if manifest.model.architecture is not None:
+        end_texts_with(model, tokenizer.eos_id, manifest.model.config)
+    return model
 
 
 def _genesis_state(manifest: RunManifest, recipe: Recipe, model: PreTrainedModel) -> OuterState:

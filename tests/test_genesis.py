@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from peer.errors import UserError
-from peer.genesis import checked_genesis
+from peer.genesis import build_initial_model, checked_genesis
 from peer.protocol.manifest import RunManifest, parse_manifest
 from tests.network.bootstraps import DILOCO, MANIFEST
 
@@ -25,9 +25,18 @@ def test_the_first_state_follows_from_the_manifest_alone():
     assert torch.isfinite(one.anchor).all()
 
 
+def test_texts_end_with_the_tokenizers_token_unless_the_manifest_says_otherwise():
+    plain = build_initial_model(manifest("eos_token_id: 1, ", ""))
+    assert (plain.config.eos_token_id, plain.generation_config.eos_token_id) == (1, 1)  # of Llama 2 it is 2
+    written = build_initial_model(manifest("eos_token_id: 1, ", "eos_token_id: 5, "))
+    assert (written.config.eos_token_id, written.generation_config.eos_token_id) == (5, 5)
+
+
 @pytest.mark.parametrize(("old", "new", "what"), [
     ("architecture: llama", "architecture: lllama", "unknown model architecture 'lllama'"),
     ("name: diloco", "name: diloca", "diloca"),
+    ("num_attention_heads: 2", "num_attention_heads: 3", "llama cannot be built: .*not a multiple"),
+    ("architecture: llama", "architecture: musicgen", "in model.config of musicgen"),
     ("sequence_length: 8", "sequence_length: 65", "sequence_length=65 is above .*max_position_embeddings=64"),
     ("hidden_size: 16", "hidden_size: 1048576", "a model of .* needs .* GiB; .* GiB free on cpu"),
 ])

@@ -7,7 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer, ByT5Tokenizer
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from peer.errors import UserError
 from peer.protocol.manifest import TokenizerSpec
@@ -16,6 +19,7 @@ TokenIds = npt.NDArray[np.int32]
 
 _BYTE_OFFSET = 3  # ByT5: 0 pad, 1 eos, 2 unk, then the 256 bytes
 _BYTE_VOCAB = 256 + _BYTE_OFFSET
+_SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # in the order of their ids
 
 
 class Tokenizer(Protocol):
@@ -58,8 +62,20 @@ class ByteTokenizer:
         return (ids[is_byte] - _BYTE_OFFSET).astype(np.uint8).tobytes().decode("utf-8", "ignore")
 
     def save(self, path: Path) -> None:
-        """Write the equal `ByT5Tokenizer`."""
-        ByT5Tokenizer(extra_ids=0).save_pretrained(str(path))
+        """Write files with which `AutoTokenizer` gives these ids beside a model of any architecture.
+
+        `ByT5Tokenizer` itself would not do: many architectures insist on a tokenizer made of a `tokenizer.json`, and it
+        ends every prompt. Some (qwen2, qwen3_5) also compose characters first (NFC), whatever the files say.
+        """
+        letters = bytes_to_unicode()  # type: ignore[no-untyped-call]  # how a byte-level vocabulary spells the bytes
+        vocab = {token: number for number, token in enumerate(_SPECIAL.values())}
+        vocab |= {letters[byte]: byte + _BYTE_OFFSET for byte in range(256)}
+        raw = FastTokenizer(models.BPE(vocab=vocab, merges=[]))
+        raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        raw.decoder = decoders.ByteLevel()
+        PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=raw, split_special_tokens=True, clean_up_tokenization_spaces=False, **_SPECIAL
+        ).save_pretrained(str(path))
 
 
 class HubTokenizer:

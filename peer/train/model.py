@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +47,22 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
             raise cannot_load(spec, error) from None
         model.train()
         return model
+
+
+def end_texts_with(model: PreTrainedModel, token: int, written: Mapping[str, Any]) -> None:
+    """Let generation start and end where documents do; an architecture's defaults belong to its published tokenizer.
+
+    Args:
+        model: of any architecture.
+        token: ends a document.
+        written: the config of the manifest, whose own tokens stay.
+    """
+    for key in ("bos_token_id", "eos_token_id"):
+        if key in written or key in written.get("text_config", {}):
+            continue
+        for owner in (model.config, model.config.get_text_config(), model.generation_config):
+            if hasattr(owner, key):
+                setattr(owner, key, token)
 
 
 def build_skeleton(spec: ModelSpec, vocab_size: int) -> PreTrainedModel:

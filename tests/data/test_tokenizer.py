@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from peer.data.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from peer.errors import UserError
@@ -50,11 +53,31 @@ def test_sizes_match_the_reference():
     assert ByteTokenizer().eos_id == REFERENCE.eos_token_id == 1
 
 
+TEXT = "def train():\n  h\u00e9llo \u5c9b </s> <pad> it's 12.5  \t\r\n\x00 ."
+
+
 def test_saved_bytes_load_with_transformers(tmp_path):
     load_tokenizer(TokenizerSpec()).save(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert len(loaded) == 259
-    assert loaded("héllo", add_special_tokens=False)["input_ids"] == ByteTokenizer().encode("héllo").tolist()
+    assert (len(loaded), loaded.eos_token_id, loaded.pad_token_id) == (259, 1, 0)
+    ids = ByteTokenizer().encode(TEXT).tolist()
+    assert loaded(TEXT)["input_ids"] == ids  # nothing behind it: a prompt is to be continued
+    assert loaded.decode(ids) == TEXT
+    assert loaded.decode([*ids, 1, 0], skip_special_tokens=True) == TEXT
+    assert loaded("cafe\u0301")["input_ids"] == ByteTokenizer().encode("cafe\u0301").tolist()
+
+
+def test_saved_bytes_give_the_same_ids_beside_every_architecture(tmp_path):
+    """AutoTokenizer chooses a class by the model's kind. gemma4_assistant is refused: its defaults make no config."""
+    ByteTokenizer().save(tmp_path)
+    ids, wrong = ByteTokenizer().encode(TEXT).tolist(), {}
+    for architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - {"gemma4_assistant"}:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        got = (loaded(TEXT)["input_ids"], loaded.decode(ids), loaded.eos_token_id, loaded.pad_token_id)
+        if got != (ids, TEXT, 1, 0):
+            wrong[architecture] = got
+    assert wrong == {}
 
 
 def test_a_hub_tokenizer_behaves_as_its_original(tmp_path):

@@ -27,12 +27,11 @@ MAX_REASON_CHARS = 400
 _REPEATED = re.compile(r"(^|_)(layers?|blocks|experts|stages|depth|codebooks|loops|cycles|streams|stacks)$")
 _READ_BY_CODE = re.compile(r"""(?:config\.|(?:getattr|hasattr)\([\w.]+, ["']|kwargs\.(?:get|pop)\(["'])(\w+)""")
 _ROPE_KEYS = frozenset({"rope_scaling", "rope_theta", "partial_rotary_factor"})  # folded into rope_parameters
-_REMOTE = "code from elsewhere is never run"
 _FETCHES = "it can fetch code or weights from elsewhere"
 _OURS = "Atoll sets it"
 _CLASSIFIER = "it is about classifiers"
 _REFUSED = {
-    "auto_map": _REMOTE, "trust_remote_code": _REMOTE, "custom_pipelines": _REMOTE,
+    **dict.fromkeys(("auto_map", "trust_remote_code", "custom_pipelines"), "code from elsewhere is never run"),
     "attn_implementation": f"the best one of the architecture is taken; {_FETCHES}",
     "experts_implementation": f"the best one of the architecture is taken; {_FETCHES}",
     "use_kernels": _FETCHES, "backbone": _FETCHES, "use_pretrained_backbone": _FETCHES, "use_timm_backbone": _FETCHES,

@@ -11,7 +11,7 @@ from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
 from tests.train.architectures import tiny_config
 
-PROMPT = "def caf\u00e9():"
+PROMPT = "def h\u00e9llo():"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "mixtral", "phi3", "olmo2", "qwen2", "qwen3_moe", "gpt2"])

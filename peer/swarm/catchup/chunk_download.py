@@ -21,8 +21,8 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 log = logging.getLogger(__name__)
 CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
 DONORS_AT_ONCE = 8
-WINDOW = 2  # chunks asked for on one stream: the donor reads the next while one is on its way
-ALONE_CHUNKS = 2  # from a donor that is left alone
+WINDOW = 2  # chunks requested on one stream: the donor reads the next while one is in flight
+ALONE_CHUNKS = 2  # from a donor that remains alone
 CHECKING_THREADS = 2
 WATCH_PERIOD_S = 0.25
 SLOW_FACTOR = 4.0
@@ -38,7 +38,7 @@ class CatchUpError(ProtocolError):
 
 @dataclass(eq=False)
 class DonorStream:
-    """What one donor is asked for.
+    """The requests to one donor.
 
     Attributes:
         asked: numbers of the chunks that it has been asked for and not sent, in order.
@@ -59,7 +59,7 @@ class DonorStream:
 
 def much_slower(lane: DonorStream, lanes: Collection[DonorStream], now: float, idle: bool) -> bool:
     """Whether a lane has kept a chunk waiting for much longer than chunks take elsewhere, and one of the others has not
-    done the same meanwhile: where all are silent it is this peer's line or disk that stands, and nobody is slow.
+    done the same meanwhile: if all are silent, this peer's line or disk stalls, and no donor is slow.
 
     Args:
         idle: nothing is left to ask for: others could do what this lane has been asked for. Before that, a donor that
@@ -110,7 +110,7 @@ class ChunkDownload:
         """Fetch all that is missing.
 
         Args:
-            donors: whom to ask, the best first; those beyond DONORS_AT_ONCE when others are left.
+            donors: the donors to ask, the best first; those beyond DONORS_AT_ONCE when others are dropped.
 
         Raises:
             ProtocolError, StreamClosedError: what was wrong with the first donor, when all are left.
@@ -187,7 +187,7 @@ class ChunkDownload:
             lane.stream.close()
             self._give_back(lane.asked)
             if checking is not None:
-                await checking  # a donor that lies and leaves has lied
+                await checking  # a wrong chunk counts although its donor has left
         return False
 
     async def _keep_asking(self, lane: DonorStream) -> bool:
@@ -221,7 +221,7 @@ class ChunkDownload:
         return lane.asked.popleft()
 
     async def _check(self, lane: DonorStream, index: int, body: memoryview) -> None:
-        """Keep a chunk that has come, or find the donor out."""
+        """Keep a chunk that has arrived, or expose the donor that sent a wrong one."""
         if not await self._loop.run_in_executor(self._threads, self._part.put, index, body):
             self._give_back(deque([index]))
             raise CatchUpError(f"{lane.donor} sent a damaged chunk of its snapshot")
@@ -245,7 +245,7 @@ class ChunkDownload:
         self._losses.setdefault(lane.donor, error)
 
     async def _until_free(self, lane: DonorStream) -> None:
-        """Wait a while, or until nothing is missing; raises StreamClosedError when nobody sends anything for long."""
+        """Wait a while, or until no chunk is missing; raises StreamClosedError if no donor sends anything for long."""
         if self._loop.time() - self._progress_at > BUSY_PATIENCE_S:
             raise StreamClosedError(lane.donor, f"has been busy for {BUSY_PATIENCE_S:g} s")
         with contextlib.suppress(asyncio.TimeoutError):
@@ -258,7 +258,7 @@ class ChunkDownload:
             await asyncio.sleep(WATCH_PERIOD_S)
             now = self._loop.time()
             if now - began > 2 * WATCH_PERIOD_S:
-                continue  # it is this process that is slow: what has come meanwhile waits to be read
+                continue  # this process is slow: arrived data waits to be read
             for lane in tuple(self._lanes):
                 if lane.stream is not None and much_slower(lane, self._lanes, now, not self._todo):
                     lane.given_up = True

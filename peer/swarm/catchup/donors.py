@@ -1,4 +1,4 @@
-"""Whom to catch up from: by the records of others, which are no more than what they say."""
+"""Candidates to catch up from, according to the records of others, which are claims only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peer.swarm.state.chain import ChainStore
 
 @dataclass(frozen=True, kw_only=True)
 class LocalState:
-    """Where this peer stands, and what its state must look like.
+    """The position of this peer, and the format of its state.
 
     Attributes:
         digest: -> that of the state.
@@ -40,7 +40,7 @@ def ahead(peers: dict[str, PeerRecord], standing: LocalState, distrusted: set[st
 
 
 def helpers(peers: dict[str, PeerRecord], donor: str, distrusted: set[str]) -> list[str]:
-    """Peers that may have the donor's snapshot too: by their own account they are where it is, or on the way."""
+    """Peers that may have the donor's snapshot too: they claim to be at its position, or on the way to it."""
     there = peers[donor].lineage_id if donor in peers else None
     able = [
         peer_id

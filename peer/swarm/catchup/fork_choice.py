@@ -1,4 +1,4 @@
-"""Keeps a peer on the heaviest lineage in sight: whom it asks, whom it believes, what it replays or gives up."""
+"""Fork choice: keeps a peer on the heaviest lineage in sight, by replay or by a snapshot."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NOT_HEAVIER_S = 3.0
 UNREACHABLE_S = 1.0
 REACH_S = 10.0
 SILENT_S = 10.0  # not asked again
-NEW_DONORS_S = 10.0  # else whoever makes up one donor after another would keep this peer from its rounds
-NEXT_DONOR_S = 1.0  # a donor that sleeps takes its connections all the same, and says nothing
+NEW_DONORS_S = 10.0  # otherwise an attacker with ever new donors would keep this peer from its rounds
+NEXT_DONOR_S = 1.0  # a suspended donor still accepts connections, and stays silent
 DISTRUST_S = 60.0
-VOTED_S = 2.0  # to say what a state is that one has just named in a vote
+VOTED_S = 2.0  # to name the state that it has just named in a vote
 
 
 class CatchUpHost(Protocol):
@@ -52,7 +52,7 @@ class ForkChoice:
     """The donors of one peer.
 
     Args:
-        node, directory: the network and who is on it.
+        node, directory: the network and its live peers.
         run_id, limits: the run, and what its rosters may be.
         store: the outer state.
         host: is told of what this peer finds out.
@@ -60,7 +60,7 @@ class ForkChoice:
 
     Attributes:
         fetcher: asks donors.
-        missed: what became of what this peer sent.
+        missed: the outcome of what this peer sent.
         caught_up_at: when it last did; the loop's seconds.
     """
 
@@ -82,14 +82,14 @@ class ForkChoice:
         return LocalState(state=store.state, history=store.history, valid=store.valid, digest=store.digest)
 
     def donors(self) -> list[str]:
-        """Whom to ask for a heavier lineage than this peer's: who said that it has one, then who announces one."""
+        """The donors to ask for a heavier lineage: first those that claimed one here, then those that announce one."""
         mine = (self._store.position.weight, self._store.position.lineage_id)
         self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
         nudged = [donor for donor in self._nudged if donor not in self._distrusted]
         return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self.standing(), self._distrusted)]))
 
     def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
-        """`donor` says that it is on this heavier lineage, whatever the directory has heard."""
+        """`donor` claims to be on this heavier lineage, whatever the directory shows."""
         self._nudged[donor] = (weight, lineage_id)
 
     async def fetch_genesis(self, organiser: str) -> bool:
@@ -124,7 +124,7 @@ class ForkChoice:
                 except ProtocolError as error:
                     self._accuse(donor, str(error))
                 except (TimeoutError, StreamClosedError) as error:
-                    log.info("donor %s went away: %s", donor, in_words(error))
+                    log.info("donor %s left: %s", donor, in_words(error))
                     # its record stays for a while: asking again would spin
                     self._distrust(donor, SILENT_S if isinstance(error, asyncio.TimeoutError) else UNREACHABLE_S)
                 else:
@@ -152,7 +152,7 @@ class ForkChoice:
         words = f"{count} of the {len(link.roster)} members of round {link.round + 1} hold {str(digest)[:12]}"
         if count < quorum(len(link.roster)):
             if set(said.values()) != {own}:
-                log.error("%s, this peer %s: nobody can tell which is right", words, own[:12])
+                log.error("%s, this peer %s: it is unknown which is right", words, own[:12])
         elif digest != own:
             log.error("%s, this peer %s: it takes theirs", words, own[:12])
             await store.doubt()
@@ -176,7 +176,7 @@ class ForkChoice:
         )
         now = self._store.position
         if lost is not None and lost.rounds:
-            reason += f"; yielded {lost}: {now.weight} tokens are heavier than {before.weight}"
+            reason += f"; dropped {lost}: {now.weight} tokens are heavier than {before.weight}"
         log.info("caught up to round %d: %s", now.round, reason)
         record = RoundRecord(
             status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,

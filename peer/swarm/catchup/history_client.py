@@ -31,10 +31,10 @@ from peer.swarm.state.snapshot_file import chunk_lengths
 
 log = logging.getLogger(__name__)
 FRAME_TIMEOUT_S = 30.0
-WRITING_S = 120.0  # a donor's snapshot: gigabytes, while its rounds go first
+WRITING_S = 120.0  # a donor's snapshot: gigabytes, while its rounds have priority
 LATEST = 2**53 - 1
 DIGEST_BYTES = 32
-PATIENCE_S = 10.0  # for members that do not say what their state is
+PATIENCE_S = 10.0  # for members that do not name their state
 HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
@@ -49,7 +49,7 @@ class CaughtUp:
     """How a peer caught up.
 
     Attributes:
-        donor: whose lineage it followed; None when it left half-way.
+        donor: the donor of its lineage; None when that left half-way.
         chunks: of the snapshot, by the donor that sent them.
     """
 
@@ -82,7 +82,7 @@ class HistoryClient:
 
         Args:
             others: peers that may serve the same snapshot, the best first.
-            witnesses: peers in sight: those of them that made its state may say what that is.
+            witnesses: live peers: those that made the donor's state are asked for its digest.
 
         Raises:
             CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
@@ -106,7 +106,7 @@ class HistoryClient:
         """Return once the donor has answered anything; raises ProtocolError, StreamClosedError."""
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=LATEST)
         async with self._asking(donor, request) as stream:
-            await _piece(stream, MAX_MESSAGE_BYTES)
+            await _body(stream, MAX_MESSAGE_BYTES)
 
     async def genesis(self, donor: str, standing: LocalState, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
@@ -118,7 +118,7 @@ class HistoryClient:
         await adopt(path, [])
 
     async def state_of(self, donor: str, standing: LocalState, signed: GossipState) -> Path:
-        """A gossip peer's own state, checked against what it has signed: as good as that peer's word.
+        """A gossip peer's own state, checked against its signature: it rests on that peer's word.
 
         Raises:
             CatchUpError, ProtocolError: it serves another state.
@@ -134,7 +134,7 @@ class HistoryClient:
     async def said(
         self, link: Link, peers: Iterable[str], patience_s: float, known: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """What peers say that the state after a link is: see `ask_all`."""
+        """The state after a link according to peers: see `ask_all`."""
         return await ask_all(self._state_digest, link, peers, patience_s, known)
 
     async def _replay(self, donor: str, onward: list[Certificate], standing: LocalState, apply: Apply) -> int:
@@ -164,12 +164,12 @@ class HistoryClient:
     async def _snapshot(
         self, donor: str, standing: LocalState, adopt: Adopt, others: Sequence[str], witnesses: Sequence[str]
     ) -> CaughtUp:
-        """Verify the donor's chain from genesis, then its state chunk by chunk, from whoever has it."""
+        """Verify the donor's chain from genesis, then its state chunk by chunk, from all peers that have it."""
         donors = [donor, *others[: DONORS_AT_ONCE - 1]]
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in donors[1:]]
         # each of these takes several round trips, and none needs another's answer
-        early = None if standing.valid else PreopenedStream(self._open, donor)  # who has a state may need no other
+        early = None if standing.valid else PreopenedStream(self._open, donor)  # a peer with a state may need no other
         seen: Counter[str] = Counter()
         genesis = standing.history.genesis
         offering = asyncio.ensure_future(self._offer(donor, standing))
@@ -209,7 +209,7 @@ class HistoryClient:
     async def _state_digest(self, peer_id: str, link: Link) -> str | None:
         request = HistoryRequest(what="state", run_id=self._run_id, from_round=link.round + 1, digest=link.id)
         async with self._asking(peer_id, request) as stream:
-            digest = await _piece(stream, DIGEST_BYTES)
+            digest = await _body(stream, DIGEST_BYTES)
         return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
 
     async def _prepare(self, donor: str, standing: LocalState) -> None:
@@ -235,7 +235,7 @@ class HistoryClient:
             num_chunks = len(chunk_lengths(meta))
             if meta.num_chunks != num_chunks:
                 raise CatchUpError(f"{donor} has {meta.num_chunks} chunks; this run has {num_chunks}")
-            joined = await _piece(stream, 32 * num_chunks) or b""
+            joined = await _body(stream, 32 * num_chunks) or b""
         return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
     async def _chain(self, donor: str, from_round: int, parent: str, seen: Counter[str]) -> list[Certificate]:
@@ -245,7 +245,7 @@ class HistoryClient:
         chain: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
         async with self._asking(donor, request) as stream:
-            while (piece := await _piece(stream, MAX_MESSAGE_BYTES)) is not None:
+            while (piece := await _body(stream, MAX_MESSAGE_BYTES)) is not None:
                 certificate = parse_json(Certificate, piece)
                 if not chain and certificate.link.parent != parent:
                     return []
@@ -260,7 +260,7 @@ class HistoryClient:
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
-            while (piece := await _piece(stream, SLICE_BYTES)) is not None:
+            while (piece := await _body(stream, SLICE_BYTES)) is not None:
                 payload += piece
                 if len(payload) > limit:
                     raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
@@ -273,7 +273,7 @@ class HistoryClient:
     async def _chunks(
         self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], open_stream: OpenStream
     ) -> tuple[Path, Mapping[str, int]]:
-        """The snapshot as a file, each chunk checked on arrival; -> its path, and who sent how many chunks."""
+        """The snapshot as a file, each chunk checked on arrival; -> its path, and how many chunks each donor sent."""
         part = PartialFile(self._folder, meta, digests)
         await asyncio.to_thread(part.open)
         try:
@@ -300,7 +300,7 @@ def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: st
 
 
 async def _receive_meta(stream: FrameStream) -> SnapshotMeta:
-    """A donor that is writing its snapshot says so again and again, and is waited for."""
+    """Wait for a donor that reports that it is writing its snapshot."""
     kind, loop = Kind.BUSY, asyncio.get_running_loop()
     until, limits = loop.time() + WRITING_S, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0}
     while kind is Kind.BUSY:
@@ -312,7 +312,7 @@ async def _receive_meta(stream: FrameStream) -> SnapshotMeta:
     return parse_json(SnapshotMeta, body)
 
 
-async def _piece(stream: FrameStream, limit: int) -> bytes | None:
+async def _body(stream: FrameStream, limit: int) -> bytes | None:
     """The next DATA body, None at END."""
     kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=FRAME_TIMEOUT_S)
     return body if kind is Kind.DATA else None

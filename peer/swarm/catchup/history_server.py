@@ -1,4 +1,4 @@
-"""A donor: serves the chain, updates and chunks of snapshots to whoever asks, within quotas."""
+"""A donor: serves the chain, updates and chunks of snapshots to any peer, within quotas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peer.swarm.state.snapshot_cache import Snapshots
 from peer.swarm.state.snapshot_file import SnapshotFile
 
 REQUEST_TIMEOUT_S = 5.0
-SEND_TIMEOUT_S = 30.0  # one frame; whoever reads slower would hold a slot for ever
+SEND_TIMEOUT_S = 30.0  # one frame; a slower reader would hold a slot forever
 BUSY_EVERY_S = 5.0  # to a joiner whose snapshot is being written
 SERVED_AT_ONCE = 4
 CHUNK_STREAMS = 4
@@ -38,7 +38,7 @@ class HistoryServer:
 
     Args:
         priority: asked for a turn before each chunk.
-        on_return: called with who asks for the rounds after one that it was in: it has been away, and comes back.
+        on_return: called with a peer that asks for the rounds after one that it was in: it was away, and is back.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HistoryServer:
     ) -> None:  # fmt: skip
         self._priority, self._on_return = priority or RoundPriority(), on_return
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
-        # apart: whoever takes a snapshot asks for the chain meanwhile
+        # separate: a peer that downloads a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
         self._chunk_streams = Admission(CHUNK_STREAMS, CHUNK_STREAMS_PER_PEER)
 
@@ -98,7 +98,7 @@ class HistoryServer:
                 await stream.send(Kind.DATA, piece, timeout_s=SEND_TIMEOUT_S)
 
     async def _offer_snapshot(self, stream: FrameStream, request: HistoryRequest) -> None:
-        """While it is being written the joiner hears so; if it leaves, it finds the file when it comes again."""
+        """Report to the joiner while the snapshot is written; if it leaves, it finds the file when it returns."""
         offering = asyncio.ensure_future(self._snapshots.offer(request.digest, request.from_round))
         try:
             while not (await asyncio.wait({offering}, timeout=BUSY_EVERY_S))[0]:
@@ -119,7 +119,7 @@ class HistoryServer:
         if file is None:
             await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
             return
-        allowed = 2 * len(file.places)  # whoever asks for more holds a place without fetching anything
+        allowed = 2 * len(file.places)  # a peer that asks for more occupies a slot without downloading
         with file.reading() as descriptor:
             while True:
                 allowed -= len(request.indexes)

@@ -1,7 +1,7 @@
-"""Rounds that went on without this peer's certificate: others may have committed what this one gave up.
+"""Rounds that continued without this peer: others may have committed a round that this one abandoned.
 
 Its contribution is in such a round's update. A peer that did not find out would send the same progress again. With
-error feedback, what was taken back when the round was given up is what the round has left after all.
+error feedback, the residual that was rolled back when the round was abandoned is valid after all.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import staggered
 
 log = logging.getLogger(__name__)
-ASKED = 3  # two thirds have a certificate if anybody has: all three lack it by chance in one case of 27 at most
+ASKED = 3  # two thirds have a certificate if any has: all three lack it by chance in one case of 27 at most
 ASK_TIMEOUT_S = 3.0
 HEARSAY_S = 0.5
 
 
 class NobodyAnsweredError(Exception):
-    """Nobody said whether a round went on."""
+    """No peer said whether a round continued."""
 
 
 class LateCommits:
-    """What this peer sent last, until it is known what became of it.
+    """What this peer sent last, until its outcome is known.
 
     Args:
         own_id: this peer.
@@ -55,7 +55,7 @@ class LateCommits:
     def replaying(self, certificate: Certificate) -> int | None:
         """The snapshot of this peer that is in this round, or in one that has just been replayed before it.
 
-        Whoever is in the roster has contributed: no part is reduced without it.
+        Every member of the roster has contributed: no shard is reduced without it.
         """
         link = certificate.link
         if self._sent is not None and link.parent == self._sent[0]:
@@ -69,13 +69,13 @@ async def find_continuation(
     fetcher: HistoryClient, others: Sequence[str], standing: Callable[[], LocalState], rng: random.Random,
     patience_s: float = ASK_TIMEOUT_S, asleep: str | None = None,
 ) -> tuple[str, int, str] | None:  # fmt: skip
-    """Whether others went on, from a round that this peer gave up or while it slept: (who, weight, lineage id).
+    """A peer that continued after a round that this one abandoned or slept through: (peer, weight, lineage id).
 
     Args:
-        asleep: one of them that may sleep, or so another one has said: it is asked beside the others, for a moment.
+        asleep: one of them that may be suspended, as another one said: it is asked in parallel, with a short timeout.
 
     Raises:
-        NobodyAnsweredError: there was somebody to ask.
+        NobodyAnsweredError: no peer that was asked has answered.
     """
     awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
     asked = rng.sample(awake, min(ASKED, len(awake)))
@@ -91,7 +91,7 @@ async def find_continuation(
             try:
                 chain = answer.result()
             except (TimeoutError, ProtocolError, StreamClosedError) as error:
-                log.info("%s does not say whether the round went on: %s", peer_id, in_words(error))
+                log.info("%s does not say whether the round continued: %s", peer_id, in_words(error))
                 silent += 1
                 continue
             if chain:

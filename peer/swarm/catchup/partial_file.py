@@ -1,4 +1,4 @@
-"""A snapshot on its way: a file that fills in any order, and an index of what it holds, so that a fetch can go on."""
+"""A partial snapshot: a file that fills in any order, and an index of its chunks, so that a download can resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = re.compile(rb"[0-9]{1,8}")  # below MAX_CHUNKS; and int() refuses thousa
 
 
 class PartialFile:
-    """The chunks of one snapshot that have arrived and are what they should be.
+    """The chunks of one snapshot that have arrived and are correct.
 
     index file = the snapshot's meta as one line of JSON, then a line with its number for each chunk, after its bytes.
     What the index says is only believed of chunks that still have their digest: a crash may have lost their bytes.
@@ -43,7 +43,7 @@ class PartialFile:
 
     @staticmethod
     def begun(folder: Path) -> SnapshotMeta | None:
-        """What an interrupted fetch was about."""
+        """The snapshot of an interrupted download."""
         found = _read_index(folder / "incoming.index")
         return found[0] if found is not None else None
 
@@ -59,7 +59,7 @@ class PartialFile:
         return [index for index, there in enumerate(self.has) if not there]
 
     def open(self) -> None:
-        """Go on with what is there of this snapshot, or begin."""
+        """Resume an interrupted download of this snapshot, or begin."""
         found = _read_index(self._index_path)
         known = found[1] if found is not None and found[0] == self.meta else set()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -74,7 +74,7 @@ class PartialFile:
         self._index = os.open(self._index_path, os.O_WRONLY | os.O_APPEND)
 
     def put(self, index: int, body: memoryview) -> bool:
-        """Keep a chunk; False if it is not what it should be. Several threads may do so at once."""
+        """Keep a chunk; False if its digest is wrong. Several threads may do so at once."""
         if not self._fits(index, body):
             return False
         first, length = self.places[index]
@@ -86,7 +86,7 @@ class PartialFile:
         return True
 
     def close(self) -> None:
-        """Nothing more comes for now."""
+        """Close the files; the download is interrupted."""
         os.close(self._file)
         os.close(self._index)
 

@@ -1,7 +1,7 @@
-"""The state that a chain ends at: no link certifies it yet, so its round's members are asked what it is.
+"""The state that a chain ends at: no link certifies it yet, so the members of its round are asked.
 
 A link names the state that its round started from, and the update. Members compute the state that follows; the next
-round's link will name it. Until then who takes that state from a donor compares what the members say.
+round's link will name it. Until then a peer that downloads that state compares the answers of the members.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-AGAIN_S = 0.25  # after an answer of who has not come that far, or is about to apply the round
+AGAIN_S = 0.25  # after an answer of a member that has not got there, or is about to apply the round
 GRACE_S = 1.0  # for the others once two thirds have spoken
 Ask = Callable[[str, Link], Awaitable[str | None]]
 
@@ -33,7 +33,7 @@ async def ask_all(
     """What these peers say that the state after `link` is, by peer id.
 
     Returns when two thirds of the roster have named the same; or when all members that are asked have answered, or are
-    gone; else when the time is up: whoever is silent could be outvoted by who answers at once.
+    gone; else when the time is up: a silent member could be outvoted by those that answer at once.
 
     Args:
         ask: (peer id, link) -> the digest of that peer's state after the link, None where it holds none.
@@ -47,7 +47,7 @@ async def ask_all(
                 await asyncio.sleep(AGAIN_S)
             said[peer_id] = digest
         except (ProtocolError, StreamClosedError) as error:
-            log.info("%s does not say what the state after round %d is: %s", peer_id, link.round + 1, in_words(error))
+            log.info("%s does not name the state after round %d: %s", peer_id, link.round + 1, in_words(error))
 
     asked = {asyncio.ensure_future(one(peer_id)): peer_id for peer_id in dict.fromkeys(peers) if peer_id not in said}
     pending, deadline = set(asked), _now() + patience_s
@@ -95,7 +95,7 @@ def donors_matching_quorum(donors: Sequence[str], link: Link, said: Mapping[str,
     if members:
         log.info("%d of the %d members of round %d hold what %s serves", count, len(link.roster), round, donor)
     else:
-        log.warning("nobody of round %d is in sight: its state is as good as %s's word", round, donor)
+        log.warning("no member of round %d is live: its state rests on %s's word only", round, donor)
     return [peer_id for peer_id in donors if said.get(peer_id) == offered]
 
 

@@ -24,7 +24,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ChainStore:
-    """What happened in a run, as far as this peer holds it.
+    """The history of a run, as far as this peer holds it.
 
     Args:
         folder: where updates, chain and snapshot files live; created if missing.
@@ -70,7 +70,7 @@ class ChainStore:
             self.write_pending()
         except OSError as error:
             if len(self._unwritten) == 1:
-                log.warning("%s is not written, rounds go on: %s", self.chain_path, error.strerror)
+                log.warning("%s is not written, rounds continue: %s", self.chain_path, error.strerror)
         self.chain.append(certificate)
         self.weight += certificate.link.weight
         self.seen.update(member.peer_id for member in certificate.link.roster)
@@ -89,7 +89,7 @@ class ChainStore:
     def keep_update(self, *parts: Payload) -> None:
         """Write the update of the newest round, whose bytes are `parts`, and forget the oldest one.
 
-        Nothing depends on it but who catches up from here, so it is left to the machine when it reaches the disk.
+        Only peers that catch up from here need it, so the system decides when it reaches the disk.
 
         Raises:
             OSError: it is not kept; where the disk is full, neither is any older one.
@@ -145,11 +145,11 @@ class ChainStore:
         self._whole &= {one.link.update_digest for one in self.chain[-KEPT_UPDATES:]}
 
     def lineage_id(self, round: int) -> str:
-        """Where the state of that round, at most the newest, stands on this lineage."""
+        """The lineage id of that round, at most the newest, on this lineage."""
         return self.chain[round - 1].link.id if round else self.genesis
 
     def leads_through(self, round: int, lineage_id: str) -> bool:
-        """Whether the state of that round stood, or stands, there."""
+        """Whether that round had, or has, this lineage id here."""
         return round <= len(self.chain) and self.lineage_id(round) == lineage_id
 
     def certified(self, round: int) -> str | None:

@@ -1,4 +1,4 @@
-"""How a donor makes the snapshot of a state that goes on: no round waits for more than the copy of one column."""
+"""Live snapshots: a donor writes its state while rounds continue; none waits for more than the copy of one column."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from peer.swarm.state.snapshot_file import SnapshotFile, SnapshotWriter
 
 log = logging.getLogger(__name__)
 Turns = Callable[[], AbstractAsyncContextManager[IoSlot]]
-PATIENT_ROUNDS = 8  # for so many rounds go first while columns are copied: each makes more to be carried on
-PATIENT_CARRYING = KEPT_UPDATES // 4  # and while they are carried on
+PATIENT_ROUNDS = 8  # rounds have priority while columns are copied: each adds updates to replay
+PATIENT_CARRYING = KEPT_UPDATES // 4  # and while updates are replayed
 PIECE_BYTES = 4 << 20  # of an update, in one turn
 
 
@@ -41,7 +41,7 @@ class ReplayPlan(NamedTuple):
     """How the columns of a file become those of one round.
 
     Attributes:
-        lineage_id: where the state stands then.
+        lineage_id: of the state then.
         chain: the rounds from the earliest column's on.
     """
 
@@ -55,7 +55,7 @@ class LiveSnapshotter:
     Args:
         owned: the state; it is held still for the copy of one column at a time.
         updates: gives the files of updates.
-        priority: rounds go first.
+        priority: of rounds.
     """
 
     def __init__(self, owned: OwnedState, updates: Updates, priority: RoundPriority) -> None:
@@ -64,7 +64,7 @@ class LiveSnapshotter:
         self.spare = owned.history.folder / "snapshot.tmp"
 
     def stop(self) -> None:
-        """What is being made ends as nothing, at its next column."""
+        """Abandon the snapshot under way at its next column."""
         self._stopped = True
 
     async def of_state(self) -> SnapshotFile | None:
@@ -111,7 +111,7 @@ class LiveSnapshotter:
         return way
 
     async def _finish(self, writer: SnapshotWriter, way: ReplayPlan, turns: Turns) -> SnapshotFile | None:
-        """Carry columns on until all are of the last round, and hash them."""
+        """Replay updates on columns until all are of the last round, and hash them."""
         for certificate in way.chain:
             path = await self._updates.update(certificate.link.update_digest)
             update = None if path is None else await self._read(path, certificate, turns)
@@ -152,6 +152,6 @@ class LiveSnapshotter:
         return None
 
     def _turn(self, writer: SnapshotWriter, patience: int) -> AbstractAsyncContextManager[IoSlot]:
-        """Rounds go first, unless there have been so many since the earliest column."""
+        """A slot after rounds, unless there have been more than `patience` since the earliest column."""
         late = self._state.round - min(writer.rounds.values(), default=self._state.round) > patience
         return contextlib.nullcontext(IoSlot()) if late else self._priority.turn()

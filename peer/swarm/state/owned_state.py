@@ -27,7 +27,7 @@ class OwnedState(ABC):
 
     Attributes:
         valid: the state is whole. False before the first valid state, and for the moment of a change.
-        position: where this peer stands; during a change, still where it stood.
+        position: of this peer; during a change, still the previous one.
     """
 
     def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
@@ -38,7 +38,7 @@ class OwnedState(ABC):
         self._digest = ""
 
     def restore(self, chains: Sequence[Path] = ()) -> Head | None:
-        """Take up what the shared memory holds: a state with a head that verifies, or genesis.
+        """Restore the state in the shared memory: one whose head verifies, or genesis.
 
         Args:
             chains: files, one of which may hold the chain that leads to the state.
@@ -67,11 +67,11 @@ class OwnedState(ABC):
 
     @abstractmethod
     def _weight(self) -> int:
-        """What the state weighs against others, once it is settled."""
+        """The weight of the state in fork choice, once it is settled."""
 
     @abstractmethod
     async def digest(self) -> str:
-        """Of the state as it stands."""
+        """The digest of the current state."""
 
     @abstractmethod
     async def written(self) -> None:

@@ -1,4 +1,4 @@
-"""What a peer has for joiners: snapshots of a state that goes on, written between its rounds and kept while read."""
+"""The snapshots that a peer serves to joiners: of a live state, written between its rounds and kept while read."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Snapshots(Protocol):
     """What a peer has to serve."""
 
     async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
-        """The snapshot of lineage id `wanted` if it is here, else the newest that there is, or that is worth writing
-        for somebody who wants one of `from_round` or later.
+        """The snapshot of lineage id `wanted` if it is here, else the newest one, or a new one if a joiner that wants
+        `from_round` or later is better served by it.
         """
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """That snapshot, if it is here or the state still stands there."""
+        """That snapshot, if it is here or is that of the current state."""
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
         """Of the state of that round, at that lineage id, as far as this peer knows."""
@@ -60,14 +60,14 @@ class OneSnapshot:
 
 
 class SnapshotFiles:
-    """The snapshot files of a state that goes on, and none of an earlier life.
+    """The snapshot files of a live state, and none of an earlier process.
 
     Args:
         owned: the state; its history's folder holds the files.
 
     Attributes:
         files: from the oldest to the newest.
-        priority: to be told of rounds, which go first.
+        priority: of rounds over snapshots.
     """
 
     def __init__(self, owned: OwnedState) -> None:
@@ -83,11 +83,11 @@ class SnapshotFiles:
 
 
 class SnapshotCache(SnapshotFiles):
-    """The snapshots of a state that goes on: the two newest, and none before somebody has asked.
+    """The snapshots of a live state: the two newest, and none before a joiner asks.
 
-    A snapshot is written when somebody asks, and serves everybody who asks in the next MAX_AGE_ROUNDS rounds: so that
-    donors hold the same one. Joiners replay the few updates that have come since. The next one is written beside it,
-    and from then on over the older of the two, unless somebody reads that. A donor that is asked for one of a later
+    A snapshot is written on demand, and serves all joiners that ask in the next MAX_AGE_ROUNDS rounds, so that donors
+    hold the same one. Joiners replay the few updates since then. The next one is written to a second file, and from
+    then on over the older of the two, unless that is being read. A donor that is asked for one of a later
     round than its own file, which another donor has, makes it of that file.
 
     Args:
@@ -157,7 +157,7 @@ class SnapshotCache(SnapshotFiles):
         return None
 
     def _forget_other_lineages(self) -> None:
-        """This peer's chain does not lead to their files, or not any more: whoever fetched one could not verify it."""
+        """Drop the files to which this peer's chain does not lead: a joiner could not verify them."""
         for file in tuple(self.files):
             there = self._history.leads_through(file.meta.round, file.meta.lineage_id)
             if not there or self._history.certified(file.meta.round) not in (None, file.digest):
@@ -192,7 +192,7 @@ class SnapshotCache(SnapshotFiles):
                 self.files.append(file)
 
     async def _is_checked(self, file: SnapshotFile) -> bool:
-        """Nothing else is served than what this peer computed, not even after a fault of this machine's memory."""
+        """Whether a file is what this peer computed, so that a memory fault of this machine is not served."""
         expected = None
         try:
             expected = await self.digest(file.meta.round, file.meta.lineage_id)

@@ -20,8 +20,8 @@ from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.runtime.round_priority import Aside, go_on
 
-HELD_S = 10.0  # after an offer or its last reader: who has to check a chain, or lost a stream, comes for the rest
-MAX_HELD_S = 600.0  # even while somebody reads
+HELD_S = 10.0  # after an offer or its last reader: a joiner that checks a chain, or lost a stream, returns for the rest
+MAX_HELD_S = 600.0  # even while it is read
 MAX_OFFERED = 1024
 
 
@@ -34,7 +34,7 @@ class SnapshotFile:
 
     Attributes:
         digest: of the state.
-        finished_at: the round at which the state stood when the file was whole.
+        finished_at: the round of the state when the file was complete.
         readers: how many have it open.
         used_at: monotonic, when the last of them was seen, or the last peer was told of it.
     """
@@ -71,13 +71,13 @@ class SnapshotFile:
             self.readers, self.used_at = self.readers - 1, time.monotonic()
 
     def offered(self, remote: str) -> None:
-        """A peer has been told of it, and needs a moment before it reads. Once: nobody holds it by asking."""
+        """Keep the file a moment for a peer that was offered it. Once per peer, so that asking does not hold it."""
         if remote not in self._offered and len(self._offered) < MAX_OFFERED:
             self._offered.add(remote)
             self.used_at = time.monotonic()
 
     def give_up(self, spare: Path | None = None) -> None:
-        """It is not served any more; who has it open reads on. Its pages become `spare` if nobody has."""
+        """Stop serving the file; open readers continue. Its pages become `spare` if there is no reader."""
         if spare is None or self.readers:
             self.path.unlink(missing_ok=True)
         else:
@@ -85,17 +85,17 @@ class SnapshotFile:
 
     @property
     def in_use(self) -> bool:
-        """Somebody reads it, or did or was told of it a moment ago; and it is not too old for that to count."""
+        """Whether it is read, or was read or offered a moment ago; and it is not too old for that to count."""
         now = time.monotonic()
         return now - self.written_at < MAX_HELD_S and (self.readers > 0 or now - self.used_at < HELD_S)
 
 
 class SnapshotWriter:
-    """A snapshot file in the making, of a state that may go on meanwhile.
+    """A snapshot file under construction, of a state that may change meanwhile.
 
     It is made of columns: a CHUNK of the anchor's elements, and the same of every buffer, which is all that an outer
     step needs to carry them on. Each is copied as the state is by then. What is of an earlier round than the rest is
-    carried on in the file, by the updates that the state has taken: so nobody has to hold the state still for longer
+    carried on in the file, by the updates that the state has taken: so the state is never held still for longer
     than one copy. `finish` makes the file appear; leaving the context without it does not. What takes its time calls
     `aside` between pieces of a few milliseconds.
 
@@ -114,7 +114,7 @@ class SnapshotWriter:
         self._tensors = (state.anchor, *state.buffers)
         self._copied = [torch.empty(min(CHUNK, state.numel)) for _ in self._tensors]
         self._digests: dict[tuple[int, int], bytes] = {}
-        self._open = threading.Lock()  # a thread whose work was cancelled goes on: not in a descriptor of others
+        self._open = threading.Lock()  # a thread whose work was cancelled continues: not in a descriptor of others
         self.columns, self.rounds = range(len(self._bounds)), dict[int, int]()
 
     def __enter__(self) -> SnapshotWriter:

@@ -46,7 +46,7 @@ class StateStore(OwnedState):
     async def apply(self, update: AnyUpdate, certificate: Certificate, contributed: int | None) -> None:
         """Apply a certified update; `contributed` is the snapshot of this peer that went into it.
 
-        The update's file is written afterwards: nobody waits for it but the next round's step.
+        The update's file is written afterwards: only the next round's step waits for it.
         """
         async with self._lock:
             await self.written()
@@ -65,7 +65,7 @@ class StateStore(OwnedState):
         try:
             await asyncio.to_thread(self.history.keep_update, *update.parts)
         except OSError as error:
-            log.error("the update of round %d is not kept for those who catch up: %s", self.state.round, error)
+            log.error("the update of round %d is not kept for peers that catch up: %s", self.state.round, error)
 
     async def adopt(self, path: Path, chain: list[Certificate]) -> None:
         """Take a verified snapshot file as the state, and its verified chain."""
@@ -81,7 +81,7 @@ class StateStore(OwnedState):
         path.unlink()
 
     async def digest(self) -> str:
-        """Of the state as it stands, computed once, when that was new."""
+        """The digest of the current state, computed once, when that was new."""
         if self._hashing is not None:
             await asyncio.shield(self._hashing)
         return self._digest
@@ -92,7 +92,7 @@ class StateStore(OwnedState):
         return self._hashing
 
     async def doubt(self) -> None:
-        """The state is not that of this peer's lineage: it is kept from everybody until another one is adopted."""
+        """The state is not that of this peer's lineage: serve it to no peer until another one is adopted."""
         async with self._lock:
             await self.digest()  # which is still being read
             self._unsettle()

@@ -2,7 +2,7 @@
 
 Eight members on eight machines of their own internet. Again and again it falls apart into two groups (4/4, 6/2, 5/3),
 each trains on, and comes together again. Counted: whether all are on one lineage within three rounds of healing,
-whether it is the heavier one, and whether whoever yielded says exactly what it gave up.
+whether it is the heavier one, and whether the peers that yielded log exactly what they dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS_APART = 2
 TURNS_PER_STEP = 50  # of at least 10 ms
 STEPS = 16  # so that a round takes some 10 s: finding one another again takes seconds, however short rounds are
 PHASE_TIMEOUT_S = 300.0
-YIELDED = re.compile(r"yielded (\d+) rounds from (\d+) on, (\d+) tokens \((\d+) ours\)")
+YIELDED = re.compile(r"dropped (\d+) rounds from (\d+) on, (\d+) tokens \((\d+) ours\)")
 Row = dict[str, Any]
 
 

@@ -82,7 +82,7 @@ async def test_where_nobody_of_the_round_is_in_sight_a_donors_word_is_all_there_
     assert_same(joiner, run)
     assert joiner.liars == {}  # who says that it holds another state is not asked for chunks of this one
     assert other.chunks_asked == []
-    assert f"nobody of round 3 is in sight: its state is as good as {donor.peer_id}'s word" in caplog.text
+    assert f"no member of round 3 is live: its state rests on {donor.peer_id}'s word only" in caplog.text
 
 
 async def test_a_state_that_members_did_not_carry_on_is_replaced(network, run, joiner):
@@ -266,7 +266,7 @@ async def test_one_members_word_topples_nobody(network, run, tmp_path, caplog):
     await rounds._fork_choice.look_at_own_state()
     assert rounds.store.valid
     assert "1 of the 4 members of round 3 hold" in caplog.text
-    assert "nobody can tell which is right" in caplog.text
+    assert "it is unknown which is right" in caplog.text
 
 
 async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_path, monkeypatch):

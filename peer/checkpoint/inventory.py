@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from peer.checkpoint.files import sha256_file
 from peer.errors import UserError
 
 INVENTORY_FILE = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class CheckpointError(UserError):
@@ -29,19 +30,37 @@ def tensor_digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def describe(folder: Path, step: int, tensors: Mapping[str, Mapping[str, str]]) -> bytes:
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a checkpoint stands in training; `round` and `run_id` as its state says, 0 and "" where it does not."""
+
+    step: int
+    round: int = 0
+    run_id: str = ""
+
+
+def describe(folder: Path, place: Place, tensors: Mapping[str, Mapping[str, str]]) -> bytes:
     """The inventory of every file in `folder`, as bytes to be written there.
 
     Args:
         folder: complete but for the inventory.
-        step: of the checkpoint.
+        place: of the checkpoint.
         tensors: file stem -> tensor name -> digest.
     """
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in sorted(folder.iterdir())
     }
-    body = {"format": _FORMAT, "step": step, "files": files, "tensors": tensors}
+    body = {"format": _FORMAT, **asdict(place), "files": files, "tensors": tensors}
     return _with_own_digest(body)
+
+
+def read_place(folder: Path) -> Place | None:
+    """Where the checkpoint in a folder stands, unverified; None where its inventory is no inventory."""
+    try:
+        listed = json.loads((folder / INVENTORY_FILE).read_bytes())
+        return Place(step=int(listed["step"]), round=int(listed["round"]), run_id=str(listed["run_id"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def verify_files(folder: Path) -> dict[str, Any]:

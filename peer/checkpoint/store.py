@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent: written aside, hashed, flushed, then renamed.
 
-    checkpoint-<step>/
+    <run>/checkpoint-<step>/
         <stem>.safetensors     tensors
         state.json             everything else
         manifest.json          SHA-256 of each file and of each tensor, and of itself
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from peer.checkpoint import inventory
 from peer.checkpoint.files import flush, link_or_copy, remove_tree, unify_modes, write_bytes
-from peer.checkpoint.inventory import CheckpointError
+from peer.checkpoint.inventory import CheckpointError, Place
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def write_checkpoint(
         root: made if absent; must have no other writer.
         step: >= 0; a checkpoint of the same step is replaced.
         tensors: file stem -> name -> tensor, on any device.
-        state: a JSON document.
+        state: a JSON document; its `round` and `run_id`, if any, are what checkpoints are ordered and found by.
         extra_files: moved in once the checkpoint is complete.
         keep: how many checkpoints are kept, >= 1; this one always is.
 
@@ -80,20 +81,51 @@ def write_checkpoint(
     return target
 
 
-def list_checkpoints(root: Path) -> list[Path]:
-    """The checkpoints under `root`, newest first, unverified; leftovers of a crash are not among them."""
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint in a folder, unverified. `place`: None where that cannot be read. `written`: in nanoseconds."""
+
+    path: Path
+    place: Place | None
+    written: int
+
+    @property
+    def age(self) -> tuple[bool, int, int, int, bool]:
+        """Sorts the newest last: by round, and not by step, which begins again where a peer starts fresh."""
+        place = self.place or Place(step=0)
+        return self.place is None, place.round, self.written, place.step, self.path.suffix != ".old"
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.path} (step {self.place.step}, round {self.place.round})" if self.place else str(self.path)
+
+
+def look_up(root: Path, run_id: str | None = None) -> list[Found]:
+    """The checkpoints in `root` and in its run folders, newest first; those of one run, if it is named.
+
+    Leftovers of a crash are not among them; one whose inventory cannot be read comes first.
+    """
     found = []
-    for path in root.iterdir() if root.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), match[2] is None, path))
-    return [path for _, _, path in sorted(found, reverse=True)]
+    for path in (*root.glob("checkpoint-*"), *root.glob("*/checkpoint-*")):
+        place = inventory.read_place(path)
+        mine = run_id is None or place is None or place.run_id == run_id
+        if _NAME.fullmatch(path.name) and path.is_dir() and mine:
+            found.append(Found(path=path, place=place, written=_written(path)))
+    return sorted(found, key=lambda one: one.age, reverse=True)
 
 
-def find_checkpoint(root_or_path: Path) -> Path:
+def list_checkpoints(root: Path, run_id: str | None = None) -> list[Path]:
+    """The paths of `look_up`."""
+    return [one.path for one in look_up(root, run_id)]
+
+
+def find_checkpoint(root_or_path: Path, run_id: str | None = None) -> Path:
     """The newest valid checkpoint below a folder, or the folder itself if it is one.
 
     A corrupt checkpoint is passed over with a warning that says why; one that was named is an error.
+
+    Args:
+        run_id: whose checkpoints; None: all.
 
     Raises:
         CheckpointError: nothing valid there.
@@ -102,7 +134,7 @@ def find_checkpoint(root_or_path: Path) -> Path:
         inventory.verify_files(root_or_path)
         return root_or_path
     reasons = []
-    for path in list_checkpoints(root_or_path):
+    for path in list_checkpoints(root_or_path, run_id):
         try:
             inventory.verify_files(path)
         except CheckpointError as error:
@@ -110,8 +142,9 @@ def find_checkpoint(root_or_path: Path) -> Path:
             reasons.append(error.what)
         else:
             return path
+    of_run = f" of run {run_id[:16]}" if run_id else ""
     hint = "\n".join(reasons) or "the folder has no checkpoint-<step>; start without resuming, or name another folder"
-    raise CheckpointError(f"no valid checkpoint in {root_or_path}", hint)
+    raise CheckpointError(f"no valid checkpoint{of_run} in {root_or_path}", hint)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -129,6 +162,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str,
     for stem, named in tensors.items():
         inventory.verify_tensors(path, stem, named, listed["tensors"][stem])
     return tensors, state
+
+
+def _written(path: Path) -> int:
+    """0 if it is gone meanwhile, or has no inventory."""
+    with contextlib.suppress(OSError):
+        return (path / inventory.INVENTORY_FILE).stat().st_mtime_ns
+    return 0
 
 
 def _check_arguments(
@@ -170,7 +210,8 @@ def _fill(
     write_bytes(folder / STATE_FILE, json.dumps(state, sort_keys=True, indent=1).encode())
     for file in extra_files:
         link_or_copy(file, folder / file.name)
-    write_bytes(folder / inventory.INVENTORY_FILE, inventory.describe(folder, step, digests))
+    place = Place(step=step, round=int(state.get("round", 0)), run_id=str(state.get("run_id", "")))
+    write_bytes(folder / inventory.INVENTORY_FILE, inventory.describe(folder, place, digests))
     unify_modes(folder)
     flush(folder)
 
@@ -206,8 +247,10 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def _prune(root: Path, written: Path, keep: int) -> None:
-    """Keep `written`, whatever its step (it may be older than ones a bad resume left), and the newest others."""
-    others = [path for path in list_checkpoints(root) if path != written]
+    """Keep `written`, and of the others those that were written last, whatever their steps and rounds: an older
+    lineage's may be higher for ever."""
+    by_time = sorted(look_up(root), key=lambda one: one.written, reverse=True)
+    others = [one.path for one in by_time if one.path != written]
     kept = [path for path in others if path.suffix != ".old"][: keep - 1]
     for path in others:
         if path in kept:

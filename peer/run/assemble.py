@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peer.checkpoint.store import find_checkpoint, list_checkpoints, read_checkpoint
 from peer.data.batches import Batches, DataState
 from peer.data.packing import PackedTokens, pack_documents
 from peer.data.sources import load_documents, split_documents
 from peer.data.tokenizer import Tokenizer, load_tokenizer
-from peer.errors import UserError
 from peer.genesis import build_initial_model
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
@@ -34,8 +30,10 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import rate_of, run_recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
+from peer.protocol import hashing
 from peer.protocol.manifest import RunManifest
-from peer.settings import LATEST, PeerSettings
+from peer.run.resume import Resumed, read_resumed, text_digest
+from peer.settings import PeerSettings
 from peer.train.device import check_fits, pick_device
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, count_parameters
@@ -43,8 +41,6 @@ from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
-CHECKPOINTS = "checkpoints"
-OUTER_FILE = "outer.safetensors"
 
 
 class ModelReplica:
@@ -62,12 +58,13 @@ class ModelReplica:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Training and validation text of this peer."""
+    """Training and validation text of this peer. `origin`: what the order of the data depends on, see `Resumed`."""
 
     tokenizer: Tokenizer
     train: PackedTokens
     validation: PackedTokens
     batch_sequences: int
+    origin: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +114,9 @@ def assemble(
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer)
     check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)
-    text = load_text(settings, manifest, tokenizer)
+    text = load_text(settings, manifest, tokenizer, published.peer_id)
     model = build_initial_model(manifest)
-    resumed = _read_resumed(settings, manifest)
+    resumed = read_resumed(settings, manifest)
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
     check_trains(manifest.model, model, manifest.data.sequence_length)
@@ -143,7 +140,7 @@ def assemble(
         replica=shared.replica,
         optimizer=trainer.optimizer,
         trainer=trainer,
-        batches=_batches(settings.data_seed, published.peer_id, text, resumed),
+        batches=_batches(text, resumed),
         text=text,
         sync=sync,
         mapped=shared.mapped,
@@ -210,23 +207,29 @@ def _optimizer(
     return optimizer
 
 
-def _batches(data_seed: int | None, peer_id: str, text: Text, resumed: Resumed | None) -> Batches:
-    seed = data_seed if data_seed is not None else _seed_of(peer_id)
-    state = DataState.from_dict(resumed.state["data"]) if resumed else None
-    return Batches(text.train, text.batch_sequences, seed, state)
+def _batches(text: Text, resumed: Resumed | None) -> Batches:
+    state = DataState.from_dict(resumed.state["data"]) if resumed and resumed.continues(text.origin) else None
+    return Batches(text.train, text.batch_sequences, text.origin["data_seed"], state)
 
 
-def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer) -> Text:
+def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer, peer_id: str) -> Text:
     """Documents -> packed tokens, split into training and validation."""
     documents = load_documents(manifest.data, settings.train_files, settings.output_dir / "cache")
     train, validation = split_documents(documents, manifest.data.validation_fraction)
     batch = settings.per_device_train_batch_size or manifest.inner.batch_sequences
     length = manifest.data.sequence_length
+    packed = pack_documents(train["text"], tokenizer, length, batch)
     return Text(
         tokenizer=tokenizer,
-        train=pack_documents(train["text"], tokenizer, length, batch),
+        train=packed,
         validation=pack_documents(validation["text"], tokenizer, length, 1, "validation"),
         batch_sequences=batch,
+        origin={
+            "text": text_digest(train["text"]),
+            "tokenizer": hashing.digest(packed.tokens.data).hex(),
+            "batch_sequences": batch,
+            "data_seed": settings.data_seed if settings.data_seed is not None else _seed_of(peer_id),
+        },
     )
 
 
@@ -248,36 +251,6 @@ def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bo
 def _seed_of(peer_id: str) -> int:
     """Every peer reads the text in its own order."""
     return int.from_bytes(peer_id.encode()[-8:], "big") % 2**31
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint of this run, read and verified."""
-
-    folder: Path
-    tensors: dict[str, dict[str, Tensor]]
-    state: dict[str, Any]
-
-
-def _read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | None:
-    wanted = settings.resume_from_checkpoint
-    if wanted is None:
-        return None
-    root = settings.output_dir / CHECKPOINTS
-    if wanted == LATEST and not list_checkpoints(root):
-        log.info("no checkpoint in %s yet; starting fresh", root)  # so a machine can always be started with 'latest'
-        return None
-    folder = find_checkpoint(root if wanted == LATEST else Path(wanted).expanduser())
-    tensors, state = read_checkpoint(folder)
-    if state.get("run_id") != manifest.run_id:
-        raise UserError(
-            f"the checkpoint {folder} belongs to run {str(state.get('run_id'))[:16]}, not {manifest.run_id[:16]}",
-            "join without --resume-from-checkpoint, or give the address of the other run",
-        )
-    outer = folder / OUTER_FILE  # written by the agent, verified by its hash like every file
-    if not outer.exists():
-        raise UserError(f"the checkpoint {folder} holds no {OUTER_FILE}", "resume from another checkpoint")
-    return Resumed(folder, {**tensors, "outer": load_file(outer)}, state)
 
 
 def _fill_memory(memory: SharedState, resumed: Resumed) -> None:

@@ -9,8 +9,9 @@ from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.link.messages import Anchor, LivePeers, Message, RoundEnded, Saved
 from peer.outer.record import RoundRecord
-from peer.run.assemble import CHECKPOINTS, Peer
+from peer.run.assemble import Peer
 from peer.run.checkpointing import Inner, Saving
+from peer.run.resume import checkpoint_folder
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status
@@ -44,7 +45,8 @@ class PeerHooks:
         self._peer, self._metrics, self._live, self._stop_requested = peer, metrics, live, stop_requested
         self._guard = guard or WriteGuard()
         self._settings = peer.settings
-        writer = CheckpointWriter(peer.settings.output_dir / CHECKPOINTS, peer.settings.save_total_limit)
+        folder = checkpoint_folder(peer.settings.output_dir, peer.manifest.run_id)
+        writer = CheckpointWriter(folder, peer.settings.save_total_limit)
         self._saving = Saving(peer.agent, writer, self._inner_state, self._guard)
         self._data_state = peer.batches.state
         self._swarm_tokens = 0
@@ -128,7 +130,9 @@ class PeerHooks:
             "run_id": peer.manifest.run_id,
             "lineage_id": saved.lineage_id,
             "progress": peer.sync.progress(),
+            "round": peer.sync.round,
             "data": self._data_state.to_dict(),
+            "origin": peer.text.origin,
         }
 
     # -- what a person sees -----------------------------------------------------------------------------------------

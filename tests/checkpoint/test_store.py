@@ -144,6 +144,35 @@ def test_a_checkpoint_just_written_is_never_the_one_pruned(tmp_path):
     assert names(tmp_path) == ["checkpoint-150", "checkpoint-300"]
 
 
+def test_the_newest_is_that_of_the_highest_round_and_not_of_the_highest_step(tmp_path):
+    """A peer that starts fresh begins at step 0; the swarm's rounds go on."""
+    for step, round in ((500, 9), (10, 12), (400, 12), (20, 14)):
+        write_checkpoint(tmp_path, step, {}, {"round": round, "run_id": "a"}, keep=9)
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "checkpoint-20", "checkpoint-400", "checkpoint-10", "checkpoint-500",
+    ]  # fmt: skip
+    assert find_checkpoint(tmp_path).name == "checkpoint-20"
+
+
+def test_an_older_lineage_does_not_hold_the_places_of_a_newer_one(tmp_path):
+    for step in (500, 600, 700):
+        write_checkpoint(tmp_path, step, {}, {"round": step})
+    for step in (10, 20, 30):
+        write_checkpoint(tmp_path, step, {}, {"round": step})
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+
+
+def test_runs_do_not_touch_or_find_each_others(tmp_path):
+    for run in ("a", "b"):
+        for step in (10, 20, 30):
+            write_checkpoint(tmp_path / run, step, {}, {"round": step + (run == "b"), "run_id": run}, keep=2)
+    assert names(tmp_path / "a") == names(tmp_path / "b") == ["checkpoint-20", "checkpoint-30"]
+    assert [path.parent.name for path in list_checkpoints(tmp_path)] == ["b", "a", "b", "a"]
+    assert find_checkpoint(tmp_path, "a") == tmp_path / "a" / "checkpoint-30"
+    with pytest.raises(CheckpointError, match="no valid checkpoint of run c in"):
+        find_checkpoint(tmp_path, "c")
+
+
 def test_the_same_step_is_replaced(tmp_path):
     write(tmp_path, 5)
     path = write_checkpoint(tmp_path, 5, {}, {"second": True})

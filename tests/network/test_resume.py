@@ -65,7 +65,7 @@ def test_stopped_peers_resume_the_same_lineage_and_a_stranger_gets_the_same_stat
     first = [join(name, address, "--resume-from-checkpoint") for name in ("a", "b")]  # nothing to resume yet
     for peer in first:
         peer.wait_for(lambda peer=peer: peer.round >= 3)
-        assert "starting fresh" in peer.log_text()
+        assert any("no checkpoint of this run" in line and "starting fresh" in line for line in peer.said("info"))
     stop_in_order(first)
 
     saved = {}
@@ -85,6 +85,9 @@ def test_stopped_peers_resume_the_same_lineage_and_a_stranger_gets_the_same_stat
         assert peer.events("start")[1]["round"] >= progress["round"]
         assert peer.events("step")[steps_before]["step"] == progress["step"] + 1
         assert live_chain(peer)[: len(chain)] == chain
+        (told,) = [line for line in peer.said("info") if line.startswith("resuming from")]
+        assert told.endswith(f"step {progress['step']}, round {progress['round']}")
+        assert not [line for line in peer.said("warning") if "begins again" in line]
         assert "does not verify" not in (peer.folder / "agent.log").read_text()
         assert min(event["round"] for event in peer.committed[-3:]) > progress["round"]
 
@@ -99,3 +102,55 @@ def test_stopped_peers_resume_the_same_lineage_and_a_stranger_gets_the_same_stat
     assert {event["lineage_id"] for event in same_round} == {shared["lineage_id"]}
     assert {event["state_digest"] for event in same_round} == {shared["state_digest"]}
     assert len({tuple(live_chain(peer)[: shared["round"]]) for peer in everybody}) == 1
+
+
+def checkpoints(peer: JoinedPeer) -> dict[str, list[int]]:
+    """The steps of the checkpoints in each run folder."""
+    found: dict[str, list[int]] = {}
+    for path in list_checkpoints(peer.folder / "checkpoints"):
+        found.setdefault(path.parent.name, []).append(int(path.name.split("-")[1]))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_runs_and_lineages_share_an_output_folder(
+    join: JoinPeer, make_swarm: Callable[..., TestSwarm]
+) -> None:
+    swarms = [make_swarm(steps=5, wait=2.0) for _ in range(2)]
+    swarms[1].manifest_text = swarms[1].manifest_text.replace("seed: 3", "seed: 4")
+    bootstraps = [swarm.bootstrap() for swarm in swarms]
+    first, second = (bootstrap.run_id[:16] for bootstrap in bootstraps)
+
+    def live(address: str, *flags: str) -> JoinedPeer:
+        peer = join("shared", address, "--save-steps", "5", "--save-total-limit", "2", *flags)
+        began = len(peer.events("start"))
+        peer.wait_for(lambda: len(peer.events("start")) > began)
+        step = len(peer.events("step"))
+        peer.wait_for(lambda: len(peer.events("step")) > step + 20)
+        peer.process.send_signal(signal.SIGTERM)
+        assert peer.process.wait(20.0) == 0, peer.log_text()
+        return peer
+
+    kept = checkpoints(live(bootstraps[0].address))[first]
+    peer = live(bootstraps[1].address, "--resume-from-checkpoint")
+    assert any("no checkpoint of this run" in line for line in peer.said("info"))
+    assert checkpoints(peer)[first] == kept, "the other run's are not touched"
+    assert len(checkpoints(peer)[second]) == 2, "and hold no place of this run's"
+
+    peer = live(bootstraps[0].address)
+    (told,) = [line for line in peer.said("warning") if "starting fresh beside 2 checkpoints" in line]
+    assert f"checkpoint-{kept[0]} (step {kept[0]}, round " in told
+
+    flags = ("--resume-from-checkpoint", "--per-device-train-batch-size", "2", "--data-seed", "7")
+    peer = live(bootstraps[0].address, *flags)
+    (told,) = [line for line in peer.said("warning") if "begins again" in line]
+    assert "another batch size and data seed" in told
+    (lines,) = [line for line in peer.said("info") if line.startswith("resuming from")]
+    assert f"/checkpoints/{first}/checkpoint-" in lines
+
+    with_other_owner = join("shared", bootstraps[0].address)
+    with_other_owner.wait_for(lambda: with_other_owner.agent is not None)
+    refused = join("shared", bootstraps[0].address, "--identity-path", str(peer.folder.parent / "other.key"))
+    assert refused.process.wait(30.0) == 2
+    text = (peer.folder / "console.log").read_text()
+    assert f"output_dir={peer.folder}: is in use by process" in text

@@ -52,7 +52,7 @@ def test_pairs_come_closer_survive_a_kill_and_take_in_a_newcomer(make_swarm: Mak
 
     (late,) = swarm.add("late")
     assert late.round >= min(began.values())
-    assert "as good as the word of who signed it" in late.log_text()
+    assert "rests on its signer's word alone" in late.log_text()
     swarm.drive(lambda: pairs_since([late], {"late": 0}), 90.0)
 
 

@@ -1,4 +1,4 @@
-"""One gossip round with others: who is there, everybody's contribution to everybody, then all say that they have it.
+"""One gossip round with others: agree on the members, exchange all contributions, then all confirm that they hold them.
 
 Each member opens a stream to every other one and sends, in order: its join; the members that it has seen come; its
 contribution; END once it holds all contributions. A member applies the round when all have said END. Whatever fails
@@ -25,7 +25,7 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 ROSTER_WAIT_S = 10.0  # the others have given up waiting when this peer does, or do so when they hear of it
-LAST_WAIT_S = 4.0  # for whom another member has given up on; it waits for this peer's roster meanwhile
+LAST_WAIT_S = 4.0  # for a member that another one has given up on; that one waits for this peer's roster meanwhile
 RECHECK_S = 0.5
 Frame = Callable[[int], Awaitable[bytes]]
 Take = Callable[[int, Sequence[Payload]], Awaitable[None]]
@@ -35,13 +35,13 @@ class GossipExchange:
     """One peer's side of a round.
 
     Args:
-        node, inlets: the network, and who comes to this peer.
+        node, inlets: the network, and the members that join this peer.
         join: this peer's.
         sizes: bytes of each frame of a contribution.
         heard: called with a peer and its last round, when it says so.
 
     Attributes:
-        absent: who of the roster is not among the `members`, and why.
+        absent: the peers of the roster that are not among the `members`, and why.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class GossipExchange:
         self._over = False
         self._deadline = float("inf")
 
-    # -- who is there ------------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------------------------
 
     async def members(self, patience_s: float, fewest: int = 2) -> tuple[str, ...]:
-        """Those of the roster with whom this peer goes on, itself among them, in the roster's order.
+        """The members of the roster with which this peer continues, itself included, in the roster's order.
 
         Args:
-            fewest: with fewer than these, this peer rather goes alone: no aggregator could judge them.
+            fewest: with fewer members, this peer makes the round alone: no aggregator could judge them.
 
         Raises:
-            RoundAborted: nobody came, or they go on with others; `behind` if somebody is at a later round.
+            RoundAborted: no member joined, or they continue with others; `behind` if one is at a later round.
         """
         self._tasks += [asyncio.ensure_future(self._come_to(peer_id)) for peer_id in self._others]
         began = _now()
@@ -118,7 +118,7 @@ class GossipExchange:
         self._inboxes.changed.set()
 
     def _look(self) -> None:
-        """Seat whoever has come, and take note of who goes on with whom."""
+        """Admit the members that have joined, and note with which members each continues."""
         for peer_id in self._others:
             inlet = self._inboxes.waiting.get(peer_id)
             if inlet is not None and not inlet.seated.done() and inlet.join.round == self._join.round:
@@ -134,24 +134,24 @@ class GossipExchange:
         for peer_id, inlet in self._here.items():
             if inlet.lost is not None:
                 if not inlet.roster.done() or inlet.roster.exception() is not None:
-                    self._past.add(peer_id)  # it came, gave the round up, and makes the next one
+                    self._past.add(peer_id)  # it joined, abandoned the round, and makes the next one
                 self._absent.setdefault(peer_id, inlet.lost.reason)
-        self._heed({p: i.roster.result() for p, i in self._here.items() if i.roster.done() and i.lost is None})
+        self._note_rosters({p: i.roster.result() for p, i in self._here.items() if i.roster.done() and i.lost is None})
 
-    def _heed(self, rosters: Mapping[str, GossipRoster]) -> None:
-        """Nobody waits long for whom a member has given up on; who goes on without somebody that is here, goes alone.
+    def _note_rosters(self, rosters: Mapping[str, GossipRoster]) -> None:
+        """Shorten the wait for members that another one has given up on; drop members that exclude one that is here.
 
-        A roster speaks for its sender only: by its word alone a liar would have each member to itself.
+        A roster counts for its sender only: otherwise a Byzantine member could isolate each of the others.
         """
         for peer_id, roster in rosters.items():
             left_out = [p for p in self._join.roster if p not in roster.members and p not in self._absent]
             if any(p == self._node.peer_id or p in self._here for p in left_out):
-                self._absent.setdefault(peer_id, f"{peer_id} goes on with others")
+                self._absent.setdefault(peer_id, f"{peer_id} continues with others")
             elif left_out:
                 self._deadline = min(self._deadline, _now() + LAST_WAIT_S)
 
     async def _agree(self, chosen: tuple[str, ...]) -> None:
-        """Tell everybody who has come whom this peer goes on with, and hear the same of the chosen."""
+        """Send the list of chosen members to all that have joined, and receive theirs from the chosen."""
         others = [peer_id for peer_id in chosen if peer_id != self._node.peer_id]
         message = GossipRoster(members=chosen)
         try:
@@ -160,18 +160,18 @@ class GossipExchange:
             told = await asyncio.wait_for(asyncio.gather(*hearing, *telling), ROSTER_WAIT_S)
         except TimeoutError:
             late = [peer_id for peer_id in others if not self._here[peer_id].roster.done()]
-            raise RoundAborted("match", f"{', '.join(late)} did not say who came", late[0] if late else None) from None
+            raise RoundAborted("match", f"{', '.join(late)} named no members", late[0] if late else None) from None
         except StreamClosedError as error:
             raise RoundAborted("match", str(error), error.remote) from None
         for peer_id, roster in zip(others, told, strict=False):
             if roster is not None and set(roster.members) != set(chosen):
-                raise RoundAborted("match", f"{peer_id} goes on with others", peer_id)
+                raise RoundAborted("match", f"{peer_id} continues with others", peer_id)
 
     async def _tell(self, peer_id: str, message: GossipRoster, chosen: bool) -> None:
         try:
             await self._lanes[peer_id].send_message(Kind.ROSTER, message)
         except StreamClosedError:
-            if chosen:  # who is left out need not hear of it
+            if chosen:  # a member that is left out need not receive it
                 raise
 
     # -- contributions -----------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class GossipExchange:
             timeout_s: of it all.
 
         Raises:
-            RoundAborted: somebody left, was too slow, or sent what nobody can use.
+            RoundAborted: a member left, was too slow, or sent a malformed payload.
         """
         others = [peer_id for peer_id in members if peer_id != self._node.peer_id]
         held = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What one peer contributes to a round: each frame is encoded once, whoever asks first and however often."""
+"""What one peer contributes to a round: each frame is encoded once, for any number of readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Frames:
         if index not in self._encoded:
             work = asyncio.to_thread(self._mixing.encode, index, self._snapshot)
             self._encoded[index] = asyncio.ensure_future(work)
-        return await asyncio.shield(self._encoded[index])  # who asks may give up; what is encoded stays
+        return await asyncio.shield(self._encoded[index])  # a caller may be cancelled; the encoded frame stays
 
     async def ended(self, settle: Callable[[], None]) -> None:
         """The round is over, one way or the other; no thread works for it any more."""

@@ -1,4 +1,4 @@
-"""Whom a gossip round is with, from what this peer sees of the swarm. No I/O."""
+"""The group of a gossip round, drawn from the peers that this one sees. No I/O."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from statistics import median_low
 
 from peer.outer.topology.topologies import Topology
 
-MOST_SKIPPED = 4  # who is further behind and starts anew takes another peer's state
+MOST_SKIPPED = 4  # a peer that is further behind downloads another peer's state when it restarts
 
 
 def number_of(run_id: str, peer_id: str) -> int:
-    """The number that a topology knows a peer by: the same on all peers, and whoever comes or goes changes no other."""
+    """The number of a peer in a topology: the same on all peers, and independent of which others join or leave."""
     return int.from_bytes(hashlib.sha256(f"{run_id} {peer_id}".encode()).digest(), "big")
 
 
@@ -21,7 +21,7 @@ class GroupDraw:
 
     Args:
         topology, seed: of the run.
-        run_id: whose numbers.
+        run_id: of the run.
         own_id: this peer.
     """
 
@@ -33,7 +33,7 @@ class GroupDraw:
 
         Args:
             round: at least 1.
-            others: who else is there, as far as this peer sees.
+            others: the other live peers that this one sees.
         """
         members = {number_of(self._run_id, peer_id): peer_id for peer_id in (*others, self._own_id)}
         own = number_of(self._run_id, self._own_id)
@@ -44,13 +44,14 @@ class GroupDraw:
 def round_after(own: int, others: Collection[int], last: int) -> int:
     """The number of a peer's next round.
 
-    The one after its last, as others may wait for it there; but who is further behind makes the round that most others
-    have just made, or comes nearer to it: if its group is past that too, they say so.
+    The one after its last, as others may wait for it there; but a peer that is further behind makes the round that most
+    others have just made, or skips towards it: if its group is past that too, they say so.
 
     Args:
         own: its last round.
-        others: theirs, by their own account; the median, so that few liars do not carry anybody away, and many not far.
-        last: of the run; nobody skips rounds to end it.
+        others: theirs, as they claim; the median, so that a minority of false claims has no effect and a majority only
+            a bounded one.
+        last: of the run; no peer skips rounds to end it.
     """
     following = own + 1
     most = median_low(others) if others else 0

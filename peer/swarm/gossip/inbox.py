@@ -32,7 +32,7 @@ class GossipInbox:
 
     Attributes:
         seated: this peer has got to the round, and the member's roster is its own.
-        roster: whom it goes on with.
+        roster: the members with which it continues.
         frames: its contribution; of one slice each.
         complete: set when it holds all that it needs: it applies the round once all others say so too.
     """
@@ -54,7 +54,7 @@ class GossipInbox:
         self.seated.set_result(sizes)
 
     def spent(self, index: int) -> None:
-        """This frame is mixed: nobody needs its bytes any more."""
+        """This frame is mixed: free its bytes."""
         self.frames[index] = settled(b"")
 
     def turn_away(self, reason: Reason = "behind") -> None:
@@ -92,7 +92,7 @@ class GossipHost(Protocol):
     """The peer that others come to; `GossipRounds` implements it."""
 
     def position(self) -> Position:
-        """Where it stands."""
+        """Its position."""
 
     def taking_part(self) -> bool:
         """Whether it makes rounds now."""
@@ -110,7 +110,7 @@ class GossipInboxes:
     Args:
         node, run_id: the network, and the run whose members may come.
         host: this peer.
-        longest_wait_s: nobody waits here for longer.
+        longest_wait_s: the longest wait of a member here.
 
     Attributes:
         waiting: by peer id; one for each peer, its last.
@@ -126,7 +126,7 @@ class GossipInboxes:
         await self._node.serve(round_name(self._run_id), "round", self._on_stream)
 
     def moved(self, round: int) -> None:
-        """This peer makes no round up to this one any more: who waits for it at such a one is told so."""
+        """This peer makes no round up to this one any more: reject members that wait for it at an earlier one."""
         for inlet in list(self.waiting.values()):
             if inlet.join.round <= round:
                 inlet.turn_away()

@@ -48,11 +48,11 @@ class InitialState:
         self._name = f"atoll/{run_id[:16]}/gossip-state"
 
     async def serve(self) -> None:
-        """Sign this peer's state for whoever asks."""
+        """Sign this peer's state for a newcomer."""
         await self._node.serve(self._name, "history", self._on_stream)
 
     async def start(self, resumes: bool) -> None:
-        """Return with a valid state: the resumed one, a live peer's, or genesis when nobody has made a round yet."""
+        """Return with a valid state: the resumed one, a live peer's, or genesis when no peer has made a round yet."""
         patience = _now() + JOIN_PATIENCE_S
         while True:
             await read_directory(self._directory, patience)
@@ -91,7 +91,7 @@ class InitialState:
                 log.warning("no state from %s: %s", donor, in_words(error))
                 continue
             name = self._directory.peers[donor].nickname if donor in self._directory.peers else donor
-            reason = f"took the state of {donor} ({name}): in gossip a state is as good as the word of who signed it"
+            reason = f"took the state of {donor} ({name}): in gossip a state rests on its signer's word alone"
             log.warning("%s", reason)
             record = RoundRecord(
                 status="caught_up", round=signed.round, lineage_id=signed.state_digest, donor=donor, reason=reason,

@@ -125,7 +125,7 @@ class Mixture:
             self._mix(start, stop, mean, payloads, [view[size:] for view in views])
         except PartError as error:
             raise RoundAborted("exchange", f"malformed contribution: {error}", self._members[error.place]) from None
-        except (ValueError, PayloadError) as error:  # the gates dropped everybody, or fp32's range was left
+        except (ValueError, PayloadError) as error:  # the gates dropped all, or fp32's range was left
             raise RoundAborted("exchange", f"no mean: {error}") from None
         for place, reason in dropped.items():
             self._dropped.setdefault(place, []).append(reason)
@@ -136,7 +136,7 @@ class Mixture:
         result = self._result[start:stop]
         if not self._deltas:
             result.copy_(self._snapshot[start:stop])
-            if len(payloads) > 1:  # who is alone keeps its own
+            if len(payloads) > 1:  # a peer alone keeps its own
                 sent = self._codec.decode_range(payloads[self._me], stop - start, 0, stop - start)
                 move_(result, mean, sent, replaces=self._recipe.compressor == "fp32")
             _check_finite(result)
@@ -157,7 +157,7 @@ class Mixture:
 
     @property
     def drops(self) -> tuple[Drop, ...]:
-        """Whom the aggregator left out."""
+        """The members that the aggregator left out."""
         return tuple(
             Drop(peer_id=self._members[at], slices=len(why), of=self._slices, reason=why[0][:MAX_REASON_CHARS])
             for at, why in sorted(self._dropped.items())[:MAX_DROPS]

@@ -19,8 +19,8 @@ class GossipOutcome:
     Attributes:
         round: its number.
         drawn: the group as this peer sees it.
-        members, weights: who took part, this peer among them.
-        phase, reason, culprit: as in `RoundRecord`, if somebody of the drawn did not.
+        members, weights: of the members that took part, this peer included.
+        phase, reason, culprit: as in `RoundRecord`, if a drawn member did not.
         seconds: of the phases that ended.
     """
 

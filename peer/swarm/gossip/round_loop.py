@@ -1,8 +1,8 @@
 """The gossip rounds of one peer: no shared anchor, no lineage; each peer has a state of its own.
 
-Rounds are numbered. In round r a peer averages with those whom the topology draws for it from the live records that it
-sees. Whoever does not come, sees another group, or fails half-way costs the others a bounded wait: they make the round
-without it, or alone, as the simulator's peers do.
+Rounds are numbered. In round r a peer averages with the group that the topology draws from the live records that it
+sees. A member that does not join, sees another group, or fails half-way costs the others a bounded wait: they make the
+round without it, or alone, as the simulator's peers do.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class GossipRounds(RoundLoop[LocalStateStore]):
     # -- what others see ---------------------------------------------------------------------------------------------
 
     def on_return(self, peer_id: str) -> None:
-        """Nobody waits for a peer that has been away: there is no chain, and who is drawn is drawn from the records."""
+        """Nothing to do for a peer that was away: there is no chain, and groups are drawn from the records."""
 
     def knows(self, peer_id: str) -> bool:
         """See `GossipHost.knows`."""
         return peer_id in self._directory.peers
 
     def on_join(self, join: GossipJoin, remote: str) -> None:
-        """Somebody is ready for this peer's next round: contribute within the straggler's window."""
+        """Another peer is ready for this peer's next round: contribute within the straggler window."""
         self._hear(remote, join.round - 1)
         if not self._called_for < join.round <= self._next_round() + 1:
             return
         if join.roster != self._draw.group(join.round, self._live()):
-            return  # nobody but those whom this peer would meet sets its pace, and they once a round
+            return  # only members of this peer's group set its pace, and they once a round
         self._called_for = join.round
         window_s = self._manifest.rounds.straggler_wait_s
         if self.slot.due_in_s() > window_s and self.slot.halfway():
@@ -128,14 +128,14 @@ class GossipRounds(RoundLoop[LocalStateStore]):
             self.slot.want_snapshot()
         self._directory.announce_soon()
         if record.phase == "match":
-            self._node.spawn(self._directory.refresh())  # somebody may have come or gone
+            self._node.spawn(self._directory.refresh())  # a peer may have joined or left
 
     async def _perform(self, due: Due) -> RoundRecord:
-        """With the drawn group, with those of it who come, or alone; in the end the state is another one."""
+        """Make a round with the drawn group, with those of it that join, or alone; afterwards the state has changed."""
         began, frames = _now(), Frames(self._mixing, due.snapshot)
         try:
             outcome = await self._mix(due, frames)
-        except RoundAborted as abort:  # this peer's own parameters are nothing that anybody can use
+        except RoundAborted as abort:  # this peer's own parameters are not finite
             await frames.ended(self._mixing.revert)
             return RoundRecord(
                 status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
@@ -173,8 +173,8 @@ class GossipRounds(RoundLoop[LocalStateStore]):
     def _count_alone(self, number: int, failed: RoundAborted | None) -> None:
         self._alone_in_row += 1
         if self._alone_in_row % MANY_ALONE == 0:
-            why = failed.reason if failed is not None else "nobody else is there"
-            log.warning("averaged with nobody in the last %d rounds, up to %d: %s", self._alone_in_row, number, why)
+            why = failed.reason if failed is not None else "no other peer is live"
+            log.warning("averaged with no peer in the last %d rounds, up to %d: %s", self._alone_in_row, number, why)
 
     async def _alone(
         self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames, failed: RoundAborted | None
@@ -190,7 +190,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         return GossipOutcome(number, drawn, members, weights, mixture, failed.phase, failed.reason, failed.culprit)
 
     async def _meet(self, number: int, drawn: tuple[str, ...], due: Due, frames: Frames) -> GossipOutcome:
-        """With whom of the drawn comes. Raises RoundAborted."""
+        """Make a round with the drawn members that join. Raises RoundAborted."""
         if len(drawn) < self._fewest:
             raise RoundAborted("match", f"{len(drawn)} were drawn: too few for the aggregator to judge")
         run_id = self._manifest.run_id
@@ -236,7 +236,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._budget.learn(wire_bytes, _now() - began)
 
     async def _wait_for_peers(self, due: Due) -> None:
-        """Too few are there for any round: train on until somebody comes, then contribute all of it."""
+        """Too few peers are live for any round: train on until another appears, then contribute all of it."""
         few, needed = 1 + len(self._live()), self._manifest.rounds.min_group
         record = RoundRecord(
             status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase="match",

@@ -1,4 +1,4 @@
-"""A gossip peer's own state: nobody else holds the same, and there is no chain of links that leads to it."""
+"""A gossip peer's own state: no other peer holds the same, and there is no chain of links that leads to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENEWED_AFTER_S = 30.0  # newcomers of the next seconds take the same file
 
 
 class LocalStateStore(OwnedState):
-    """This peer's state, whose `lineage_id` is its own digest, and whose weight is its round: others see who lags.
+    """This peer's state, whose `lineage_id` is its own digest, and whose weight is its round.
 
     Args:
         memory, state: as for `OwnedState`.
@@ -41,14 +41,14 @@ class LocalStateStore(OwnedState):
         return self.state.round
 
     async def digest(self) -> str:
-        """Of the state as it stands."""
+        """The digest of the current state."""
         return self.position.lineage_id
 
     async def written(self) -> None:
         """No update is kept."""
 
     async def apply(self, change: Callable[[], None], round: int, contributed: int) -> None:
-        """Change the state, which stands at `round` then; `contributed` is the snapshot that went into it."""
+        """Change the state, which is of `round` then; `contributed` is the snapshot that went into it."""
         async with self._lock:
             self._unsettle()
             await asyncio.to_thread(change)
@@ -69,7 +69,7 @@ class LocalStateStore(OwnedState):
 
 
 class LocalSnapshotCache(SnapshotFiles):
-    """The newest snapshot of a gossip peer's state, and the one before it while somebody may read that."""
+    """The newest snapshot of a gossip peer's state, and the one before it while that may be read."""
 
     async def newest(self) -> SnapshotFile | None:
         """A file of the last seconds; None while the state is not whole."""

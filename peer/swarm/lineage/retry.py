@@ -30,7 +30,7 @@ class RetryPolicy:
     Args:
         own_id: this peer.
         directory, matchmaker, following, handover: its own.
-        nudge: called with (who, weight, lineage id) of somebody who committed what this peer gave up.
+        nudge: called with (peer, weight, lineage id) of a peer that committed what this one abandoned.
         rng: jitter only.
     """
 
@@ -56,7 +56,7 @@ class RetryPolicy:
             if await self._until_caught_up():
                 return
             if record.culprit is not None:
-                # it said that we are behind, and nobody can show it; whoever lies costs us few rounds that way
+                # it claimed that this peer is behind, and no peer proves it: a false claim costs few rounds that way
                 self._matchmaker.membership.disbelieve(record.culprit, UNPROVEN_S)
         else:
             await self._back_off(record)
@@ -64,7 +64,7 @@ class RetryPolicy:
         self.settle()
 
     def settle(self) -> None:
-        """Ask for the fresh contribution, unless somebody is ahead: whom this peer may catch up with, or not, first."""
+        """Ask for the fresh contribution, unless another peer is ahead: then catch up first."""
         if self._owed and not self._fork_choice.donors():
             self._owed = False
             self._slot.want_snapshot()

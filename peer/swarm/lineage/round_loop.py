@@ -29,7 +29,7 @@ from peer.swarm.trust.guard import guard_of
 log = logging.getLogger(__name__)
 RECHECK_S = 0.5
 LOOK_AROUND_S = 1.0  # those of the last group that are awake answer sooner
-CAUGHT_UP_S = 2.0  # whoever has just caught up knows where the others are
+CAUGHT_UP_S = 2.0  # a peer that has just caught up knows the position of the others
 
 
 class LineageRounds(RoundLoop[StateStore]):
@@ -124,7 +124,7 @@ class LineageRounds(RoundLoop[StateStore]):
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Rounds until the run ends or the peer leaves; a group that stands then ends at once for the others too."""
+        """Rounds until the run ends or the peer leaves; its persistent group then ends at once for the others too."""
         try:
             await self._go_round()
         finally:
@@ -217,14 +217,14 @@ class LineageRounds(RoundLoop[StateStore]):
         return group
 
     async def _look_back(self) -> None:
-        """Ask the last group once whether it went on, where this machine has slept, or has lost the others."""
+        """Ask the last group once whether it continued, after a suspend, or if this machine has lost the others."""
         looked, self._looked_back = self._looked_back, not self._directory.fresh
         if self._looked_back and not looked:
             await self._ask_company()
 
     async def _ask_company(self) -> None:
-        """Ask the last group whether it went on: it knows first. To read the directory takes seconds where one of the
-        DHT's nodes sleeps.
+        """Ask the last group whether it continued: it knows first. Reading the directory takes seconds if one of the
+        DHT's nodes is suspended.
         """
         if not self.store.valid or _now() < self._fork_choice.caught_up_at + CAUGHT_UP_S:
             return
@@ -235,8 +235,8 @@ class LineageRounds(RoundLoop[StateStore]):
                 self.nudge(*missed)
 
     async def _look_around(self) -> None:
-        """Raise RoundAborted where this machine has slept and others are ahead: where it was it would find only those
-        who sleep as well, and wait at one of them. Nobody who has a group to go on with waits for the directory.
+        """Raise RoundAborted if others are ahead after a suspend: at its old position this peer would find only other
+        suspended ones, and wait for one of them. A peer with a persistent group does not wait for the directory.
         """
         if self._directory.peers and self._directory.fresh:
             return

@@ -1,4 +1,4 @@
-"""The arithmetic of a gather round: this peer's whole payload goes to all, and everybody aggregates all of them."""
+"""The arithmetic of a gather round: each whole payload is sent to all, and every member aggregates all of them."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class AllGather(ExchangeStrategy):
         return Produced(whole)
 
     async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
-        """Sign what this peer is going to send to all, before it has seen what anybody else sends: so that nobody can
-        copy or answer another's contribution.
+        """Sign the payload that this peer will send to all, before it has seen any other, so that no member can copy or
+        adapt to another's contribution.
         """
         sitting, bound = await asyncio.shield(session.sitting), await asyncio.shield(session.own.leaves)
         return seal_sent(self._identity, sitting, reducer, root_of(bound.digests))
@@ -109,7 +109,7 @@ class AllGather(ExchangeStrategy):
             update = await self.compute(state.update_of, parts, weights, {session.me: received})
         except PartError as error:
             raise MalformedError(f"malformed contribution: {error}", session.order[error.place]) from None
-        except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
+        except ValueError as error:  # a gate dropped all, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
         assert isinstance(update, Gathered)
         drops = (

@@ -158,7 +158,7 @@ class _ShardReduction:
             )
         except PartError as error:
             raise MalformedError(f"malformed contribution: {error}", self._order[error.place]) from None
-        except ValueError as error:  # a gate dropped everybody, or the aggregate left fp32's range
+        except ValueError as error:  # a gate dropped all, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
         for place, reason in dropped.items():
             self._dropped[self._order[place]] += 1
@@ -167,7 +167,7 @@ class _ShardReduction:
         return reduced
 
     def drops(self, slices: int) -> tuple[Drop, ...]:
-        """Whom the aggregator left out, of so many slices."""
+        """The members that the aggregator left out, of so many slices."""
         return tuple(
             Drop(peer_id=peer_id, slices=count, of=slices, reason=self._reasons[peer_id])
             for peer_id, count in self._dropped.most_common(MAX_DROPS)

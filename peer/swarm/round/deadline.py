@@ -26,6 +26,6 @@ class DeadlineEstimator:
         self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
 
     def allow_longer(self, wire_bytes: int) -> None:
-        """The deadline was too short for somebody: twice as long next time, or a slow member would end each round."""
+        """The deadline was too short for a member: double it, or a slow member would end each round."""
         seconds = 2.0 * self.seconds(wire_bytes) - MIN_BUDGET_S
         self._rate = min(self._rate, 8.0 * wire_bytes / max(seconds, 1e-3))

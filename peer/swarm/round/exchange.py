@@ -66,16 +66,16 @@ async def nobody() -> None:
 
 
 class Exchange:
-    """All exchanges of this peer; keeps the group while it stands.
+    """All exchanges of this peer; keeps its persistent group.
 
     Args:
         node: the network.
         rosters: of the run; checks the joins of a standing group.
         timeout_s: the manifest's cap on one round.
         strategy: what becomes of contributions.
-        on_join: called when another member of a standing group is ready for the next round.
-        observer: is shown what was signed, audits it, and hears who broke the protocol; None: nobody does.
-        clock: monotonic seconds, those among them in which the machine was suspended.
+        on_join: called when another member of the persistent group is ready for the next round.
+        observer: sees what was signed, audits it, and is told of violations of the protocol; None: none.
+        clock: monotonic seconds, including those in which the machine was suspended.
 
     Attributes:
         group_streams: the streams to and from members.
@@ -104,7 +104,7 @@ class Exchange:
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
     def can_continue(self, position: Position) -> frozenset[str]:
-        """The members of the group that can go on from this position without matchmaking; empty if there is none."""
+        """The members of the persistent group that can continue from this position; empty if there is none."""
         standing = self._standing
         if standing is None or standing.broken is not None or standing.position != position:
             return frozenset()
@@ -117,10 +117,10 @@ class Exchange:
         """The standing group's next round: send what is ready, return when all have joined.
 
         Args:
-            newcomer: returns when somebody comes for whose sake the group shall form anew.
+            newcomer: returns when a peer waits for which the group re-forms.
 
         Raises:
-            RoundAborted: the group has ended or shall, or somebody did not join in time; nothing has changed.
+            RoundAborted: the group has ended or will, or a member did not join in time; nothing has changed.
         """
         standing = self._standing
         assert standing is not None
@@ -205,7 +205,7 @@ class Exchange:
     async def _all_sent(self, session: RoundBuffers) -> None:
         """After this the trainer may change the snapshot, and the anchor may change.
 
-        There is a certificate: whoever does not read may hold the others up as long again as the round took so far.
+        There is a certificate: a member that does not read may delay the others as long again as the round took so far.
         """
         now = self._clock()
         left = min(max(0.0, session.deadline - now), max(MIN_SENDING_S, now - session.began))
@@ -218,10 +218,10 @@ class Exchange:
                 self._standing.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
-        """End the round. After an abort, tell the others at once so that nobody waits for the deadline.
+        """End the round. After an abort, tell the others at once, so that none waits for the deadline.
 
         Args:
-            position: where the group stands now, if it shall stay for the next round.
+            position: of the group now, if it persists for the next round.
         """
         session, standing = self._session, self._standing
         if session is None or standing is None or session.group is not group:

@@ -43,7 +43,7 @@ class GroupStreams:
         await self._node.serve(self._name, "round", self._on_stream)
 
     async def changed(self) -> None:
-        """This peer is in another group, or in one less: whoever was early for it need not wait any more."""
+        """This peer's group changed: streams that were early for it need not wait any longer."""
         async with self._changed:
             self._changed.notify_all()
 
@@ -64,8 +64,8 @@ class GroupStreams:
             self._node.spawn(self._decline(peer_id, group.id, abort))
 
     def ended(self, standing: PersistentGroup) -> None:
-        """A member that comes to this group now has slept, with its roster before it: it is told once, and goes where
-        the others are. Else it would wait for them until its deadline.
+        """A member that connects after the group ended was suspended while holding an old roster: tell it once, so that
+        it joins the others. Otherwise it would wait for them until its deadline.
         """
         self._ended[standing.identifier] = set(standing.members)
         self._node.spawn(self.changed())

@@ -108,7 +108,7 @@ class Inbox:
         fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
 
     def close(self, abort: RoundAborted) -> None:
-        """Nobody wants what has come, nor what may still be on its way."""
+        """Drop what has arrived, and what may still be in flight."""
         self.fail(abort)
         loop = asyncio.get_running_loop()
         self.parts, self.reduced = [loop.create_future() for _ in self._part_sizes], loop.create_future()
@@ -201,7 +201,7 @@ class RoundBuffers:
         self.inboxes[peer_id].fail(abort)
 
     def fail_joins(self, abort: RoundAborted) -> None:
-        """Whoever has not joined will not."""
+        """Fail the joins that have not arrived."""
         fail(abort, *(inbox.join for inbox in self.inboxes.values()))
 
     def late(self) -> tuple[str, list[str]]:
@@ -216,7 +216,7 @@ class RoundBuffers:
         return "reduced", sorted(peer_id for peer_id, inbox in self.inboxes.items() if not inbox.signed.done())
 
     def close(self, abort: RoundAborted) -> None:
-        """The round is over: nothing more comes, and what has come is free whoever still knows this session."""
+        """The round is over: free what has arrived, even if this session is still referenced."""
         for inbox in self.inboxes.values():
             inbox.close(abort)
         self.own.cancel()

@@ -1,4 +1,4 @@
-"""What an exchange tells of its rounds: the guard of a peer listens, and names the culprit where it can."""
+"""What an exchange reports of its rounds: the guard of a peer observes them, and names the culprit if it can."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def start_senders(
 async def bounded(
     wanted: Sequence[asyncio.Future[Any]], session: RoundBuffers, clock: Callable[[], float], budget: DeadlineEstimator
 ) -> None:
-    """Wait for all; whoever fails, in sending too, ends the exchange at once, whatever this member waits for."""
+    """Wait for all; any failure, also in sending, ends the exchange at once."""
     work = _completed(wanted, session.senders.values())
     try:
         await asyncio.wait_for(work, max(0.0, session.deadline - clock()))
@@ -94,6 +94,6 @@ async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[as
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """A sender's failure is raised where the round waits; after the round it is nobody's."""
+    """A sender's failure is raised where the round waits; after the round it is ignored."""
     if not task.cancelled() and task.exception() is not None:
         log.debug("a sender ended: %s", task.exception())

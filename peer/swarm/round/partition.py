@@ -59,7 +59,7 @@ class ReducePartition:
 
 @dataclass(frozen=True)
 class GatherPartition:
-    """Nobody reduces: each member sends its whole payload to all others."""
+    """No member reduces: each sends its whole payload to all others."""
 
     numel: int
     gathering: GatherFormat

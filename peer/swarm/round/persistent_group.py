@@ -2,7 +2,7 @@
 
 Every member has opened one stream to every other. On it go, round after round: the sealed join (but for the first
 round, whose roster a leader has told), slices of the contribution and of the mean as they are ready, the vote. The
-group ends for everybody when one stream ends: a member left, died, broke the protocol, or wants others in.
+group ends for all members when one stream ends: a member left, died, broke the protocol, or wants to admit others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GroupOwner(Protocol):
         """A member is ready for the next round, and this peer was not first."""
 
     def on_break(self, standing: PersistentGroup) -> None:
-        """This group cannot go on; said once, as soon as it is so."""
+        """This group cannot continue; called once, at once."""
 
     def on_offence(self, abort: RoundAborted) -> None:
         """A member has broken the protocol on its stream."""
@@ -48,8 +48,8 @@ class PersistentGroup:
         owner: is told what happens in it.
 
     Attributes:
-        session: of the round that runs or is to come.
-        position: where the group stands; None until its first round is applied.
+        session: of the current or next round.
+        position: of the group; None until its first round is applied.
         broken: why it ended, once it has.
     """
 
@@ -117,7 +117,7 @@ class PersistentGroup:
         self._wake()
 
     def give_up(self, abort: RoundAborted) -> None:
-        """The group cannot go on after this round: nobody joins another."""
+        """The group ends with this round: its members join no other."""
         if self.broken is not None:
             return
         log.info("the group ends: %s", abort.reason)
@@ -137,11 +137,11 @@ class PersistentGroup:
         self._moved = asyncio.Event()
 
     def end(self, abort: RoundAborted) -> None:
-        """Nobody of this group waits for it any longer."""
+        """End the group at once: no member waits for it any longer."""
         self.broken = self.broken or abort
         self.session.close(abort)
         self._wake()
-        for stream in self._inbound.values():  # they end with the other side; but not everybody plays fair
+        for stream in self._inbound.values():  # they end with the other side, unless it breaks the protocol
             asyncio.get_running_loop().call_later(FINISH_TIMEOUT_S, stream.close)
 
     async def tell(self, message: AbortMessage) -> None:

@@ -1,10 +1,10 @@
-"""The residual of what a peer reduces, tied to the chain: all know the digest of what each reducer was left with.
+"""The residual of a reducer, tied to the chain: all peers know the digest of each reducer's residual.
 
-With error feedback a reducer adds what its last encodings have lost. Nobody else has that vector; but after each round
-the reducer signs the cells of it that belong to its part, and the certificate holds what it signed. So it must carry on
-from what it was left with when it last had a cell, and an auditor who is shown that can compute the reduction again. A
-reducer that has nothing to carry on from begins anew with zeros, and signs since when: it came, or lost its memory, or
-is on another lineage, or cannot know which of its attempts at a round the others have committed.
+With error feedback a reducer adds what its last encodings have lost. No other peer has that vector; but after each
+round the reducer signs the cells of its shard, and the certificate holds what it signed. So it must start from its
+residual of when it last had a cell, and an auditor that is shown that can recompute the reduction. A reducer without
+such a residual restarts at zero, and signs since when: it has just joined, lost its memory, is on another lineage, or
+cannot know which of its attempts at a round the others have committed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Attempt:
         cell: elements of a cell.
         earlier: for each cell of the part, the round that had left it; None: it was zero.
         leaves: of each cell, afterwards.
-        before: the residual of each unit before it, fp32; none where nobody may ask.
+        before: the residual of each slice before it, fp32; none if no auditor may ask.
         applied: it was committed.
     """
 
@@ -233,7 +233,7 @@ class ReducerResidual:
 
     def _begin_anew(self, round: int) -> None:
         if any(left is not None for left in self._left):
-            log.info("round %d: what this peer's reductions had lost is not in this lineage: it begins anew", round + 1)
+            log.info("round %d: the residual of this peer's shard is of another lineage; it restarts at 0", round + 1)
         self._residual.clear()
         self._left = [None] * len(self._left)
         self._since = round

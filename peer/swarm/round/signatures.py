@@ -31,7 +31,7 @@ class MalformedError(RoundAborted):
 
 
 class GroupsDifferError(RoundAborted):
-    """Another member took part in another group than this peer: somebody joined with two faces, or it lies."""
+    """Another member took part in another group than this peer: one of them equivocated, or it lies."""
 
     def __init__(self, remote: str) -> None:
         super().__init__("exchange", f"{remote} has other joins than this peer")
@@ -45,8 +45,8 @@ class ReductionProof:
     Attributes:
         leaves: for each member in roster order, the digests of its units.
         signatures: over them, of each member; empty for the reducer itself.
-        outputs: digests of the reduced units.
-        payloads: for each member, its slices in order; empty where nobody may ask for them.
+        outputs: digests of the reduced slices.
+        payloads: for each member, its slices in order; empty if no auditor may ask for them.
         residual: what became of the reducer's residual, with error feedback.
     """
 
@@ -66,7 +66,7 @@ class ReductionProof:
         return payloads + (self.residual.nbytes if self.residual is not None else 0)
 
     def unit(self, index: int) -> list[Payload]:
-        """One unit, by member; with error feedback, then what tells of the residual."""
+        """One slice, by member; with error feedback, then the proof of the residual."""
         residual = self.residual.payloads(index) if self.residual is not None else []
         return [*(units[index] for units in self.payloads), *residual]
 

@@ -42,8 +42,8 @@ class Feedback(Protocol):
 
 
 class Produced(NamedTuple):
-    """What this peer sends to all in a round: a payload; and of a reduced part, the mean cosine of the contributions
-    to it and who was left out of it.
+    """What this peer sends to all in a round: a payload; and for a reduced shard, the mean cosine of the
+    contributions to it and the members that were left out.
     """
 
     payload: memoryview
@@ -85,7 +85,7 @@ class ExchangeStrategy(ABC):
 
         Args:
             keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
-            on_signed: called with what can be shown of it, before anybody else has the signature.
+            on_signed: called with what can be shown of it, before any other peer has the signature.
 
         Raises:
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
@@ -109,9 +109,10 @@ class ExchangeStrategy(ABC):
         return ()
 
     def say_what_is_borne(self, members: int) -> None:
-        """Warn, once for each size of the group, where a robust aggregator can bear no lie."""
+        """Warn, once for each size of the group, if a robust aggregator cannot tolerate a malicious member."""
         if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
-            log.warning("a group of %d: no lie can be borne, %d members bear one", members, FEWEST_TO_BEAR_ONE)
+            message = "a group of %d cannot tolerate a malicious member; at least %d members are needed"
+            log.warning(message, members, FEWEST_TO_BEAR_ONE)
         self._said_of = members
 
     async def commit(self) -> None:
@@ -137,7 +138,7 @@ class ExchangeStrategy(ABC):
             await asyncio.to_thread(end, feedback)
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """What `work` returns, in a thread; `idle` waits for it even where nobody else does any more."""
+        """What `work` returns, in a thread; `idle` waits for it even after its caller was cancelled."""
         running = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
         self._running.add(running)
         running.add_done_callback(self._ended)
@@ -146,7 +147,7 @@ class ExchangeStrategy(ABC):
     def _ended(self, running: asyncio.Future[Any]) -> None:
         self._running.discard(running)
         if not running.cancelled():
-            running.exception()  # retrieved: raised where somebody still waits
+            running.exception()  # retrieved: raised where it is still awaited
 
     async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:
         """Sign what this peer sent to `reducer`, once all have joined."""

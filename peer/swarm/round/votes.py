@@ -21,8 +21,8 @@ async def collect_votes(
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
 
-    Votes that lay here while this machine slept do not count: it would commit alone what the others went on without,
-    and yield it a moment later. If they did commit it, they say so when they are asked what became of the round.
+    Votes that arrived before a suspend of this machine do not count: it would commit alone a round that the others may
+    have abandoned, and drop it soon after. If they did commit it, they say so when they are asked.
 
     Args:
         on_odd: called with a member that signed another link (False), or none that it could have signed (True).

@@ -206,6 +206,6 @@ async def test_a_newcomer_takes_a_live_peers_signed_state_and_is_told_whose_word
     record = newcomer.records[-1]
     donor = next(peer for peer in peers if peer.peer_id == record.donor)
     assert (record.status, record.round, record.snapshot_round) == ("caught_up", 2, 2)
-    assert "as good as the word of who signed it" in record.reason
+    assert "rests on its signer's word alone" in record.reason
     assert newcomer.state.digest() == donor.state.digest() == record.lineage_id
     assert newcomer.rounds.position().round == 2

@@ -17,19 +17,22 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from benchmarks.attacks_report import ABSENT, CLEAN, Row, Rows, judged, line
+from benchmarks.attacks_report import ABSENT, CLEAN, AttackRow, judged, line, report_of
+from benchmarks.figures import ResumableRows, describe_machine
 from peer.errors import UserError
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import SLICE
+from peer.outer.recipe.recipe import word_of
 from peer.outer.recipe.resolve import resolve
 from peer.outer.recipe.validation import checked
 from peer.outer.state.flat_layout import parts_of
@@ -124,7 +127,7 @@ class Campaign:
     rounds: int
     steps: int
 
-    def run(self, name: str, aggregator: Aggregator, seed: int) -> Row:
+    def run(self, name: str, aggregator: Aggregator, seed: int) -> AttackRow:
         """One run; `none` has honest peers only."""
         kind, scale = ATTACKS["nan" if name == ABSENT else name] if name != CLEAN else ("none", None)
         bad = BAD if name != CLEAN else ()
@@ -140,17 +143,17 @@ class Campaign:
         )
         result = Simulation(setup, language_task(self.manifest, self.windows, seed)).run()
         loss = result.val_loss
-        return {
-            "attack": name, "aggregator": "gated" if isinstance(aggregator, Gated) else "mean", "seed": seed,
-            "rounds": self.rounds, "steps_per_round": self.steps,
-            "val_loss": loss if loss is not None and math.isfinite(loss) else None,
-            "honest_contributions": parts.tally["parts"] * (PEERS - len(bad)), "honest_drops": parts.tally["honest"],
-            "honest_drops_by_gate": dict(sorted(parts.gates.items())),
-            "bad_contributions": parts.tally["parts"] * len(bad) if kind != "nan" else 0,
-            "bad_drops": parts.tally["bad"], "counted_as_their_copy": parts.tally["copied"],
-            "honest_cosine": sum(parts.cosines) / len(parts.cosines) if parts.cosines else None,
-            "wall_seconds": result.wall_seconds,
-        }
+        return AttackRow(
+            attack=name, aggregator=word_of("aggregator", aggregator), seed=seed,
+            rounds=self.rounds, steps_per_round=self.steps,
+            val_loss=loss if loss is not None and math.isfinite(loss) else None,
+            honest_contributions=parts.tally["parts"] * (PEERS - len(bad)), honest_drops=parts.tally["honest"],
+            honest_drops_by_gate=dict(sorted(parts.gates.items())),
+            bad_contributions=parts.tally["parts"] * len(bad) if kind != "nan" else 0,
+            bad_drops=parts.tally["bad"], counted_as_their_copy=parts.tally["copied"],
+            honest_cosine=sum(parts.cosines) / len(parts.cosines) if parts.cosines else None,
+            wall_seconds=result.wall_seconds,
+        )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -175,8 +178,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         names, seeds, rounds = SLICE_OF_CI
     one_thread()
     began = time.monotonic()
+    options = ("--report", "docs/results/attacks.json", "--rounds", str(rounds), "--steps", str(arguments.steps))
+    setting = {"peers": PEERS, "bad": len(BAD), "task": TASK}
+    written = partial(report_of, machine=describe_machine(), options=options, setting=setting)
     try:
         check_output_file(arguments.report, "--report")
+        report, passed = ResumableRows(AttackRow, arguments.report, report=written), True
         manifest = load_task(TASK)
         campaign = Campaign(
             manifest=manifest, windows=load_windows(manifest, ()), rounds=rounds, steps=arguments.steps
@@ -184,16 +191,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error.render("attacks"), file=sys.stderr)
         return 2
-    options = ("--report", "docs/results/attacks.json", "--rounds", str(rounds), "--steps", str(arguments.steps))
-    setting = {"peers": PEERS, "bad": len(BAD), "task": TASK}
-    report, passed = Rows(arguments.report, options, setting), True
     for seed in seeds:
-        clean: Row | None = None
+        clean: AttackRow | None = None
         controls: list[tuple[str, Aggregator]] = [(CLEAN, Mean()), (ABSENT, Mean()), (CLEAN, Gated())]
         runs = [*controls, *((name, Gated()) for name in names)]
         for name, aggregator in runs:
-            word = "gated" if isinstance(aggregator, Gated) else "mean"
-            row = report.find(name, word, seed, rounds, arguments.steps)
+            row = report.find(
+                attack=name, aggregator=word_of("aggregator", aggregator), seed=seed, rounds=rounds,
+                steps_per_round=arguments.steps,
+            )
             if row is None:
                 if time.monotonic() - began > 60 * arguments.max_minutes:
                     print("time limit reached; run the command again to continue")
@@ -203,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row = judged(row, clean)
                 report.keep(row)
             clean = clean or row
-            passed = passed and (row["passed"] or name not in ATTACKS)
+            passed = passed and (row.passed or name not in ATTACKS)
             print(line(row), flush=True)
     return 0 if passed else 1
 

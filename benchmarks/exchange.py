@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import default_folder, prepared
-from benchmarks.exchange_report import ABOUT, NAME, Row, draw, figures, notes, size, table
-from benchmarks.figures import BenchReport, Say, benchmark_parser, check_count, median, run_benchmark
-from benchmarks.kept import RESUME, KeptRows
-from benchmarks.peers import AveragingOutcome, PeerFailedError, Peers
+from benchmarks.exchange_report import ABOUT, NAME, ExchangeRow, NotMeasured, Run, draw, figures, notes, table
+from benchmarks.figures import (
+    RESUME,
+    BenchReport,
+    ResumableRows,
+    Say,
+    benchmark_parser,
+    check_count,
+    documents,
+    median,
+    run_benchmark,
+)
+from benchmarks.peers import AveragingOutcome, PeerFailedError, Peers, PeersSetup
 from benchmarks.processes import available_bytes
 from peer.errors import UserError, did_you_mean
 from peer.system.output_files import check_output_file
@@ -62,19 +71,6 @@ SYSTEMS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One system with one codec in one cell of the grid."""
-
-    system: str
-    codec: str
-    peers: int
-    params: int
-
-    def __str__(self) -> str:
-        return f"{self.peers} x {size(self.params)}, {self.system} {self.codec}"
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = benchmark_parser(
@@ -108,28 +104,29 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     pythons = {}
     if any(run.system == "hivemind" for run in runs):
         pythons["hivemind"] = prepared(arguments.environment, say)
-    rows: list[Row] = []
-    missing: list[dict[str, Any]] = []
+    rows: list[ExchangeRow] = []
+    missing: list[NotMeasured] = []
     whole: list[str] = []
-    kept = KeptRows(arguments.resume, {"seed": arguments.seed, "repeats": arguments.repeats})
-    taken_over = 0
+    under = {"seed": arguments.seed, "repeats": arguments.repeats}
+    kept = ResumableRows(ExchangeRow, arguments.resume, under)
     for run in runs:
         try:
-            taken_over += (row := kept.of(vars(run))) is not None
-            rows.append(row or kept.keep(measure_run(run, arguments.seed, arguments.repeats, pythons)))
+            known = kept.find(**vars(run))
+            rows.append(known or kept.keep(measure_run(run, arguments.seed, arguments.repeats, pythons)))
             say(describe(rows[-1]))
         except (PeerFailedError, UserError) as error:
             whole.append(f"{run}: {error}")
             say(whole[-1])
-            missing.append({**vars(run), "reason": str(error).splitlines()[0]})  # a log would name this machine's paths
+            reason = str(error).splitlines()[0]  # a log would name this machine's paths
+            missing.append(NotMeasured(**vars(run), reason=reason))
     if not rows:
         raise UserError("nothing could be measured", "\n".join(whole))
     if arguments.plot is not None:
         draw(arguments.plot, rows)
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, table=table(rows),
-        notes=notes(missing, left_out(arguments), taken_over), options=options(arguments),
-        more={"rows": rows, "not_measured": missing},
+        notes=notes(missing, left_out(arguments), kept.note()), options=options(arguments),
+        more={"rows": documents(rows), "not_measured": documents(missing)},
     )
 
 
@@ -169,7 +166,7 @@ def plan(arguments: argparse.Namespace) -> Iterator[Run]:
                         yield Run(system=system, codec=codec, peers=peers, params=params)
 
 
-def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -> Row:
+def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -> ExchangeRow:
     """Start the peers; average once while their memory is watched, `repeats` times for the clock, and once more.
 
     Raises:
@@ -180,18 +177,16 @@ def measure_run(run: Run, seed: int, repeats: int, pythons: Mapping[str, str]) -
     needed, free = system.needed_bytes(run.peers, run.params, run.codec), available_bytes()
     if needed > free:
         raise UserError(f"needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are available")
-    with Peers(
-        system.module, codec=run.codec, numel=run.params, peers=run.peers, seed=seed, python=pythons.get(run.system)
-    ) as peers:
+    setup = PeersSetup(module=system.module, codec=run.codec, numel=run.params, peers=run.peers, seed=seed)
+    with Peers(setup, python=pythons.get(run.system)) as peers:
         peers.meet()
         idle = peers.memory_at_rest()
         first = peers.go(watch=True)
         repeated = right_averagings(run, peers, repeats)
         peers.meet()
         averaged = [first, *repeated, last := peers.go(watch=True)]
-    timed = [one for one in repeated if is_average(run, one)]
-    results = {"averagings": len(averaged), "wrong": sum(not is_average(run, one) for one in averaged)}
-    return {**vars(run), **timing(run, timed), **results, **memory(idle, list(map(max, first.peaks, last.peaks)))}
+    row = row_of(run, [one for one in repeated if is_average(run, one)], idle, list(map(max, first.peaks, last.peaks)))
+    return replace(row, averagings=len(averaged), wrong=sum(not is_average(run, one) for one in averaged))
 
 
 def right_averagings(run: Run, peers: Peers, repeats: int) -> list[AveragingOutcome]:
@@ -213,37 +208,40 @@ def is_average(run: Run, averaged: AveragingOutcome) -> bool:
     return averaged.error <= SYSTEMS[run.system].codecs[run.codec]
 
 
-def timing(run: Run, averaged: list[AveragingOutcome]) -> dict[str, Any]:
-    """The entries of a row about time and error."""
+def row_of(
+    run: Run, averaged: Sequence[AveragingOutcome], idle: Sequence[int], peaks: Sequence[int]
+) -> ExchangeRow:
+    """What is reported of a run.
+
+    Args:
+        averaged: those that are timed, all of them right.
+        idle, peaks: memory of each peer in bytes, at rest and at most.
+    """
     from_last = SYSTEMS[run.system].from_last
-    seconds = [one.seconds_from_last if from_last else one.seconds for one in averaged]
+    seconds = tuple(one.seconds_from_last if from_last else one.seconds for one in averaged)
     middle = median(seconds)
-    return {
-        "seconds_median": middle,
-        "seconds": seconds,
-        "mb_per_second": 4e-6 * run.params / middle,
-        "cpu_seconds": math.fsum(one.cpu_s for one in averaged) / len(averaged),
-        "cpu_seconds_p2pd": math.fsum(one.daemon_cpu_s for one in averaged) / len(averaged),
-        "phases": {name: median([one.phases[name] for one in averaged]) for name in averaged[0].phases},
-        "relative_error": max(one.error for one in averaged),
-    }
+    return ExchangeRow(
+        **vars(run),
+        seconds_median=middle,
+        seconds=seconds,
+        mb_per_second=4e-6 * run.params / middle,
+        cpu_seconds=math.fsum(one.cpu_s for one in averaged) / len(averaged),
+        cpu_seconds_p2pd=math.fsum(one.daemon_cpu_s for one in averaged) / len(averaged),
+        phases={name: median([one.phases[name] for one in averaged]) for name in averaged[0].phases},
+        relative_error=max(one.error for one in averaged),
+        averagings=len(averaged),
+        wrong=0,
+        peak_memory_bytes=max(peak - before for peak, before in zip(peaks, idle, strict=True)),
+        peak_memory_absolute_bytes=max(peaks),
+        idle_memory_bytes=max(idle),
+    )
 
 
-def memory(idle: list[int], peaks: list[int]) -> dict[str, Any]:
-    """The entries of a row about memory: each of the peer for which it is largest."""
-    return {
-        "peak_memory_bytes": max(peak - before for peak, before in zip(peaks, idle, strict=True)),
-        "peak_memory_absolute_bytes": max(peaks),
-        "idle_memory_bytes": max(idle),
-    }
-
-
-def describe(row: Row) -> str:
+def describe(row: ExchangeRow) -> str:
     """For a progress line."""
-    run = Run(**{name: row[name] for name in ("system", "codec", "peers", "params")})
     return (
-        f"{run}: {row['seconds_median']:.3f} s, {row['mb_per_second']:.0f} MB/s, {row['cpu_seconds']:.2f} CPU s, "
-        f"{row['peak_memory_bytes'] / 1e6:.0f} MB more memory"
+        f"{row}: {row.seconds_median:.3f} s, {row.mb_per_second:.0f} MB/s, {row.cpu_seconds:.2f} CPU s, "
+        f"{row.peak_memory_bytes / 1e6:.0f} MB more memory"
     )
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.figures import Figure
-from benchmarks.kept import of_earlier
 
 NAME = "exchange"
 ABOUT = "Seconds of averaging one fp32 vector among processes of one machine: Atoll, hivemind's averager, gloo"
@@ -45,7 +44,60 @@ MEMORY_FROM_PARAMS = 10_000_000  # below, buffers of connections and code are mo
 HEADER: tuple[str, ...] = (
     "peers", "params", "system", "codec", "seconds", "MB/s", "CPU s", "p2pd s", "MB", "error", "wrong",
 )
-Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One system with one codec in one cell of the grid."""
+
+    system: str
+    codec: str
+    peers: int
+    params: int
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """Its place in the grid."""
+        return self.peers, self.params
+
+    def __str__(self) -> str:
+        return f"{self.peers} x {size(self.params)}, {self.system} {self.codec}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotMeasured(Run):
+    """A run that failed, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeRow(Run):
+    """One run.
+
+    Attributes:
+        seconds: of each right averaging.
+        mb_per_second: of the fp32 vector, in the median.
+        cpu_seconds, cpu_seconds_p2pd: of all peers for one averaging; of this, the libp2p daemons'.
+        phases: medians, where there are any.
+        relative_error: the largest.
+        averagings, wrong: all that were made, and how many of them were not the average.
+        peak_memory_bytes: the rise of a peer over its memory at rest, of the peer where it is largest.
+        peak_memory_absolute_bytes, idle_memory_bytes: the largest of any peer.
+    """
+
+    seconds_median: float
+    seconds: tuple[float, ...]
+    mb_per_second: float
+    cpu_seconds: float
+    cpu_seconds_p2pd: float
+    phases: dict[str, float]
+    relative_error: float
+    averagings: int
+    wrong: int
+    peak_memory_bytes: int
+    peak_memory_absolute_bytes: int
+    idle_memory_bytes: int
 
 
 def size(params: int) -> str:
@@ -53,69 +105,68 @@ def size(params: int) -> str:
     return f"{params / 1e6:g}M"
 
 
-def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
+def figures(rows: Sequence[ExchangeRow]) -> tuple[Figure, ...]:
     """Ratios in each cell where both sides were measured, with the limit where there is one."""
     found: list[Figure] = []
-    for peers, params in dict.fromkeys((row["peers"], row["params"]) for row in rows):
-        cell = [row for row in rows if (row["peers"], row["params"]) == (peers, params)]
-        ours = {row["codec"]: row for row in cell if row["system"] == "atoll"}
+    for place in dict.fromkeys(row.cell for row in rows):
+        cell = [row for row in rows if row.cell == place]
+        ours = {row.codec: row for row in cell if row.system == "atoll"}
         for codec in GOAL_CODECS:
             if codec in ours:
-                found += _cell_figures((peers, params), ours[codec], cell)
+                found += _cell_figures(ours[codec], cell)
     return tuple(found)
 
 
-def _cell_figures(place: tuple[int, int], atoll: Row, cell: Sequence[Row]) -> list[Figure]:
-    name, seconds, codec = f"{place[0]} x {size(place[1])}", atoll["seconds_median"], atoll["codec"]
+def _cell_figures(atoll: ExchangeRow, cell: Sequence[ExchangeRow]) -> list[Figure]:
+    place, seconds, codec = atoll.cell, atoll.seconds_median, atoll.codec
+    name = f"{atoll.peers} x {size(atoll.params)}"
     found = [Figure(name=f"{name}: atoll {codec}", value=seconds, unit="s", limit=SECONDS.get(place))]
-    theirs = [row for row in cell if row["system"] == "hivemind"]
+    theirs = [row for row in cell if row.system == "hivemind"]
     if theirs:
-        best = min(theirs, key=lambda row: float(row["seconds_median"]))
+        best = min(theirs, key=lambda row: row.seconds_median)
         found.append(Figure(
-            name=f"{name}: hivemind's fastest ({best['codec']}) / atoll {codec}", unit="x",
-            value=best["seconds_median"] / seconds, limit=FASTER_THAN_HIVEMIND.get(place), at_most=False,
+            name=f"{name}: hivemind's fastest ({best.codec}) / atoll {codec}", unit="x",
+            value=best.seconds_median / seconds, limit=FASTER_THAN_HIVEMIND.get(place), at_most=False,
         ))
     for row in cell:
-        if row["system"] == "gloo":
+        if row.system == "gloo":
             found.append(Figure(
-                name=f"{name}: atoll {codec} / gloo", unit="x", value=seconds / row["seconds_median"],
+                name=f"{name}: atoll {codec} / gloo", unit="x", value=seconds / row.seconds_median,
                 limit=SLOWER_THAN_GLOO.get(place),
             ))
     found.append(Figure(
         name=f"{name}: atoll {codec}, more memory / fp32 size", unit="x",
-        value=atoll["peak_memory_bytes"] / (4 * place[1]),
-        limit=MEMORY_RATIO if place[1] >= MEMORY_FROM_PARAMS else None,
+        value=atoll.peak_memory_bytes / (4 * atoll.params),
+        limit=MEMORY_RATIO if atoll.params >= MEMORY_FROM_PARAMS else None,
     ))
     return found
 
 
-def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:
+def table(rows: Sequence[ExchangeRow]) -> tuple[tuple[str, ...], ...]:
     """All that was measured."""
     lines = [HEADER]
     for row in rows:
         lines.append((
-            str(row["peers"]), size(row["params"]), row["system"], row["codec"], f"{row['seconds_median']:.3f}",
-            f"{row['mb_per_second']:.0f}", f"{row['cpu_seconds']:.2f}", f"{row['cpu_seconds_p2pd']:.2f}",
-            f"{row['peak_memory_bytes'] / 1e6:.0f}", f"{row['relative_error']:.1g}",
-            f"{row['wrong']} of {row['averagings']}",
+            str(row.peers), size(row.params), row.system, row.codec, f"{row.seconds_median:.3f}",
+            f"{row.mb_per_second:.0f}", f"{row.cpu_seconds:.2f}", f"{row.cpu_seconds_p2pd:.2f}",
+            f"{row.peak_memory_bytes / 1e6:.0f}", f"{row.relative_error:.1g}",
+            f"{row.wrong} of {row.averagings}",
         ))
     return tuple(lines)
 
 
-def notes(missing: Sequence[Mapping[str, Any]], left_out: Sequence[str] = (), taken_over: int = 0) -> str:
+def notes(missing: Sequence[NotMeasured], left_out: Sequence[str] = (), taken_over: str = "") -> str:
     """How to read the table, and what is not in it.
 
     Args:
         missing: runs that could not be measured, with the `reason`.
         left_out: system and codec of those that were not selected.
-        taken_over: rows of an earlier session.
+        taken_over: `ResumableRows.note`.
     """
-    sittings = [of_earlier(taken_over)] if taken_over else []
-    lines = [
-        f"- {one['peers']} x {size(one['params'])}, {one['system']} {one['codec']}: {one['reason']}." for one in missing
-    ]
+    lines = [f"- {one}: {one.reason}." for one in missing]
     lines += [f"- {which}: left out by `--codecs`." for which in left_out]
-    return "\n".join([NOTES, *sittings, *(["", "Not measured:", "", *lines] if lines else [])])
+    sessions = [taken_over] if taken_over else []
+    return "\n".join([NOTES, *sessions, *(["", "Not measured:", "", *lines] if lines else [])])
 
 
 # Okabe and Ito (2008).
@@ -123,17 +174,17 @@ _COLOURS = {"atoll": "#0072B2", "hivemind": "#D55E00", "gloo": "#000000"}
 _LABEL_GAP = 0.05  # of the axis' height
 
 
-def draw(path: Path, rows: Sequence[Row]) -> None:
+def draw(path: Path, rows: Sequence[ExchangeRow]) -> None:
     """Write a PNG with one panel for each number of peers."""
-    counts = sorted({row["peers"] for row in rows})
+    counts = sorted({row.peers for row in rows})
     picture = Picture(figsize=(1.0 + 4.6 * len(counts), 5.0), dpi=120, layout="constrained")
     FigureCanvasAgg(picture)
     panels = picture.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for count, axes in zip(counts, panels, strict=True):
-        _lines(axes, [row for row in rows if row["peers"] == count])
+        _lines(axes, [row for row in rows if row.peers == count])
         axes.set_title(f"{count} peers")
     for count, axes in zip(counts, panels, strict=True):  # once all lines have had their say about the shared axis
-        _labels(axes, [row for row in rows if row["peers"] == count])
+        _labels(axes, [row for row in rows if row.peers == count])
     panels[0].set_ylabel("seconds, slowest peer (log)")
     words = ("Averaging one fp32 vector", "among processes of one machine")
     title = ("\n" if len(counts) == 1 else " ").join(words)  # one panel is not wide enough for a line
@@ -141,14 +192,14 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     picture.savefig(path, format="png")
 
 
-def _curves(rows: Iterable[Row]) -> dict[tuple[str, str], list[tuple[int, float]]]:
+def _curves(rows: Iterable[ExchangeRow]) -> dict[tuple[str, str], list[tuple[int, float]]]:
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in sorted(rows, key=lambda row: int(row["params"])):
-        curves.setdefault((row["system"], row["codec"]), []).append((row["params"], row["seconds_median"]))
+    for row in sorted(rows, key=lambda row: row.params):
+        curves.setdefault((row.system, row.codec), []).append((row.params, row.seconds_median))
     return curves
 
 
-def _lines(axes: Axes, rows: Sequence[Row]) -> None:
+def _lines(axes: Axes, rows: Sequence[ExchangeRow]) -> None:
     for (system, _), points in _curves(rows).items():
         axes.plot(*zip(*points, strict=True), "o-", color=_COLOURS[system], markersize=3, linewidth=1.2)
     axes.set_xscale("log")
@@ -158,7 +209,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _labels(axes: Axes, rows: Sequence[Row]) -> None:
+def _labels(axes: Axes, rows: Sequence[ExchangeRow]) -> None:
     low, high = map(math.log, axes.get_ylim())
     curves = sorted(_curves(rows).items(), key=lambda curve: curve[1][-1][1])
     heights = apart([(math.log(points[-1][1]) - low) / (high - low) for _, points in curves], _LABEL_GAP)

@@ -10,10 +10,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from rich.console import Console
@@ -23,7 +23,9 @@ from peer.errors import UserError
 
 DEFAULT_SEED = 17
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")  # of plots; Okabe and Ito (2008)
+RESUME = "keep each row in FILE as soon as it is measured, and take over those that are there, if {same} are the same"
 Say = Callable[[str], None]
+R = TypeVar("R")  # a row: a frozen dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,78 @@ class BenchReport:
             **self.more,
             "samples": self.samples,
         }
+
+
+class ResumableRows(Generic[R]):
+    """Rows of a long grid, each on disk as soon as it is measured, so that later sessions take them over.
+
+    Args:
+        kind: the dataclass of a row.
+        path: of the file; None keeps nothing.
+        under: what must be equal for a row to be taken over.
+        report: all rows -> the report that the file holds; None: the file holds a line of JSON for each row.
+
+    Attributes:
+        rows: of earlier sessions, then of this one.
+        taken_over: how many of them `find` has given.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+
+    def __init__(
+        self, kind: type[R], path: Path | None, under: Mapping[str, Any] | None = None, *,
+        report: Callable[[Sequence[R]], BenchReport] | None = None,
+    ) -> None:
+        self._path, self._under, self._report = path, dict(under or {}), report
+        self.taken_over = 0
+        text = path.read_text() if path is not None and path.exists() else ""
+        try:
+            self.rows = [row_from(kind, document) for document in self._documents(text)]
+        except (ValueError, KeyError, TypeError):
+            what = f"{'--report' if report else '--resume'}={path}: not a file that this benchmark wrote"
+            raise UserError(what, "give a new one") from None
+
+    def _documents(self, text: str) -> list[dict[str, Any]]:
+        if self._report is not None:
+            return list(json.loads(text)["rows"]) if text else []
+        return [one["row"] for one in map(json.loads, text.splitlines()) if one["under"] == self._under]
+
+    def find(self, **wanted: Any) -> R | None:
+        """The row with these values, if an earlier session measured it."""
+        found = next((row for row in self.rows if all(getattr(row, key) == wanted[key] for key in wanted)), None)
+        self.taken_over += found is not None
+        return found
+
+    def keep(self, row: R) -> R:
+        """The same row, once it is on disk."""
+        if self._path is None:
+            return row
+        self.rows.append(row)
+        if self._report is not None:
+            self._path.write_text(json.dumps(self._report(self.rows).to_dict(), indent=1) + "\n")
+            return row
+        with self._path.open("a") as file:
+            file.write(json.dumps({"under": self._under, "row": documents([row])[0]}) + "\n")
+        return row
+
+    def note(self) -> str:
+        """What a report says of the rows that were taken over; nothing where there are none."""
+        return f"Rows measured in an earlier session (`--resume`): {self.taken_over}." if self.taken_over else ""
+
+
+def row_from(kind: type[R], document: Mapping[str, Any]) -> R:
+    """A row out of JSON; raises TypeError where keys are missing or unknown."""
+    return kind(**{name: _frozen(value) for name, value in document.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def documents(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Rows as JSON documents, with their fields in order."""
+    return [asdict(row) for row in rows]
 
 
 def median(values: Sequence[float]) -> float:

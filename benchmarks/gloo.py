@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.contributions import fill, relative_error
 from benchmarks.member import MemberSetup, TimedAveraging, parse_setup, processor_seconds, serve
-from benchmarks.peers import Peers
+from benchmarks.peers import Peers, PeersSetup
 from peer.system.death_signal import die_with_parent
 
 MODULE = "benchmarks.gloo"
@@ -25,7 +25,7 @@ def all_reduce_seconds(numel: int, num_processes: int, repeats: int) -> list[flo
     Raises:
         PeerFailedError: a process died or said nothing in time.
     """
-    with Peers(MODULE, codec="fp32", numel=numel, peers=num_processes, seed=0) as peers:
+    with Peers(PeersSetup(module=MODULE, codec="fp32", numel=numel, peers=num_processes, seed=0)) as peers:
         return [peers.average().seconds for _ in range(WARM_UP + repeats)][WARM_UP:]
 
 

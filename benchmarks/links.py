@@ -5,19 +5,36 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Picture
-
-from benchmarks.figures import COLOURS, BenchReport, Figure, Say, benchmark_parser, check_count, median, run_benchmark
-from benchmarks.kept import RESUME, KeptRows, of_earlier
-from benchmarks.peers import PeerFailedError, Peers
+from benchmarks.figures import (
+    RESUME,
+    BenchReport,
+    ResumableRows,
+    Say,
+    benchmark_parser,
+    check_count,
+    documents,
+    run_benchmark,
+)
+from benchmarks.links_report import (
+    ABOUT,
+    HEADER,
+    NAME,
+    NOTES,
+    LinkRow,
+    LinkSample,
+    Transfers,
+    draw,
+    figures,
+    line,
+    shares,
+)
+from benchmarks.peers import PeerFailedError, Peers, PeersSetup
 from benchmarks.processes import cpu_seconds
 from benchmarks.state_transfer import work
 from peer.errors import UserError
@@ -27,36 +44,13 @@ from peer.system.output_files import check_output_file
 from tests.network.chaos.namespaces import Internet
 from tests.network.chaos.relay import Link
 
-NAME = "links"
-ABOUT = "Payload as a share of the line rate over one link, one way, between two machines in network namespaces"
-NOTES = """\
-Two machines as network namespaces; the link between them is a relay in user space with a line rate, a delay in each
-direction and a queue of 100 ms, so it competes with the peers for the cores: `TCP` is a plain TCP connection over the
-same link in the same run. Of a packet of 1500 bytes on the line TCP leaves 1448: no share can be above 96.5%. `of the
-line` counts payload bytes, from the first request until the receiver has said that it has everything, with the start of
-the windows; each row is the median after one transfer that is not counted. The payload takes {line:g} s at line rate
-(at 500 Mbit/s: 1 GB, the state of 125M parameters), {quic:g} s over QUIC. TCP's buffers are allowed {buffers} MiB; rows
-that say {own} MiB are of this kernel's own setting; congestion control: {control}, and {direct} on direct connections.
-`node, direct` is a direct connection, with its opening; state transfer and exchange use those. A state transfer is a
-snapshot of anchor and momentum from one donor: opened, verified chunk by chunk and in its file. An exchange is that of
-a round of two peers, {numel:.0f}M parameters in int8 that both send and receive at the same time: contributions,
-reduced shards and signatures, without matching and votes; `of the line` is of each direction; as much is
-sent as in the other rows, in more rounds. CPU seconds are those of all peers with
-their daemons, and of the relay, for one transfer. The relay cuts TCP in segments of up to 64 KiB and carries QUIC
-packet by packet. The load average of the last minute is that of the whole machine: any excess over that of these few
-processes is other work, which competes for the cores. Loss-free, apart from the queue's overflow."""
 RATES, DELAY_MS, STREAMS, REPEATS = (100, 500), 25.0, (1, 2, 4), 3
 SECONDS_OF_LINE, SECONDS_OF_QUIC = 16.0, 4.0  # so much is sent: at 500 Mbit/s the state of 125M parameters
 EXCHANGED = 50_000_000  # parameters
 BUFFER_MIB = 16
-SHARE, GOALS = 0.9, ("node, direct, 1 stream", "state transfer", "exchange")
 TIMEOUT_S = 120.0
 TCP_BUFFERS = {"ipv4.tcp_wmem": "4096 16384", "ipv4.tcp_rmem": "4096 131072"}  # the least and the first, in bytes
 TCP_HOST, QUIC_HOST = "/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"
-HEADER: tuple[str, ...] = (
-    "Mbit/s", "RTT ms", "what", "payload Mbit/s", "of the line", "of plain TCP", "peers CPU s", "relay CPU s", "load",
-)  # fmt: skip
-Row = dict[str, Any]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,22 +83,21 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     for flag, path in (("--plot", arguments.plot), ("--report", arguments.report), ("--resume", arguments.resume)):
         if path is not None:
             check_output_file(path, flag)
-    rows: list[Row] = []
-    missing: list[Row] = []
+    rows: list[LinkRow] = []
+    missing: list[dict[str, int | str]] = []
     under = {name: vars(arguments)[name] for name in ("seed", "repeats", "delay_ms", "buffer_mib")}
-    kept, taken_over = KeptRows(arguments.resume, under), 0
+    kept = ResumableRows(LinkSample, arguments.resume, under)
     for mbit in dict.fromkeys(arguments.mbit):
         plain: float | None = None
         for what, measured in kinds(ShapedLine(mbit, arguments), arguments):
             try:
                 which = {"mbit": mbit, "rtt_ms": 2 * arguments.delay_ms, "what": what}
-                taken_over += (known := kept.of(which)) is not None
-                row = shares(known or kept.keep({**which, **measured()}), plain)
+                row = shares(kept.find(**which) or kept.keep(LinkSample(**which, **vars(measured()))), plain)
             except PeerFailedError as error:
                 say(f"{mbit} Mbit/s, {what}: {error}")
                 missing.append({"mbit": mbit, "what": what, "reason": str(error).splitlines()[0]})
                 continue
-            plain = row["payload_mbit"] if what == "TCP" else plain
+            plain = row.payload_mbit if what == "TCP" else plain
             rows.append(row)
             say(" | ".join(f"{name} {value}" for name, value in zip(HEADER, line(row), strict=True)))
     if not rows:
@@ -118,19 +111,13 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
         line=SECONDS_OF_LINE, quic=SECONDS_OF_QUIC, buffers=arguments.buffer_mib, own=own_buffer_mib(),
         control=congestion_control(), direct=congestion_control(direct=True), numel=EXCHANGED / 1e6,
     )
-    if taken_over:
-        notes = f"{notes}\n{of_earlier(taken_over)}"
+    if kept.taken_over:
+        notes = f"{notes}\n{kept.note()}"
     return BenchReport(
         name=NAME, about=ABOUT, seed=arguments.seed, figures=figures(rows), samples={}, notes=notes,
-        table=(HEADER, *map(line, rows)), options=tuple(options), more={"rows": rows, "not_measured": missing},
+        table=(HEADER, *map(line, rows)), options=tuple(options),
+        more={"rows": documents(rows), "not_measured": missing},
     )  # fmt: skip
-
-
-def shares(row: Row, plain: float | None) -> Row:
-    """A row with its rates; `plain`: Mbit/s of plain TCP over the same line."""
-    payload = 8e-6 * row["bytes"] / median(row["seconds"])
-    rates = {"payload_mbit": payload, "of_line": payload / row["mbit"], "of_plain": payload / plain if plain else None}
-    return {**row, **rates}
 
 
 class ShapedLine:
@@ -167,8 +154,10 @@ class ShapedLine:
             def start(index: int) -> AbstractContextManager[None]:
                 return internet.hosts[f"peer{index}"].entered()
 
-            with Peers(module, codec=codec, numel=numel, peers=count, seed=self.seed, timeout_s=TIMEOUT_S, host=host,
-                       start=start) as peers:  # fmt: skip
+            setup = PeersSetup(
+                module=module, codec=codec, numel=numel, peers=count, seed=self.seed, timeout_s=TIMEOUT_S, host=host
+            )
+            with Peers(setup, start=start) as peers:
                 peers.meet()
                 yield Meter(peers, internet, self.repeats)
 
@@ -181,20 +170,22 @@ class Meter:
     internet: Internet
     repeats: int
 
-    def of(self, payload: int, transfer: Callable[[int], list[float]]) -> Row:
-        """The row of a transfer of so many bytes; `transfer` does so many of them, and says how long each took."""
+    def of(self, payload: int, transfer: Callable[[int], list[float]]) -> Transfers:
+        """Transfers of so many bytes; `transfer` does so many of them, and says how long each took."""
         transfer(1)
         before = self._spent()
         seconds = transfer(self.repeats)
         peers, relay = ((after - was) / self.repeats for was, after in zip(before, self._spent(), strict=True))
-        return {"bytes": payload, "seconds": seconds, "peers_cpu_seconds": peers, "relay_cpu_seconds": relay,
-                "load_average_1_min": os.getloadavg()[0]}  # fmt: skip
+        return Transfers(
+            bytes=payload, seconds=tuple(seconds), peers_cpu_seconds=peers, relay_cpu_seconds=relay,
+            load_average_1_min=os.getloadavg()[0],
+        )
 
     def _spent(self) -> tuple[float, float]:
         return sum(map(cpu_seconds, self.peers.leaders)), self.internet.relays["peer0"].cpu_seconds()
 
 
-def kinds(line: ShapedLine, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Row]]]:
+def kinds(line: ShapedLine, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Transfers]]]:
     """What is sent, with how to send it; plain TCP first."""
     size, own = line.bytes_of(SECONDS_OF_LINE), f"{own_buffer_mib()} MiB"
     yield "TCP", lambda: send(line, TCP_HOST, 1, size, plain=True)
@@ -211,7 +202,7 @@ def kinds(line: ShapedLine, arguments: argparse.Namespace) -> Iterator[tuple[str
 
 def send(
     line: ShapedLine, host: str, streams: int, size: int, plain: bool = False, direct: bool = False, own: bool = False
-) -> Row:
+) -> Transfers:
     """Transfers of `size` bytes from peer 0 to peer 1: by plain TCP, directly, or else through libp2p."""
     with line.peers("benchmarks.link_peer", "none", size, 2, host, own) as meter:
         address = meter.internet.addresses["peer1"] if plain else None
@@ -221,21 +212,21 @@ def send(
         )
 
 
-def state(line: ShapedLine, size: int, own: bool = False) -> Row:
+def state(line: ShapedLine, size: int, own: bool = False) -> Transfers:
     """Snapshots of `size` bytes from the donor behind the link to a newcomer."""
     with line.peers("benchmarks.state_peer", "int8", size // 8, 3, TCP_HOST, own) as meter:
         work(meter.peers, 1, rounds=2)
 
         def transfer(times: int) -> list[float]:
             fetched = work(meter.peers, 1, fetches=times).transfers
-            if not all(one["right"] for one in fetched):
+            if not all(one.right for one in fetched):
                 raise UserError("a newcomer's state is not the certified one", "this is a bug")
-            return [one["ended"] - one["began"] for one in fetched]
+            return [one.seconds for one in fetched]
 
         return meter.of(size // 8 * 8, transfer)
 
 
-def exchange(line: ShapedLine) -> Row:
+def exchange(line: ShapedLine) -> Transfers:
     """Rounds of the peer behind the link and another one."""
     with line.peers("benchmarks.state_peer", "int8", EXCHANGED, 3, TCP_HOST) as meter:
 
@@ -260,49 +251,6 @@ def congestion_control(direct: bool = False) -> str:
         if direct:
             tune(connection)
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-
-
-def line(row: Row) -> tuple[str, ...]:
-    """A row as text."""
-    return (
-        str(row["mbit"]), f"{row['rtt_ms']:g}", row["what"], f"{row['payload_mbit']:.1f}", f"{row['of_line']:.0%}",
-        f"{row['of_plain']:.0%}" if row["of_plain"] is not None else "-",
-        f"{row['peers_cpu_seconds']:.2f}", f"{row['relay_cpu_seconds']:.2f}",
-        f"{row['load_average_1_min']:.1f}",
-    )  # fmt: skip
-
-
-def figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
-    """The share of the line that each reaches; nodes and transfers over TCP, what peers use, have a goal."""
-    found = []
-    for row in rows:
-        goal = SHARE if row["what"] in GOALS else None
-        name = f"{row['mbit']} Mbit/s: {row['what']}"
-        found.append(Figure(name=name, value=row["of_line"], unit="of the line", limit=goal, at_most=False))
-    return tuple(found)
-
-
-def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Write a PNG: a group of bars for each line rate."""
-    picture = Picture(figsize=(7.6, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(picture)
-    axes = picture.subplots()
-    kinds_seen, rates = list(dict.fromkeys(row["what"] for row in rows)), list(dict.fromkeys(r["mbit"] for r in rows))
-    width = 0.8 / len(kinds_seen)
-    for number, (what, colour) in enumerate(zip(kinds_seen, cycle(COLOURS), strict=False)):
-        own = [row for row in rows if row["what"] == what]
-        places = [rates.index(row["mbit"]) + (number - (len(kinds_seen) - 1) / 2) * width for row in own]
-        hatch = "///" if number >= len(COLOURS) else None
-        axes.bar(places, [row["of_line"] for row in own], 0.9 * width, color=colour, hatch=hatch, label=what,
-                 edgecolor="white", linewidth=0.0)  # fmt: skip
-    axes.axhline(SHARE, color="#888888", linewidth=0.8, linestyle="--", label="goal")
-    axes.set_xticks(range(len(rates)), [f"{rate} Mbit/s" for rate in rates])
-    axes.set_ylim(0.0, 1.0)
-    axes.set_ylabel("payload, share of the line rate")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.set_title("Payload over a distant link", fontsize=12, fontweight="bold", loc="left")
-    picture.savefig(path, format="png")
 
 
 if __name__ == "__main__":

@@ -74,27 +74,45 @@ class AveragingOutcome:
         return {name: max(one.phases[name] for one in self.timed) for name in self.timed[0].phases}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeersSetup:
+    """What all peers of a run have in common.
+
+    Attributes:
+        module: what a peer runs: its `Member`.
+        codec, numel, peers, seed: see `MemberSetup`.
+        timeout_s: for what a round waits for; an answer may take twice that, and ANSWER_S.
+        host: what each listens on.
+    """
+
+    module: str
+    codec: str
+    numel: int
+    peers: int
+    seed: int
+    timeout_s: float = TIMEOUT_S
+    host: str = LOOPBACK
+
+    def member(self, index: int, folder: str, first: str) -> MemberSetup:
+        """What one of them is told at its start."""
+        return MemberSetup(
+            codec=self.codec, numel=self.numel, peers=self.peers, index=index, seed=self.seed, folder=folder,
+            timeout_s=self.timeout_s, first=first, host=self.host,
+        )
+
+
 class Peers:
     """All peers of one system, codec and size; use it as a context.
 
     Args:
-        module: what a peer runs: its `Member`.
-        codec, numel, peers, seed: see `MemberSetup`.
+        setup: of the peers.
         python: interpreter of the peers; this one's by default.
-        timeout_s: for what a round waits for; an answer may take twice that, and ANSWER_S.
-        host: what each listens on.
         start: entered while the process of a peer, given by its number, is started: a network namespace, say.
     """
 
-    def __init__(
-        self, module: str, *, codec: str, numel: int, peers: int, seed: int, python: str | None = None,
-        timeout_s: float = TIMEOUT_S, host: str = LOOPBACK, start: Start | None = None,
-    ) -> None:
+    def __init__(self, setup: PeersSetup, *, python: str | None = None, start: Start | None = None) -> None:
         self._start_in = start or (lambda _index: contextlib.nullcontext())
-        self._module, self._python, self._answer_s = module, python or sys.executable, 2 * timeout_s + ANSWER_S
-        given = {"codec": codec, "numel": numel, "peers": peers, "seed": seed, "timeout_s": timeout_s, "host": host}
-        self._given: dict[str, Any] = given
-        self._count = peers
+        self._setup, self._python, self._answer_s = setup, python or sys.executable, 2 * setup.timeout_s + ANSWER_S
         self._folder = tempfile.TemporaryDirectory(prefix="atoll-benchmark-", ignore_cleanup_errors=True)
         self._processes: list[subprocess.Popen[str]] = []
         self._answers: list[queue.Queue[str]] = []
@@ -102,9 +120,9 @@ class Peers:
     def __enter__(self) -> Peers:
         try:
             first = self._start("")
-            while len(self._processes) < self._count:
+            while len(self._processes) < self._setup.peers:
                 self._spawn(first)
-            for index in range(1, self._count):
+            for index in range(1, self._setup.peers):
                 self._hear(index)
         except BaseException:
             self._close()
@@ -191,10 +209,10 @@ class Peers:
 
     def _spawn(self, first: str) -> None:
         index = len(self._processes)
-        setup = MemberSetup(index=index, folder=self._folder.name, first=first, **self._given)
+        setup = self._setup.member(index, self._folder.name, first)
         with self._log(index).open("w") as log, self._start_in(index):
             process = subprocess.Popen(
-                [self._python, "-m", self._module, json.dumps(asdict(setup))], stdin=subprocess.PIPE,
+                [self._python, "-m", self._setup.module, json.dumps(asdict(setup))], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1, start_new_session=True, cwd=ROOT,
             )
         self._processes.append(process)
@@ -209,7 +227,7 @@ class Peers:
                 process.stdin.write(json.dumps({"do": what, "given": given}) + "\n")
             except OSError:
                 raise self._failure(index, "is gone") from None
-        return [self._hear(index) for index in range(self._count)]
+        return [self._hear(index) for index in range(self._setup.peers)]
 
     def _hear(self, index: int) -> Any:
         try:
@@ -222,7 +240,7 @@ class Peers:
 
     def _failure(self, index: int, what: str) -> PeerFailedError:
         log = self._log(index).read_text(errors="replace")[-LOG_CHARS:].strip()
-        return PeerFailedError(f"peer {index} of {self._count} ({self._module}) {what}\n{log}")
+        return PeerFailedError(f"peer {index} of {self._setup.peers} ({self._setup.module}) {what}\n{log}")
 
     def _log(self, index: int) -> Path:
         return Path(self._folder.name) / f"{index}.log"

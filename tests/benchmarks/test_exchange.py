@@ -16,10 +16,11 @@ import torch
 from benchmarks import exchange, exchange_report, peers
 from benchmarks.contributions import TILE, fill, relative_error
 from benchmarks.environment import CONSTRAINTS, MARKER, PACKAGES, prepared
-from benchmarks.exchange import Run, build_parser, plan, right_averagings
+from benchmarks.exchange import build_parser, plan, right_averagings, row_of
+from benchmarks.exchange_report import NotMeasured, Run
 from benchmarks.figures import run_benchmark
 from benchmarks.member import TimedAveraging
-from benchmarks.peers import ROOT, AveragingOutcome, Peers
+from benchmarks.peers import ROOT, AveragingOutcome, Peers, PeersSetup
 from peer.errors import UserError
 
 NUMEL = 3 * TILE + 17
@@ -32,8 +33,7 @@ def row(system: str, codec: str, seconds: float, peers: int = 4, params: int = 5
         timed=(TimedAveraging(began=0.0, ended=seconds, cpu=(0.0, 0.0), phases=phases if system == "atoll" else {}),),
         cpu_s=2.0, daemon_cpu_s=0.5, error=0.001,
     )  # fmt: skip
-    memory = exchange.memory([10, 20], [10 + rise, 20])
-    return {**vars(run), **exchange.timing(run, [averaged]), **memory, "averagings": 7, "wrong": 1}
+    return replace(row_of(run, [averaged], [10, 20], [10 + rise, 20]), averagings=7, wrong=1)
 
 
 def contributions(count: int, seed: int = 3) -> torch.Tensor:
@@ -92,7 +92,7 @@ class TestMemory:
         assert Peers.memory_at_rest(SimpleNamespace(memory=lambda: [next(readings)])) == [14 * 10**6]
 
     def test_nobody_looks_while_the_result_is_checked(self, monkeypatch) -> None:
-        group = Peers("none", codec="int8", numel=10, peers=2, seed=1)
+        group = Peers(PeersSetup(module="none", codec="int8", numel=10, peers=2, seed=1))
         taken, looked, threads = [3, 5], threading.Event(), threading.active_count()
 
         def look() -> list[int]:
@@ -131,17 +131,19 @@ class TestSamples:
         assert self.averaged.phases == {"exchange": 2.0, "commit": 0.7}
 
     def test_hivemind_counts_from_its_last_member_and_others_from_their_first(self) -> None:
-        seconds = {
-            system: exchange.timing(Run(system=system, codec="none", peers=2, params=10**6), [self.averaged])
+        rows = {
+            system: row_of(Run(system=system, codec="none", peers=2, params=10**6), [self.averaged], [1], [2])
             for system in exchange.SYSTEMS
         }
-        assert seconds["hivemind"]["seconds_median"] == pytest.approx(2.3)
-        assert seconds["atoll"]["seconds_median"] == seconds["gloo"]["seconds_median"] == pytest.approx(2.5)
-        assert seconds["atoll"]["mb_per_second"] == pytest.approx(1.6)
+        assert rows["hivemind"].seconds_median == pytest.approx(2.3)
+        assert rows["atoll"].seconds_median == rows["gloo"].seconds_median == pytest.approx(2.5)
+        assert rows["atoll"].mb_per_second == pytest.approx(1.6)
 
     def test_memory_is_that_of_the_peer_where_it_is_largest(self) -> None:
-        found = exchange.memory([100, 300], [180, 310])
-        assert found == {"peak_memory_bytes": 80, "peak_memory_absolute_bytes": 310, "idle_memory_bytes": 300}
+        run = Run(system="atoll", codec="int8", peers=2, params=10**6)
+        found = row_of(run, [self.averaged], [100, 300], [180, 310])
+        memory = (found.peak_memory_bytes, found.peak_memory_absolute_bytes, found.idle_memory_bytes)
+        assert memory == (80, 310, 300)
 
     @pytest.mark.parametrize("error", [0.71, float("nan")])
     def test_wrong_results_are_made_again_but_not_for_ever(self, error: float) -> None:
@@ -183,11 +185,11 @@ class TestReport:
         header, measured = exchange_report.table([row("gloo", "fp32", 0.5)])
         assert measured == ("4", "50M", "gloo", "fp32", "0.500", "400", "2.00", "0.50", "0", "0.001", "1 of 7")
         assert len(header) == len(measured)
-        missing = {"system": "hivemind", "codec": "none", "peers": 8, "params": 10**6, "reason": "too large"}
+        missing = NotMeasured(system="hivemind", codec="none", peers=8, params=10**6, reason="too large")
         assert exchange_report.notes([missing]).endswith("Not measured:\n\n- 8 x 1M, hivemind none: too large.")
         assert exchange_report.notes([]) == exchange_report.NOTES
-        several = exchange_report.notes([], ["hivemind quantile-8bit"], 2)
-        assert "\nRows measured in an earlier session (`--resume`): 2.\n" in several
+        several = exchange_report.notes([], ["hivemind quantile-8bit"], "Rows: 2.")
+        assert "\nRows: 2.\n" in several
         assert several.endswith("Not measured:\n\n- hivemind quantile-8bit: left out by `--codecs`.")
 
     def test_the_picture_is_drawn(self, tmp_path) -> None:

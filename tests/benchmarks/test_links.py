@@ -6,30 +6,19 @@ import contextlib
 
 import pytest
 
-from benchmarks.kept import KeptRows
-from benchmarks.links import (
-    SECONDS_OF_LINE,
-    SHARE,
-    Meter,
-    ShapedLine,
-    build_parser,
-    draw,
-    exchange,
-    figures,
-    kinds,
-    line,
-    measure,
-)
+from benchmarks.figures import ResumableRows
+from benchmarks.links import SECONDS_OF_LINE, Meter, ShapedLine, build_parser, exchange, kinds, measure
+from benchmarks.links_report import SHARE, LinkRow, LinkSample, draw, figures, line
 from peer.errors import UserError
 
 
 def measured(what: str = "node, TCP, 1 stream", mbit: int = 100, of_line: float = 0.95, plain: float | None = 96.0):
     payload = mbit * of_line
-    return {
-        "mbit": mbit, "rtt_ms": 50.0, "what": what, "payload_mbit": payload, "of_line": of_line,
-        "of_plain": payload / plain if plain else None, "peers_cpu_seconds": 1.5, "relay_cpu_seconds": 0.25,
-        "load_average_1_min": 3.14,
-    }  # fmt: skip
+    return LinkRow(
+        mbit=mbit, rtt_ms=50.0, what=what, bytes=1, seconds=(1.0,), payload_mbit=payload, of_line=of_line,
+        of_plain=payload / plain if plain else None, peers_cpu_seconds=1.5, relay_cpu_seconds=0.25,
+        load_average_1_min=3.14,
+    )  # fmt: skip
 
 
 def test_a_row_as_text() -> None:
@@ -51,12 +40,12 @@ def test_a_picture_is_drawn(tmp_path) -> None:
 def test_rows_of_an_earlier_sitting_are_taken_over(tmp_path) -> None:
     path, said = tmp_path / "rows.jsonl", []
     arguments = build_parser().parse_args(f"--mbit 100 --streams 1 --resume {path}".split())
-    kept = KeptRows(path, {"seed": 17, "repeats": 3, "delay_ms": 25.0, "buffer_mib": 16})
+    kept = ResumableRows(LinkSample, path, {"seed": 17, "repeats": 3, "delay_ms": 25.0, "buffer_mib": 16})
     names = [what for what, _ in kinds(ShapedLine(100, arguments), arguments)]
     for number, what in enumerate(names):
-        seconds = [1.0, 1.0 + number, 9.0]
+        seconds = (1.0, 1.0 + number, 9.0)
         costs = {"peers_cpu_seconds": 1.0, "relay_cpu_seconds": 0.5, "load_average_1_min": 0.1}
-        kept.keep({"mbit": 100, "rtt_ms": 50.0, "what": what, "bytes": 10_000_000, "seconds": seconds, **costs})
+        kept.keep(LinkSample(mbit=100, rtt_ms=50.0, what=what, bytes=10_000_000, seconds=seconds, **costs))
     report = measure(arguments, said.append)
     shares = [0.8 / (1 + number) for number in range(len(names))]
     assert [row["of_line"] for row in report.more["rows"]] == pytest.approx(shares)

@@ -8,26 +8,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import state_transfer
-from benchmarks.state_transfer import (
-    DELAY,
-    MB_PER_SECOND,
-    Done,
-    build_parser,
-    draw,
-    figures,
-    in_memory,
-    line,
-    measure,
-    row,
-)
+from benchmarks.state_transfer import Done, Transfer, build_parser, in_memory, measure, row
+from benchmarks.state_transfer_report import DELAY, MB_PER_SECOND, StateRow, draw, figures, line
 from peer.errors import UserError
 
 
-def fetch(began: float, seconds: float) -> dict:
-    return {"began": began, "ended": began + seconds, "adopt_seconds": 0.5, "chunks": [3, 1], "right": True}
+def fetch(began: float, seconds: float) -> Transfer:
+    return Transfer(began=began, ended=began + seconds, adopt_seconds=0.5, chunks=(3, 1), right=True)
 
 
-def measured(params: int = 125_000_000, donors: int = 2, seconds: float = 4.0) -> dict:
+def measured(params: int = 125_000_000, donors: int = 2, seconds: float = 4.0) -> StateRow:
     quiet = [(0.0, 1.0), (10.0, 11.2), (20.0, 21.0)]
     mixed = [(30.0, 31.1), (40.0, 41.3), (50.0, 51.0), (60.0, 61.0)]
     during = [fetch(29.5, 1.0), fetch(41.2, 1.0), fetch(51.5, 2.0)]
@@ -37,12 +27,12 @@ def measured(params: int = 125_000_000, donors: int = 2, seconds: float = 4.0) -
 
 def test_rounds_that_a_transfer_overlaps_are_compared_with_the_others() -> None:
     one = measured()
-    assert one["round_seconds_during"] == pytest.approx([1.1, 1.3])
-    assert one["round_seconds"] == pytest.approx([1.0, 1.2, 1.0, 1.0, 1.0])
-    assert one["delay"] == pytest.approx(1.2)
-    assert one["round_seconds_writing"] == pytest.approx([1.3])
-    assert one["delay_writing"] == pytest.approx(1.3)
-    assert (one["seconds_first"], one["mb_per_second"], one["bytes"]) == (9.0, 250.0, 1_000_000_000)
+    assert one.round_seconds_during == pytest.approx([1.1, 1.3])
+    assert one.round_seconds == pytest.approx([1.0, 1.2, 1.0, 1.0, 1.0])
+    assert one.delay == pytest.approx(1.2)
+    assert one.round_seconds_writing == pytest.approx([1.3])
+    assert one.delay_writing == pytest.approx(1.3)
+    assert (one.seconds_first, one.mb_per_second, one.bytes) == (9.0, 250.0, 1_000_000_000)
     assert line(one) == ("125M", "2", "250", "4.00", "9.00", "0.50", "6.00", "3.00", "1.00", "1.20", "1.20", "1.30")
 
 

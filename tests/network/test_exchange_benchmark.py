@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import exchange
 from benchmarks.figures import run_benchmark
-from benchmarks.peers import PeerFailedError, Peers
+from benchmarks.peers import PeerFailedError, Peers, PeersSetup
 from benchmarks.processes import session_pids
 
 KEYS = {
@@ -53,12 +53,12 @@ def test_a_second_sitting_takes_over_the_rows_of_the_first(tmp_path, monkeypatch
         documents.append(json.loads(capsys.readouterr().out))
     first, second = documents
     assert second["rows"] == first["rows"]
-    assert "earlier sitting" not in first["notes"]
+    assert "earlier session" not in first["notes"]
     assert "\nRows measured in an earlier session (`--resume`): 1." in second["notes"]
 
 
 def test_a_peer_that_dies_is_named_and_none_outlives_the_run() -> None:
-    with Peers("benchmarks.gloo", codec="fp32", numel=20_000, peers=2, seed=1) as peers:
+    with Peers(PeersSetup(module="benchmarks.gloo", codec="fp32", numel=20_000, peers=2, seed=1)) as peers:
         leaders = list(peers.leaders)
         peers.meet()
         before, watched = peers.memory(), peers.go(watch=True)
@@ -80,7 +80,10 @@ def hivemind_error(codec: str) -> float:
 
 
 def pair_error(codec: str) -> float:
-    with Peers("benchmarks.hivemind_peer", codec=codec, numel=20_000, peers=2, seed=1, timeout_s=15.0) as peers:
+    setup = PeersSetup(
+        module="benchmarks.hivemind_peer", codec=codec, numel=20_000, peers=2, seed=1, timeout_s=15.0
+    )
+    with Peers(setup) as peers:
         leaders = list(peers.leaders)
         error = peers.average().error
     assert [session_pids(leader) for leader in leaders] == [[], []]

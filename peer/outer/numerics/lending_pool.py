@@ -19,10 +19,6 @@ class _Block(Generic[Values]):
     memory: NDArray[Values]
     borrower: Callable[[], Any] = lambda: None
 
-    @property
-    def free(self) -> bool:
-        return self.borrower() is None
-
     def lend(self, n: int) -> NDArray[Values]:
         lent = self.memory[:n]  # an object of its own, which ends with the last view
         self.borrower = ref(lent)
@@ -53,7 +49,7 @@ class LendingPool(Generic[Values]):
         exists. The smallest free block that fits is taken; if none does, the free ones make room for another.
         """
         with self._lock:
-            fitting = [block for block in self._blocks if block.free and len(block.memory) >= n]
+            fitting = [block for block in self._blocks if block.borrower() is None and len(block.memory) >= n]
             if fitting:
                 return min(fitting, key=lambda block: len(block.memory)).lend(n)
             room = max(n, self._least)
@@ -76,7 +72,7 @@ class LendingPool(Generic[Values]):
 
     def _shrink(self, limit: int) -> None:
         """Give back free blocks, the oldest first, until no more is kept, if that can be."""
-        for block in [block for block in self._blocks if block.free]:
+        for block in [block for block in self._blocks if block.borrower() is None]:
             if self.size <= limit:
                 return
             self._blocks.remove(block)

@@ -54,6 +54,15 @@ class ContributionLedger:
         self.steps -= steps
         self._tokens_in_base = tokens
 
+    def drop(self, tokens: int) -> None:
+        """Of so many tokens, those are lost that were trained since the outstanding snapshot, or since the anchor.
+
+        The steps count: the next contribution is due when it was, and no member of the group waits for it.
+        """
+        kept = self._marked_tokens if self.outstanding is not None else self._tokens_in_base
+        self._tokens_in_base += tokens - kept
+        self._marked_tokens = tokens
+
     def close(self) -> None:
         """There is a new anchor, and this process has read it."""
         self.outstanding = None

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from peer.link.memory import SharedState
+from peer.outer.aggregate.gram import largest_magnitude
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.state.carry import carry_progress_
+from peer.outer.state.outer_state import LARGEST_VALUE
 
 
 class LocalParameters(Protocol):
@@ -61,6 +63,21 @@ class LocalAnchor:
         carry_progress_(self.scratch, self.memory.snapshot if contributed else self.base, self.memory.anchor)
         self.replica.write(self.scratch)
         self.keep(round)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the local parameters are finite, and a contribution that can be averaged and applied."""
+        self.replica.read(self.scratch)
+        return self.fits(self.scratch)
+
+    def fits(self, local: Tensor) -> bool:
+        """As `usable`, for fp32 [P]."""
+        torch.sub(local, self.base, out=self.scratch)
+        return largest_magnitude(self.scratch) <= LARGEST_VALUE  # NaN compares as false
+
+    def drop(self, outstanding: bool) -> None:
+        """local <- the snapshot that is on its way, if one is, else the anchor."""
+        self.replica.write(self.memory.snapshot if outstanding else self.base)
 
     def keep(self, round: int) -> None:
         """Copy what the agent may change again as soon as it hears that this process has merged."""

@@ -111,6 +111,10 @@ class LockstepSync(SwarmSync):
         if self._ledger.outstanding is not None and self._ledger.outstanding == message.after:
             self.agent.send(self._ledger.hand_over())
 
+    @property
+    def _sent_parameters(self) -> bool:
+        return False  # a gradient
+
     def _hand_over(self) -> None:
         self._ledger.mark(self.tokens)
         self.agent.send(self._ledger.hand_over())

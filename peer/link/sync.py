@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +19,9 @@ from peer.link.messages import Anchor, Merged, Message, WantSnapshot
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
 from peer.outer.policy.schedules import Every
+
+log = logging.getLogger(__name__)
+HOPELESS_STEPS = 10  # skipped in a row: parameters that are finite and yield no finite loss
 
 
 class SwarmSync:
@@ -48,6 +53,7 @@ class SwarmSync:
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger()
         self.rounds_contributed = 0
         self._resumed = False
+        self._bad_steps = self._drops = 0
 
     def begin(self, anchor: Anchor) -> None:
         """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
@@ -164,6 +170,28 @@ class SwarmSync:
     def _count(self, result: StepReport) -> None:
         self._tally.count(result)
         self._ledger.steps += 1
+        finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
+        self._bad_steps = 0 if finite else self._bad_steps + 1
+        hopeless = self._bad_steps % HOPELESS_STEPS == 0 and self._ledger.unsent(self.tokens) > 0
+        if not finite and (hopeless or not self._local.usable):
+            self._drop_progress()
+
+    def _drop_progress(self) -> None:
+        """Go on from what the swarm has agreed on, or will have: nothing comes of parameters that are not finite."""
+        self._drops += 1
+        if self._drops & (self._drops - 1) == 0:  # once, and then ever more rarely
+            lost = self._ledger.unsent(self.tokens)
+            log.warning(
+                "loss or parameters are not finite (NaN or infinity): dropping up to %d tokens of local progress and "
+                "continuing from the anchor of round %d (%d times so far)", lost, self.round, self._drops,
+            )  # fmt: skip
+        self._local.drop(self._sent_parameters)
+        self._ledger.drop(self.tokens)
+
+    @property
+    def _sent_parameters(self) -> bool:
+        """The shared snapshot holds parameters that are on their way into the anchor."""
+        return self._ledger.outstanding is not None
 
     def _show_progress(self) -> None:
         if self._tally.report_due():
@@ -185,6 +213,10 @@ class SwarmSync:
 
     def _hand_over(self) -> None:
         self._local.replica.read(self.memory.snapshot)
+        if not self._local.fits(self.memory.snapshot):
+            self._ledger.outstanding = None  # the agent asks for another one: that is void
+            self._drop_progress()
+            self._local.replica.read(self.memory.snapshot)
         self._ledger.armed = False
         self._ledger.mark(self.tokens)
         self.agent.send(self._ledger.hand_over())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
 from peer.link.messages import Anchor, LivePeers, Message, RoundEnded, Saved
@@ -126,6 +127,9 @@ class PeerHooks:
         parameters = peer.sync.anchor.clone()
         peer.replica.read(parameters)
         tensors = {"inner": {"parameters": parameters}, "optimizer": optimizer_tensors(peer.optimizer)}
+        for name, tensor in (*tensors["inner"].items(), *tensors["optimizer"].items()):
+            if not bool(tensor.isfinite().all()):
+                raise CheckpointError(f"{name} is not finite (NaN or infinity)", "the checkpoints before are kept")
         return tensors, {
             "run_id": peer.manifest.run_id,
             "lineage_id": saved.lineage_id,

@@ -82,6 +82,14 @@ def load_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) 
     _replace_state(optimizer, {parameters[name][0]: state for name, state in loaded.items()})
 
 
+def reset_broken_state(optimizer: Optimizer) -> bool:
+    """Begin with an empty state if this one is not finite, as it would spoil the parameters at once; whether it was."""
+    broken = any(not bool(tensor.isfinite().all()) for tensor in optimizer_tensors(optimizer).values())
+    if broken:
+        load_optimizer_tensors(optimizer, {})
+    return broken
+
+
 def _replace_state(optimizer: Optimizer, loaded: Mapping[Tensor, dict[str, Tensor]]) -> None:
     momentum = optimizer.momentum if isinstance(optimizer, MuonAdamW) else {}
     for parameter, buffer in momentum.items():

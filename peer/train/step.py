@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from peer.protocol.manifest import InnerSpec
 from peer.train.device import autocast
-from peer.train.optim import Optimizer
+from peer.train.optim import Optimizer, reset_broken_state
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Trainer:
         self.model = model
         self.optimizer = optimizer
         self.skipped_steps = 0
+        self._skipped_in_row = 0
         self._max_grad_norm = inner.max_grad_norm
         self._device = device
         self._lr_at = lr_at
@@ -87,10 +88,9 @@ class Trainer:
         loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
         skipped = not (math.isfinite(loss_value) and math.isfinite(norm_value))
         if skipped:
-            self.skipped_steps += 1
-            log.warning("step skipped: loss %s, gradient norm %s (skipped so far: %d)",
-                        loss_value, norm_value, self.skipped_steps)
+            self._skip(loss_value, norm_value)
         else:
+            self._skipped_in_row = 0
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
@@ -98,6 +98,15 @@ class Trainer:
         tokens = 0 if skipped else batch_bt.shape[0] * (batch_bt.shape[1] - 1)
         return StepResult(loss=loss_value, tokens=tokens, grad_norm=norm_value, learning_rate=rate,
                           seconds=self._clock() - started, skipped=skipped)
+
+    def _skip(self, loss: float, norm: float) -> None:
+        """Count it; of many in a row the 1st, the 10th, the 100th is reported."""
+        self.skipped_steps += 1
+        self._skipped_in_row += 1
+        if math.log10(self._skipped_in_row).is_integer():
+            log.warning("step skipped: loss %s, gradient norm %s (skipped so far: %d)", loss, norm, self.skipped_steps)
+        if reset_broken_state(self.optimizer):
+            log.warning("the state of the inner optimizer is not finite: it begins again")
 
 
 def language_loss(model: nn.Module, batch_bt: Tensor) -> Tensor:

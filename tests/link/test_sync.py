@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -231,3 +232,60 @@ def test_other_messages_reach_the_trainer_and_fatal_ones_do_not_end_training(pee
     peer.steps(1)
     assert peer.heard == [swarm, Anchor(round=1, lineage_id=LINEAGE, contributed=None)]
     assert "no bootstrap start it" in caplog.text
+
+
+SPOILT = Step(tokens=0, loss=math.nan, grad_norm=math.nan)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
+def test_parameters_that_are_not_finite_are_dropped_for_the_anchor_and_said_once(peer, value, caplog):
+    peer.steps(2)
+    for _ in range(3):
+        peer.replica.flat[3] = value
+        peer.sync.after_step(SPOILT)
+        assert torch.equal(peer.replica.flat, torch.arange(NUMEL).float())
+    assert [record.levelname[:4] for record in caplog.records] == ["WARN", "WARN"]
+    assert "dropping up to 20 tokens of local progress" in caplog.messages[0]
+    (snapshot,) = peer.agent.take(Snapshot)
+    assert snapshot.tokens == 1, "what was trained before is lost; the round is due when it was"
+    assert torch.equal(peer.memory.snapshot, torch.arange(NUMEL).float())
+
+
+def test_what_is_on_its_way_is_not_lost_with_what_came_after_it(peer):
+    peer.steps(STEPS + 1)
+    sent = peer.memory.snapshot.clone()
+    peer.replica.flat[0] = math.nan
+    peer.sync.after_step(SPOILT)
+    assert torch.equal(peer.replica.flat, sent)
+    assert peer.sync.progress()["unsent_tokens"] == 10 * STEPS
+    peer.commit(3.0, contributed=1)
+    peer.sync.poll()
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 3.0)
+    assert peer.sync.progress()["unsent_tokens"] == 0
+    assert peer.sync.rounds_contributed == 1
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_snapshot_that_is_not_finite_is_never_handed_over(peer, asked):
+    peer.steps(STEPS if asked else STEPS - 1)
+    peer.agent.take(Snapshot)
+    peer.replica.flat[0] = math.inf  # after a step that was finite
+    if asked:
+        peer.agent.inbox.append(WantSnapshot(after=1))
+    peer.steps(1)
+    (snapshot,) = peer.agent.take(Snapshot)
+    assert torch.equal(peer.memory.snapshot, torch.arange(NUMEL).float())
+    assert snapshot.tokens == 1
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL).float())
+
+
+def test_one_step_that_is_skipped_loses_nothing_and_ten_in_a_row_all(peer):
+    peer.steps(1)
+    before = peer.replica.flat.clone()
+    for _ in range(9):
+        peer.sync.after_step(SPOILT)
+        peer.agent.take(Snapshot)
+        peer.sync._ledger.close()
+    assert torch.equal(peer.replica.flat, before)
+    peer.sync.after_step(SPOILT)
+    assert torch.equal(peer.replica.flat, torch.arange(NUMEL).float())

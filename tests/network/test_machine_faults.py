@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.processes import JoinedPeer, until
 from tests.shims import FULL_DISK, NO_FOLDER_FSYNC, preload
@@ -68,6 +69,59 @@ def test_a_full_disk_stops_nothing_and_checkpoints_come_back_with_the_space(
         assert len(told) == 1, told
         assert any("is written again" in line for line in tight.said("info"))
         assert "Traceback" not in tight.log_text()
+
+
+SPOIL = """
+import os, sys, threading, time
+
+def watch():
+    while not hasattr(sys.modules.get("peer.train.step"), "Trainer"):
+        time.sleep(0.05)
+    trainer = sys.modules["peer.train.step"].Trainer
+    step = trainer.step
+
+    def spoilt(self, batch):
+        if os.path.exists(os.environ["SPOILT_BY"]):
+            os.remove(os.environ["SPOILT_BY"])
+            next(self.model.parameters()).data.fill_(float("nan"))
+        return step(self, batch)
+
+    trainer.step = spoilt
+
+if "peer.cli" in sys.orig_argv:
+    threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("bootstrap", [manifest()], indirect=True)
+def test_parameters_that_become_nan_cost_one_peer_its_progress_and_nothing_else(
+    tmp_path: Path, bootstrap: BootstrapProcess
+) -> None:
+    """As of a broken processor: the weights of one peer are NaN at once."""
+    (tmp_path / "sitecustomize.py").write_text(SPOIL)
+    flag = tmp_path / "spoil"
+    env = {"PYTHONPATH": str(tmp_path), "SPOILT_BY": str(flag)}
+    with (
+        closing(JoinedPeer(tmp_path / "other", bootstrap.address)) as other,
+        closing(JoinedPeer(tmp_path / "spoilt", bootstrap.address, "--save-steps", "5", env=env)) as spoilt,
+    ):
+        spoilt.wait_for(lambda: len(spoilt.committed) > 1)
+        flag.touch()
+        spoilt.wait_for(lambda: not flag.exists())
+        before = other.round
+        other.wait_for(lambda: other.round >= before + 5 and spoilt.round >= before + 5)
+        since = [event for event in other.events("round") if event["round"] > before]
+        assert {event["status"] for event in since} == {"committed"}
+        spoilt.process.send_signal(signal.SIGTERM)
+        assert spoilt.process.wait(30.0) == 0, spoilt.log_text()
+        assert [line.split(":")[0] for line in spoilt.said("warning")] == [
+            "step skipped", "loss or parameters are not finite (NaN or infinity)",
+        ]  # fmt: skip
+        kept = list_checkpoints(spoilt.folder / "checkpoints")
+        assert len(kept) == 3
+        for path in kept:
+            tensors, _ = read_checkpoint(path)
+            assert all(bool(tensor.isfinite().all()) for named in tensors.values() for tensor in named.values())
 
 
 @pytest.mark.parametrize("bootstrap", [manifest(f", total: {ROUNDS}")], indirect=True)

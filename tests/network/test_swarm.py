@@ -58,6 +58,25 @@ def test_a_round_counts_what_came_before_this_peer_began_it(make_swarm: MakeSwar
         assert record.bytes_received == pytest.approx(record.bytes_sent, rel=0.05)
 
 
+def test_a_peer_whose_parameters_are_not_finite_costs_the_others_no_round(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(steps=5)
+    swarm.bootstrap()
+    members = swarm.add("a", "b", "spoilt")
+    spoilt = members[2]
+    swarm.drive(lambda: all(in_full_rounds(member, 3) for member in members), 120.0)
+    assert spoilt.replica is not None
+    for value in (float("nan"), float("inf"), 1e30):
+        before = [len(member.records) for member in members]
+        spoilt.replica.flat[7] = value
+        swarm.drive(lambda: all(len(m.records) >= n + 3 for m, n in zip(members, before, strict=True)), 60.0)  # noqa: B023
+        for member, count in zip(members, before, strict=True):
+            later = [(record.status, len(record.members)) for record in member.records[count:]]
+            assert later == [("committed", 3)] * len(later), "nobody aborted, and nobody was left out"
+        assert bool(spoilt.replica.flat.isfinite().all())
+    assert len(swarm.drive_together(members)) == 1
+    assert all(bool(member.sync.memory.anchor.isfinite().all()) for member in members if member.sync is not None)
+
+
 def test_three_peers_commit_full_rounds_and_arrive_at_the_computed_anchor(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(steps=5)
     genesis = swarm.bootstrap().genesis()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 
 from peer.checkpoint import store
+from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from peer.checkpoint.writer import CheckpointWriter
 from peer.link.messages import Save, Saved
@@ -181,3 +183,22 @@ def test_an_agent_that_goes_at_the_end_ends_no_trainer(saving, caplog):
     assert "no checkpoint at step 7: it fell over" in caplog.text
     assert not saving.waiting
     saving.close()
+
+
+def test_what_is_not_worth_keeping_is_not_written_and_prunes_nothing(tmp_path, agent, caplog):
+    finite = [True]
+
+    def inner(_: Saved):
+        if not finite[0]:
+            raise CheckpointError("parameters is not finite")
+        return {"inner": {"parameters": torch.ones(3)}}, {}
+
+    saving = Saving(agent, CheckpointWriter(tmp_path, keep=1), inner)
+    for step in (7, 8, 9):
+        saving.ask(step)
+        saving.answered(agent.answer(), step, 3)
+        finite[0] = False
+    saving.close()
+    assert written(tmp_path) == ["checkpoint-7"]
+    assert not saving.complete
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "once"

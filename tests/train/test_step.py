@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec
-from peer.train.optim import build_optimizer
+from peer.train.optim import build_optimizer, optimizer_tensors
 from peer.train.step import Trainer, language_loss
 from tests.train.tiny import random_batches, tiny_model
 
@@ -86,6 +86,33 @@ def test_a_step_that_is_not_finite_moves_nothing_and_is_counted(poison, caplog):
     handle.remove()
     assert not trainer.step(batch).skipped
     assert trainer.skipped_steps == 1
+
+
+def test_of_many_skipped_steps_a_few_are_reported(caplog):
+    trainer, batch = make_trainer(), random_batches(1)[0]
+    trainer.model.register_forward_hook(_spoil_logits)
+    for _ in range(200):
+        trainer.step(batch)
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["1)", "10)", "100)"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizer_state_that_is_not_finite_begins_again(caplog, optimizer):
+    """Or it would spoil the parameters again, whatever they are restored to."""
+    inner = InnerSpec(max_grad_norm=0.05, optimizer=optimizer)
+    model, batch = tiny_model(), random_batches(1)[0]
+    trainer = Trainer(model, build_optimizer(model, inner), inner, CPU, lambda: 1e-2)
+    trainer.step(batch)
+    whole = [parameter.detach().clone() for parameter in model.parameters()]
+    for tensor in optimizer_tensors(trainer.optimizer).values():
+        tensor.fill_(math.inf)
+    trainer.step(batch)
+    assert trainer.step(batch).skipped, "the parameters are spoilt now"
+    assert "the state of the inner optimizer is not finite" in caplog.text
+    for parameter, value in zip(model.parameters(), whole, strict=True):
+        parameter.data.copy_(value)
+    assert not trainer.step(batch).skipped
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def test_bf16_needs_cuda():

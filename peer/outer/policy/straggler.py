@@ -155,17 +155,17 @@ class Backup:
 
     def _connected_s(self, components: _Components, arrived: Mapping[int, float], rounds_left: int) -> float:
         """When enough components were present, in seconds; infinity if they are not yet."""
-        component_of, known, everybody = components.of, set(components.expected), set(components.members)
+        component_of, known, connected = components.of, set(components.expected), set(components.members)
         # Asked after every arrival: with many peers the rest would take a square.
         if len({component_of.get(member, member) for member in arrived}) < _needed(len(known), rounds_left):
             return math.inf
         reached = set[int]()
         for count, member in enumerate(sorted(arrived, key=lambda member: (arrived[member], member)), start=1):
             component = component_of.get(member, member)
-            everybody.add(member)
+            connected.add(member)
             known.add(component)
             reached.add(component)
-            if count >= min(self.minimum, len(everybody)) and len(reached) >= _needed(len(known), rounds_left):
+            if count >= min(self.minimum, len(connected)) and len(reached) >= _needed(len(known), rounds_left):
                 return arrived[member]
         return math.inf
 

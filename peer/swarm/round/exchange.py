@@ -60,8 +60,8 @@ def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) ->
     return AllGather(recipe, numel, identity)
 
 
-async def nobody() -> None:
-    """A newcomer that does not come."""
+async def never() -> None:
+    """Default: never completes."""
     await asyncio.Event().wait()
 
 
@@ -112,7 +112,7 @@ class Exchange:
 
     async def next_round(
         self, due: Due, state: OuterState, position: Position, patience_s: float,
-        newcomer: Callable[[], Coroutine[Any, Any, None]] = nobody,
+        newcomer: Callable[[], Coroutine[Any, Any, None]] = never,
     ) -> Group:  # fmt: skip
         """The standing group's next round: send what is ready, return when all have joined.
 

@@ -10,7 +10,7 @@ import numpy as np
 from peer.outer.numerics.lending_pool import LendingPool
 from peer.outer.numerics.scratch import pages_of
 
-KEPT_S = 30.0  # beyond that, memory for an update is worth more to a home machine than the time to map it anew
+KEPT_S = 30.0  # beyond that, memory for an update is worth more to a home machine than the time to map it again
 
 Lend = Callable[[int], memoryview]
 

@@ -126,6 +126,13 @@ class LivePeers(Spec):
     addresses: tuple[str, ...] = ()
 
 
+class Notice(Spec):
+    """What the person at this peer should know, though the peer continues."""
+
+    kind: Literal["notice"] = "notice"
+    text: str
+
+
 class Save(Spec):
     """Write the outer state (safetensors) and the chain into `path`."""
 
@@ -170,7 +177,7 @@ class Fatal(Spec):
 
 
 ToAgent = Start | Mapped | Progress | Snapshot | Merged | Save | Stop
-ToTrainer = Published | WantSnapshot | Anchor | RoundEnded | LivePeers | Saved | Stopped | Fatal
+ToTrainer = Published | WantSnapshot | Anchor | RoundEnded | LivePeers | Notice | Saved | Stopped | Fatal
 Message = ToAgent | ToTrainer
 
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from peer.checkpoint.inventory import CheckpointError
 from peer.checkpoint.writer import CheckpointWriter
 from peer.data.batches import DataState
-from peer.link.messages import Anchor, LivePeers, Message, RoundEnded, Saved
+from peer.link.messages import Anchor, LivePeers, Message, Notice, RoundEnded, Saved
 from peer.outer.record import RoundRecord
 from peer.run.assemble import Peer
 from peer.run.checkpointing import Inner, Saving
@@ -85,6 +85,8 @@ class PeerHooks:
             self._show(message)
         elif isinstance(message, Saved):
             self._saving.answered(message, self._peer.sync.step, self._peer.sync.round)
+        elif isinstance(message, Notice):
+            log.warning("%s", message.text)
         elif isinstance(message, Anchor):
             log.debug("anchor of round %d", message.round)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from tests.network.bootstraps import DILOCO, MANIFEST
 from tests.network.chaos.namespaces import Internet, Namespace
-from tests.network.processes import environment, run
+from tests.network.processes import JoinedPeer, environment, run
 from tests.network.test_errors import PEER_ID
 
 SMALL = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
@@ -26,9 +27,11 @@ ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 class BootstrapCommand:
     """`atoll-bootstrap` as a shell starts it: a process group of its own, its lines as they come."""
 
-    def __init__(self, folder: Path, *flags: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, env: Mapping[str, str] | None = None, manifest_text: str = SMALL
+    ) -> None:
         manifest = folder / "run.yaml"
-        manifest.write_text(SMALL)
+        manifest.write_text(manifest_text)
         command = [sys.executable, "-m", "bootstrap.cli", str(manifest), "--state-dir", str(folder / "state"), *flags]
         self.process = subprocess.Popen(
             command, env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -217,3 +220,29 @@ def test_an_edited_manifest_in_the_old_folder_is_another_run(tmp_path: Path, ope
     assert "recipe.outer_momentum: 0.6 there, 0.5 in the manifest" in said
     assert "--new-run" in said
     assert {path.name: path.read_bytes() for path in (tmp_path / "state").glob("genesis.*")} == before
+
+
+@pytest.mark.timeout(240)
+def test_members_are_told_that_their_bootstrap_serves_another_run(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        flags = ["--host-maddrs", f"/ip4/127.0.0.1/tcp/{probe.getsockname()[1]}"]
+    first = BootstrapCommand(tmp_path, *flags)
+    try:
+        lines = first.until_open()
+        address = next(line.split()[-1] for line in lines if line.startswith("join"))
+        member = JoinedPeer(tmp_path / "member", address)
+        member.wait_for(lambda: member.step > 0)
+        first.end(signal.SIGTERM)
+        edited = SMALL.replace("outer_momentum: 0.6", "outer_momentum: 0.5")
+        second = BootstrapCommand(tmp_path, *flags, "--new-run", manifest_text=edited)
+        try:
+            second.until_open()
+            member.wait_for(lambda: "now serves another run" in (tmp_path / "member" / "console.log").read_text())
+            step = member.step
+            member.wait_for(lambda: member.step > step)
+        finally:
+            second.close()
+            member.close()
+    finally:
+        first.close()

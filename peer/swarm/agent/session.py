@@ -20,6 +20,7 @@ from peer.link.messages import (
     LivePeers,
     Mapped,
     Merged,
+    Notice,
     Progress,
     Published,
     Save,
@@ -33,6 +34,7 @@ from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
+from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.gossip.round_loop import GossipRounds
@@ -102,6 +104,7 @@ class AgentSession:
                 client=node.client,
             )
         )
+        node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
         mapped: Mapped = await self._channel.expect(Mapped)
         directory = Directory(node, manifest.run_id)
         folder = Path(start.directory)
@@ -200,6 +203,11 @@ class AgentSession:
                 self._channel.tell(await save_outer_state(rounds, Path(message.path)))
             elif isinstance(message, Stop) and not self._stop.done():
                 self._stop.set_result(message)
+
+    async def _watch_organiser(self, node: Node, run_id: str, organiser: str) -> None:
+        text = await organiser_left(node, run_id, organiser)
+        log.warning("%s", text)
+        self._channel.tell(Notice(text=text))
 
     async def _show_swarm(self, directory: Directory, rounds: AnyRounds, node: Node) -> None:
         while True:

@@ -162,7 +162,7 @@ class Node:
         return FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
-        while not self.client and peer_id in self.clients and peer_id not in await self._connected():
+        while not self.client and peer_id in self.clients and peer_id not in await self.connected():
             await asyncio.sleep(CLIENT_RECHECK_S)  # a client dials every peer; a relay would reach it as well
         if bulk and self.direct is not None:
             pipe = await self.direct.open(peer_id, name)
@@ -171,13 +171,14 @@ class Node:
         _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
         return ZeroCopyProtocol.adopt(reader, writer)
 
-    async def _connected(self) -> set[str]:
+    async def connected(self) -> set[str]:
+        """Ids of the peers that this host is connected to."""
         return {str(info.peer_id) for info in await self.p2p.list_peers()}
 
     async def dial(self, peer_ids: Iterable[str]) -> None:
         """Make sure of a connection to each of these; a client does, so that they can open streams to it."""
         try:
-            missing = set(peer_ids) - await asyncio.wait_for(self._connected(), OPEN_TIMEOUT_S)
+            missing = set(peer_ids) - await asyncio.wait_for(self.connected(), OPEN_TIMEOUT_S)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return
         await asyncio.gather(*(self._dial(peer_id) for peer_id in list(missing)[:DIALS_AT_ONCE]))

@@ -9,7 +9,7 @@ from tests.swarm.liars import TAMPERINGS
 
 def lies(circle, index, tampering):
     """Let one seat reduce with another aggregator than it says."""
-    circle.seats[index].exchange._work._aggregator = tampering
+    circle.seats[index].exchange._strategy._aggregator = tampering
 
 
 def heard(circle, index):

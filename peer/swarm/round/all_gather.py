@@ -62,7 +62,7 @@ class AllGather(ExchangeStrategy):
         self._received = None
 
     async def produce(
-        self, session: RoundBuffers, group: Group, contribute: Contribute, keep: bool,  # noqa: ARG002
+        self, buffers: RoundBuffers, group: Group, contribute: Contribute, keep: bool,  # noqa: ARG002
         on_signed: Callable[[ReductionProof], None],
     ) -> Produced:  # fmt: skip
         """Encode this peer's contribution, bind it, and send it once all others are bound; there is nothing to audit.
@@ -71,49 +71,49 @@ class AllGather(ExchangeStrategy):
         """
         self.say_what_is_borne(len(group.members))
         whole = memoryview(await contribute(0, self._numel, Leaves()))
-        units = list(_cut(whole, session.unit_bytes(session.me)))
+        units = list(_cut(whole, buffers.unit_bytes(buffers.me)))
         bound = await self.compute(_leaves_of, units)
-        session.own.leaves.set_result(bound)
-        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
-        shown = close_gathering(self._identity, session.sitting.result(), seals, bound)
-        for future, unit in zip(session.own.reduced, units, strict=True):
+        buffers.own.leaves.set_result(bound)
+        seals = {peer_id: await inbox.sent for peer_id, inbox in buffers.inboxes.items()}
+        shown = close_gathering(self._identity, buffers.sitting.result(), seals, bound)
+        for future, unit in zip(buffers.own.reduced, units, strict=True):
             future.set_result(unit)
         on_signed(shown)
-        session.own.seal.set_result(shown.seal)
+        buffers.own.seal.set_result(shown.seal)
         return Produced(whole)
 
-    async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
+    async def seal(self, buffers: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:  # noqa: ARG002
         """Sign the payload that this peer will send to all, before it has seen any other, so that no member can copy or
         adapt to another's contribution.
         """
-        sitting, bound = await asyncio.shield(session.sitting), await asyncio.shield(session.own.leaves)
+        sitting, bound = await asyncio.shield(buffers.sitting), await asyncio.shield(buffers.own.leaves)
         return seal_sent(self._identity, sitting, reducer, root_of(bound.digests))
 
-    async def hear(self, session: RoundBuffers) -> ReducedParts:
+    async def hear(self, buffers: RoundBuffers) -> ReducedParts:
         """See `ExchangeStrategy.hear`; MalformedError also for a payload that its member was not bound to."""
-        heard = await super().hear(session)
+        heard = await super().hear(buffers)
         for peer_id, (_, leaves) in heard.reduced.items():
-            signature = session.inboxes[peer_id].sent.result().signature
-            if not has_sent(heard.sitting, peer_id, session.order[session.me], root_of(leaves), signature):
+            signature = buffers.inboxes[peer_id].sent.result().signature
+            if not has_sent(heard.sitting, peer_id, buffers.order[buffers.me], root_of(leaves), signature):
                 raise MalformedError("it sent another payload than it had bound itself to", peer_id)
         return heard
 
     async def finish(
-        self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+        self, buffers: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
         """See `ExchangeStrategy.finish`."""
         weights = [member.tokens for member in group.members]
         received, self._received = self._received, None
         assert received is not None, "nothing was contributed"
         try:
-            update = await self.compute(state.update_of, parts, weights, {session.me: received})
+            update = await self.compute(state.update_of, parts, weights, {buffers.me: received})
         except PartError as error:
-            raise MalformedError(f"malformed contribution: {error}", session.order[error.place]) from None
+            raise MalformedError(f"malformed contribution: {error}", buffers.order[error.place]) from None
         except ValueError as error:  # a gate dropped all, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
         assert isinstance(update, Gathered)
         drops = (
-            Drop(peer_id=session.order[place], slices=1, of=1, reason=named(reason, session.order))
+            Drop(peer_id=buffers.order[place], slices=1, of=1, reason=named(reason, buffers.order))
             for place, reason in update.dropped.items()
         )
         return Exchanged(update, update.cosine, tuple(drops)[:MAX_DROPS])

@@ -74,58 +74,58 @@ class ButterflyAllReduce(ExchangeStrategy):
 
     async def produce(
         self,
-        session: RoundBuffers,
+        buffers: RoundBuffers,
         group: Group,
         contribute: Contribute,
         keep: bool,
         on_signed: Callable[[ReductionProof], None],
     ) -> Produced:
         """Reduce this peer's part, slice by slice as they arrive; see `ExchangeStrategy.produce`."""
-        codec = _cut_of(session).codec
+        codec = _cut_of(buffers).codec
         members = len(group.members)
         self.say_what_is_borne(members)
         lost, residual = self._lost_in_reducing, None
         if lost is not None:
-            residual = await self.compute(lost.begin, *_cut_of(session).bounds(members)[session.me], keep)
-        job = _ShardReduction(session, group, bound(self._aggregator, members), lost)
-        kept: list[list[Payload]] = [[] for _ in session.order]
+            residual = await self.compute(lost.begin, *_cut_of(buffers).bounds(members)[buffers.me], keep)
+        job = _ShardReduction(buffers, group, bound(self._aggregator, members), lost)
+        kept: list[list[Payload]] = [[] for _ in buffers.order]
         whole, written = memoryview(b""), 0
-        for index, (start, stop) in enumerate(session.slices(session.me)):
+        for index, (start, stop) in enumerate(buffers.slices(buffers.me)):
             own = await contribute(start, stop, job.leaves[group.me])
-            others = {peer_id: await inbox.parts[index] for peer_id, inbox in session.inboxes.items()}
-            for inbox in session.inboxes.values():  # a slice is freed as soon as it is reduced
+            others = {peer_id: await inbox.parts[index] for peer_id, inbox in buffers.inboxes.items()}
+            for inbox in buffers.inboxes.values():  # a slice is freed as soon as it is reduced
                 inbox.parts[index] = settled(b"")
-            payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in session.order]
+            payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in buffers.order]
             for pieces, payload in zip(kept if keep else (), payloads, strict=False):
                 pieces.append(payload)
             reduced = await self.compute(job.one, payloads, codec.base, start, stop)
-            whole = whole or session.lend(sum(session.unit_bytes(session.me)))
+            whole = whole or buffers.lend(sum(buffers.unit_bytes(buffers.me)))
             piece = whole[written : written + len(reduced)]
             piece[:] = reduced
             written += len(reduced)
-            session.own.reduced[index].set_result(piece)
-        shown = await self.sign(session, job.leaves, job.outputs, kept if keep else (), residual)
+            buffers.own.reduced[index].set_result(piece)
+        shown = await self.sign(buffers, job.leaves, job.outputs, kept if keep else (), residual)
         on_signed(shown)
-        session.own.seal.set_result(shown.seal)
-        return Produced(whole, mean_cosine(job.gram), job.drops(len(session.own.reduced)))
+        buffers.own.seal.set_result(shown.seal)
+        return Produced(whole, mean_cosine(job.gram), job.drops(len(buffers.own.reduced)))
 
     @property
     def reducers_feed_back(self) -> bool:
         """See `ExchangeStrategy.reducers_feed_back`."""
         return self._lost_in_reducing is not None
 
-    def residuals(self, session: RoundBuffers) -> tuple[str, ...]:
+    def residuals(self, buffers: RoundBuffers) -> tuple[str, ...]:
         """See `ExchangeStrategy.residuals`."""
         if not self.reducers_feed_back:
             return ()
-        seals = {peer_id: inbox.signed for peer_id, inbox in session.inboxes.items()}
-        return tuple(seals.get(peer_id, session.own.seal).result().residual.hex() for peer_id in session.order)
+        seals = {peer_id: inbox.signed for peer_id, inbox in buffers.inboxes.items()}
+        return tuple(seals.get(peer_id, buffers.own.seal).result().residual.hex() for peer_id in buffers.order)
 
     async def finish(
-        self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+        self, buffers: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
         """See `ExchangeStrategy.finish`."""
-        update = await run_offloaded(state.numel, checked_update, session, tuple(parts), state.numel)
+        update = await run_offloaded(state.numel, checked_update, buffers, tuple(parts), state.numel)
         return Exchanged(update, own.cosine, own.dropped)
 
 
@@ -133,13 +133,13 @@ class _ShardReduction:
     """One part of one round."""
 
     def __init__(
-        self, session: RoundBuffers, group: Group, aggregator: Aggregator, lost: ReducerResidual | None
+        self, buffers: RoundBuffers, group: Group, aggregator: Aggregator, lost: ReducerResidual | None
     ) -> None:
         self.aggregator = aggregator
         self.gram: Tensor = torch.zeros(len(group.members), len(group.members), dtype=torch.float64)
-        self.leaves = {peer_id: Leaves() for peer_id in session.order}
+        self.leaves = {peer_id: Leaves() for peer_id in buffers.order}
         self.outputs = Leaves()
-        self._me, self._order, self._lost = group.me, session.order, lost
+        self._me, self._order, self._lost = group.me, buffers.order, lost
         self._weights = [member.tokens for member in group.members]
         self._dropped: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
@@ -184,15 +184,15 @@ class _ShardReduction:
         return None if lost is None else lambda n, read: lost.encode(codec, start, start + n, read)
 
 
-def _cut_of(session: RoundBuffers) -> ReducePartition:
-    cut = session.cut
+def _cut_of(buffers: RoundBuffers) -> ReducePartition:
+    cut = buffers.cut
     assert isinstance(cut, ReducePartition), "payloads are gathered, not reduced"
     return cut
 
 
-def checked_update(session: RoundBuffers, parts: tuple[Payload, ...], numel: int) -> Update:
+def checked_update(buffers: RoundBuffers, parts: tuple[Payload, ...], numel: int) -> Update:
     """The update of these parts; raises RoundAborted, with the reducer's name, where one is malformed."""
     try:
-        return Update(parts, numel, _cut_of(session).codec)
+        return Update(parts, numel, _cut_of(buffers).codec)
     except PartError as error:
-        raise MalformedError(f"malformed mean: {error}", session.order[error.place]) from None
+        raise MalformedError(f"malformed mean: {error}", buffers.order[error.place]) from None

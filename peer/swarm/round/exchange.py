@@ -91,12 +91,12 @@ class Exchange:
         observer: RoundObserver | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._node, self._work, self._clock = node, strategy, clock
-        self._budget, self._buffers = DeadlineEstimator(timeout_s), BufferPool()
+        self._node, self._strategy, self._clock = node, strategy, clock
+        self._budget, self._pool = DeadlineEstimator(timeout_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
-        self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._standing)
-        self._standing: PersistentGroup | None = None
-        self._session: RoundBuffers | None = None
+        self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._group)
+        self._group: PersistentGroup | None = None
+        self._buffers: RoundBuffers | None = None
 
     async def start(self) -> None:
         await self.group_streams.start()
@@ -105,10 +105,10 @@ class Exchange:
 
     def can_continue(self, position: Position) -> frozenset[str]:
         """The members of the persistent group that can continue from this position; empty if there is none."""
-        standing = self._standing
-        if standing is None or standing.broken is not None or standing.position != position:
+        persistent = self._group
+        if persistent is None or persistent.broken is not None or persistent.position != position:
             return frozenset()
-        return standing.members
+        return persistent.members
 
     async def next_round(
         self, due: Due, state: OuterState, position: Position, patience_s: float,
@@ -122,13 +122,13 @@ class Exchange:
         Raises:
             RoundAborted: the group has ended or will, or a member did not join in time; nothing has changed.
         """
-        standing = self._standing
-        assert standing is not None
-        session = self._session = standing.session
-        self._buffers.wake(session.wire_bytes)
-        join, sealed = self._rosters.join(position, due.tokens, standing.identifier)
-        self._send(session, standing, due, state, (Kind.JOIN, sealed))
-        waiting = {peer_id: inbox.join for peer_id, inbox in session.inboxes.items()}
+        persistent = self._group
+        assert persistent is not None
+        buffers = self._buffers = persistent.buffers
+        self._pool.wake(buffers.wire_bytes)
+        join, sealed = self._rosters.join(position, due.tokens, persistent.identifier)
+        self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
+        waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
         joining = asyncio.wait(waiting.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION)
         if (joined := await unless(newcomer(), joining)) is None:
             raise RoundAborted("match", "others want to take part")
@@ -142,80 +142,81 @@ class Exchange:
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
         joins[self._node.peer_id] = sealed, join
         _, group = self._rosters.write(joins, position.lineage_id)
-        session.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
-        session.seat(group)
-        self._observer.joined(standing, position.round, session)
+        buffers.joins = {peer_id: blob for peer_id, (blob, _) in joins.items()}
+        buffers.seat(group)
+        self._observer.joined(persistent, position.round, buffers)
         return group
 
     async def exchange(self, group: Group, due: Due, state: OuterState) -> Exchanged:
         """Send and reduce; returns the update, identical on all members. Raises RoundAborted."""
         began = self._clock()
         log.info("round %d: group of %d", state.round + 1, len(group.members))
-        session = self._session
-        if session is None or session.group is not group:
-            session = await self._gather(group, due, state)
-        session.began = began
-        session.deadline = began + self._budget.seconds(session.wire_bytes)
+        buffers = self._buffers
+        if buffers is None or buffers.group is not group:
+            buffers = await self._gather(group, due, state)
+        buffers.began = began
+        buffers.deadline = began + self._budget.seconds(buffers.wire_bytes)
         try:
-            exchanged = await self._exchange(session, group, due, state)
+            exchanged = await self._exchange(buffers, group, due, state)
         except MalformedError as error:
-            self._observer.malformed(session, error)
+            self._observer.malformed(buffers, error)
             raise
         except GroupsDifferError as differ:
-            raise await self._observer.explain(self._standing, session, differ) from None
-        self._budget.learn(session.wire_bytes, self._clock() - began)
+            raise await self._observer.explain(self._group, buffers, differ) from None
+        self._budget.learn(buffers.wire_bytes, self._clock() - began)
         return exchanged
 
-    async def _exchange(self, session: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
-        contribute, keep = self._work.contribution(due, state), self._observer.begins(session)
-        producing = asyncio.ensure_future(self._work.produce(session, group, contribute, keep, self._observer.reduced))
-        signed = [inbox.signed for inbox in session.inboxes.values()]
+    async def _exchange(self, buffers: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
+        contribute, keep = self._strategy.contribution(due, state), self._observer.begins(buffers)
+        produce = self._strategy.produce(buffers, group, contribute, keep, self._observer.reduced)
+        producing = asyncio.ensure_future(produce)
+        signed = [inbox.signed for inbox in buffers.inboxes.values()]
         try:
-            await bounded([producing, *signed], session, self._clock, self._budget)
+            await bounded([producing, *signed], buffers, self._clock, self._budget)
             own = producing.result()
-            others = {peer_id: inbox.reduced.result() for peer_id, inbox in session.inboxes.items()}
-            parts = [own.payload if peer == group.me else others[peer] for peer in session.order]
-            session.heard = await self._work.hear(session)
-            self._observer.heard(session.heard)
-            exchanged = await self._work.finish(session, group, parts, own, state)
+            others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
+            parts = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
+            buffers.heard = await self._strategy.hear(buffers)
+            self._observer.heard(buffers.heard)
+            exchanged = await self._strategy.finish(buffers, group, parts, own, state)
         finally:
             await cancel_and_wait([producing])
-        return replace(exchanged, residuals=self._work.residuals(session))
+        return replace(exchanged, residuals=self._strategy.residuals(buffers))
 
     async def commit(self, group: Group, link: Link) -> Certificate:
         """Sign the link, collect the others' votes; returns once two thirds agree. Raises RoundAborted."""
-        session = self._session
-        assert session is not None
-        assert session.group is group
+        buffers = self._buffers
+        assert buffers is not None
+        assert buffers.group is group
         link_id = link.id
         signature = self._node.identity.sign(VOTE_DOMAIN, bytes.fromhex(link_id)).hex()
-        session.own.vote.set_result(VoteMessage(link_id=link_id, signature=signature))
-        odd = partial(self._observer.odd_vote, session)
+        buffers.own.vote.set_result(VoteMessage(link_id=link_id, signature=signature))
+        odd = partial(self._observer.odd_vote, buffers)
         try:
-            signatures = await collect_votes(session, link, {group.me: signature}, self._clock, odd)
+            signatures = await collect_votes(buffers, link, {group.me: signature}, self._clock, odd)
         except RoundAborted:
-            if self._clock() >= session.deadline:
-                self._budget.allow_longer(session.wire_bytes)
+            if self._clock() >= buffers.deadline:
+                self._budget.allow_longer(buffers.wire_bytes)
             raise
-        await self._all_sent(session)
-        await self._work.commit()  # while what was encoded is still as it was
-        self._observer.committed(session)
+        await self._all_sent(buffers)
+        await self._strategy.commit()  # while what was encoded is still as it was
+        self._observer.committed(buffers)
         return Certificate(link=link, signatures=signatures)
 
-    async def _all_sent(self, session: RoundBuffers) -> None:
+    async def _all_sent(self, buffers: RoundBuffers) -> None:
         """After this the trainer may change the snapshot, and the anchor may change.
 
         There is a certificate: a member that does not read may delay the others as long again as the round took so far.
         """
         now = self._clock()
-        left = min(max(0.0, session.deadline - now), max(MIN_SENDING_S, now - session.began))
-        _, unsent = await asyncio.wait(session.senders.values(), timeout=left)
+        left = min(max(0.0, buffers.deadline - now), max(MIN_SENDING_S, now - buffers.began))
+        _, unsent = await asyncio.wait(buffers.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
-        await self._work.idle()
-        for peer_id, sender in session.senders.items():
-            if self._standing is not None and (sender.cancelled() or sender.exception() is not None):
+        await self._strategy.idle()
+        for peer_id, sender in buffers.senders.items():
+            if self._group is not None and (sender.cancelled() or sender.exception() is not None):
                 # it may have ended in the middle of a frame: nothing more can be said on that stream
-                self._standing.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
+                self._group.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
         """End the round. After an abort, tell the others at once, so that none waits for the deadline.
@@ -223,37 +224,37 @@ class Exchange:
         Args:
             position: of the group now, if it persists for the next round.
         """
-        session, standing = self._session, self._standing
-        if session is None or standing is None or session.group is not group:
+        buffers, persistent = self._buffers, self._group
+        if buffers is None or persistent is None or buffers.group is not group:
             return
         if abort is not None:
-            await cancel_and_wait(session.senders.values())
-            await self._work.revert()
-        self._session = None
-        self._buffers.rest()
-        if abort is None and position is not None and standing.broken is None:
-            self._advance(standing, session, position)
+            await cancel_and_wait(buffers.senders.values())
+            await self._strategy.revert()
+        self._buffers = None
+        self._pool.rest()
+        if abort is None and position is not None and persistent.broken is None:
+            self._advance(persistent, buffers, position)
             return
         await self.dissolve(abort or RoundAborted("commit", "the round is over"), tell=abort is not None)
 
     async def counted(self) -> None:
         """The round that this peer gave up last contains its contribution after all: what was lost of it was lost."""
-        await self._work.restore()
+        await self._strategy.restore()
 
     async def dissolve(self, abort: RoundAborted, tell: bool = False) -> None:
         """End the standing group, if there is one; what was sent for a round that has not begun is taken back."""
-        standing, self._standing = self._standing, None
-        if standing is None:
+        persistent, self._group = self._group, None
+        if persistent is None:
             return
-        self._buffers.rest()
-        if self._session is not None:
-            self._session = None
-            await cancel_and_wait(standing.session.senders.values())
-            await self._work.revert()
-        await cancel_and_wait(standing.session.senders.values())
+        self._pool.rest()
+        if self._buffers is not None:
+            self._buffers = None
+            await cancel_and_wait(persistent.buffers.senders.values())
+            await self._strategy.revert()
+        await cancel_and_wait(persistent.buffers.senders.values())
         if tell:
-            await standing.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
-        self._close(standing, abort)
+            await persistent.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+        self._close(persistent, abort)
 
     def on_join(self) -> None:
         """See `GroupOwner.on_join`."""
@@ -263,17 +264,17 @@ class Exchange:
         """See `GroupOwner.on_offence`."""
         self._observer.saw(abort)
 
-    def on_break(self, standing: PersistentGroup) -> None:
+    def on_break(self, persistent: PersistentGroup) -> None:
         """See `GroupOwner.on_break`. Between rounds no other member would learn it; a round's own end tells them."""
-        if self._standing is standing and self._session is None:
-            self._standing = None
-            self._close(standing, RoundAborted("match", "the group has ended"))
+        if self._group is persistent and self._buffers is None:
+            self._group = None
+            self._close(persistent, RoundAborted("match", "the group has ended"))
 
-    def _close(self, standing: PersistentGroup, abort: RoundAborted) -> None:
-        standing.end(abort)
-        self.group_streams.ended(standing)
+    def _close(self, persistent: PersistentGroup, abort: RoundAborted) -> None:
+        persistent.end(abort)
+        self.group_streams.ended(persistent)
         message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
-        for stream in standing.outbound.values():
+        for stream in persistent.outbound.values():
             self._node.spawn(part(stream, message))
 
     # -- groups ------------------------------------------------------------------------------------------------------
@@ -282,26 +283,26 @@ class Exchange:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
         order = tuple(member.peer_id for member in group.members)
-        session = RoundBuffers(order, group.index, partition_of(state), group, self._buffers.lend)
-        self._buffers.wake(session.wire_bytes)
+        buffers = RoundBuffers(order, group.index, partition_of(state), group, self._pool.lend)
+        self._pool.wake(buffers.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id)
-        standing = PersistentGroup(session, group.id, open_join, self)
-        self._standing, self._session = standing, session
+        persistent = PersistentGroup(buffers, group.id, open_join, self)
+        self._group, self._buffers = persistent, buffers
         await self.group_streams.changed()
-        self._send(session, standing, due, state, None)
-        return session
+        self._send(buffers, persistent, due, state, None)
+        return buffers
 
-    def _advance(self, standing: PersistentGroup, before: RoundBuffers, position: Position) -> None:
+    def _advance(self, persistent: PersistentGroup, before: RoundBuffers, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        session = RoundBuffers(order, order.index(self._node.peer_id), before.cut, lend=before.lend)
-        session.senders = before.senders  # what is still being sent comes first
-        standing.advance(session, position)
+        buffers = RoundBuffers(order, order.index(self._node.peer_id), before.cut, lend=before.lend)
+        buffers.senders = before.senders  # what is still being sent comes first
+        persistent.advance(buffers, position)
 
     def _send(
         self,
-        session: RoundBuffers,
-        standing: PersistentGroup,
+        buffers: RoundBuffers,
+        persistent: PersistentGroup,
         due: Due,
         state: OuterState,
         first: tuple[Kind, bytes] | None,
@@ -309,6 +310,6 @@ class Exchange:
         """Start a sender to each other member."""
 
         def stream_to(peer_id: str) -> Awaitable[FrameStream]:
-            return self.group_streams.stream_to(standing, peer_id)
+            return self.group_streams.stream_to(persistent, peer_id)
 
-        start_senders(session, self._work, self._work.contribution(due, state), stream_to, first)
+        start_senders(buffers, self._strategy, self._strategy.contribution(due, state), stream_to, first)

@@ -28,11 +28,11 @@ class GroupStreams:
     Args:
         node: the network.
         run_id: names the stream handler.
-        standing: the group that this peer is in now.
+        persistent: -> the group that this peer is in now.
     """
 
-    def __init__(self, node: Node, run_id: str, standing: Callable[[], PersistentGroup | None]) -> None:
-        self._node, self._standing = node, standing
+    def __init__(self, node: Node, run_id: str, persistent: Callable[[], PersistentGroup | None]) -> None:
+        self._node, self._group = node, persistent
         self._name = f"atoll/{run_id[:16]}/round"
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
@@ -47,13 +47,13 @@ class GroupStreams:
         async with self._changed:
             self._changed.notify_all()
 
-    async def stream_to(self, standing: PersistentGroup, peer_id: str) -> FrameStream:
+    async def stream_to(self, persistent: PersistentGroup, peer_id: str) -> FrameStream:
         """The group's stream to a member; opened when there is none. Raises StreamClosedError."""
-        stream = standing.outbound.get(peer_id)
+        stream = persistent.outbound.get(peer_id)
         if stream is None:
             stream = await self._node.open(peer_id, self._name, "round", bulk=True)
-            standing.outbound[peer_id] = stream
-            await stream.send_message(Kind.HELLO, HelloMessage(group_id=standing.identifier))
+            persistent.outbound[peer_id] = stream
+            await stream.send_message(Kind.HELLO, HelloMessage(group_id=persistent.identifier))
         return stream
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
@@ -63,11 +63,11 @@ class GroupStreams:
         for peer_id in group.others:
             self._node.spawn(self._decline(peer_id, group.id, abort))
 
-    def ended(self, standing: PersistentGroup) -> None:
+    def ended(self, persistent: PersistentGroup) -> None:
         """A member that connects after the group ended was suspended while holding an old roster: tell it once, so that
         it joins the others. Otherwise it would wait for them until its deadline.
         """
-        self._ended[standing.identifier] = set(standing.members)
+        self._ended[persistent.identifier] = set(persistent.members)
         self._node.spawn(self.changed())
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
@@ -81,23 +81,23 @@ class GroupStreams:
 
     async def _on_stream(self, stream: FrameStream) -> None:
         hello = await stream.receive_message(Kind.HELLO, HelloMessage, HELLO_TIMEOUT_S)
-        standing = await self._standing_of(hello.group_id, stream.remote)
-        if standing is None and hello.group_id in self._declined:
+        persistent = await self._group_of(hello.group_id, stream.remote)
+        if persistent is None and hello.group_id in self._declined:
             return  # it is told so; it has not heard yet
-        if standing is None and stream.remote in (members := self._ended.get(hello.group_id, set())):
+        if persistent is None and stream.remote in (members := self._ended.get(hello.group_id, set())):
             members.remove(stream.remote)
             await self._decline(stream.remote, hello.group_id, RoundAborted("match", "the group has ended"))
             return
-        if standing is None:
+        if persistent is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")
-        await standing.follow(stream)
+        await persistent.follow(stream)
 
-    async def _standing_of(self, identifier: str, remote: str) -> PersistentGroup | None:
+    async def _group_of(self, identifier: str, remote: str) -> PersistentGroup | None:
         """The group with this id; a stream may arrive a little before this member's own roster does."""
 
         def known() -> PersistentGroup | None:
-            standing = self._standing()
-            return standing if standing is not None and standing.identifier == identifier else None
+            persistent = self._group()
+            return persistent if persistent is not None and persistent.identifier == identifier else None
 
         def settled() -> bool:
             return known() is not None or identifier in self._declined or identifier in self._ended

@@ -1,4 +1,4 @@
-"""What arrives in one round: an inbox for each other member, and the session that holds them."""
+"""What arrives in one round: an inbox for each other member, and the buffers of the round."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class RoundBuffers:
         return "reduced", sorted(peer_id for peer_id, inbox in self.inboxes.items() if not inbox.signed.done())
 
     def close(self, abort: RoundAborted) -> None:
-        """The round is over: free what has arrived, even if this session is still referenced."""
+        """The round is over: free what has arrived, even if these buffers are still referenced."""
         for inbox in self.inboxes.values():
             inbox.close(abort)
         self.own.cancel()

@@ -13,10 +13,10 @@ from peer.swarm.round.signatures import GroupsDifferError, ReducedParts, Reducti
 class RoundObserver(Protocol):
     """Hears what happens in the rounds of one peer, and delays none of them."""
 
-    def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None:
+    def joined(self, persistent: PersistentGroup, round: int, buffers: RoundBuffers) -> None:
         """All have joined a round of a standing group."""
 
-    def begins(self, session: RoundBuffers) -> bool:
+    def begins(self, buffers: RoundBuffers) -> bool:
         """An exchange begins; -> whether what this peer receives shall be kept for audits."""
 
     def reduced(self, kept: ReductionProof) -> None:
@@ -25,20 +25,20 @@ class RoundObserver(Protocol):
     def heard(self, heard: ReducedParts) -> None:
         """All parts have come and every signature is right."""
 
-    def committed(self, session: RoundBuffers) -> None:
+    def committed(self, buffers: RoundBuffers) -> None:
         """The round has its certificate."""
 
     def saw(self, error: RoundAborted) -> None:
         """A member broke the protocol before this peer's eyes."""
 
-    def malformed(self, session: RoundBuffers, error: RoundAborted) -> None:
+    def malformed(self, buffers: RoundBuffers, error: RoundAborted) -> None:
         """A member's payload is malformed; if it sent another one to others, that can be shown."""
 
-    def odd_vote(self, session: RoundBuffers, peer_id: str, forged: bool) -> None:
+    def odd_vote(self, buffers: RoundBuffers, peer_id: str, forged: bool) -> None:
         """A member signed another link than this peer, or none that it could have signed."""
 
     async def explain(
-        self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError
+        self, persistent: PersistentGroup | None, buffers: RoundBuffers, differ: GroupsDifferError
     ) -> RoundAborted:
         """Why this round cannot be; with the name of the member that equivocated, if that can be shown."""
 
@@ -46,24 +46,24 @@ class RoundObserver(Protocol):
 class Unobserved:
     """The observer of a peer without a guard."""
 
-    def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None: ...
+    def joined(self, persistent: PersistentGroup, round: int, buffers: RoundBuffers) -> None: ...
 
-    def begins(self, session: RoundBuffers) -> bool:  # noqa: ARG002
+    def begins(self, buffers: RoundBuffers) -> bool:  # noqa: ARG002
         return False
 
     def reduced(self, kept: ReductionProof) -> None: ...
 
     def heard(self, heard: ReducedParts) -> None: ...
 
-    def committed(self, session: RoundBuffers) -> None: ...
+    def committed(self, buffers: RoundBuffers) -> None: ...
 
     def saw(self, error: RoundAborted) -> None: ...
 
-    def malformed(self, session: RoundBuffers, error: RoundAborted) -> None: ...
+    def malformed(self, buffers: RoundBuffers, error: RoundAborted) -> None: ...
 
-    def odd_vote(self, session: RoundBuffers, peer_id: str, forged: bool) -> None: ...
+    def odd_vote(self, buffers: RoundBuffers, peer_id: str, forged: bool) -> None: ...
 
     async def explain(
-        self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError  # noqa: ARG002
+        self, persistent: PersistentGroup | None, buffers: RoundBuffers, differ: GroupsDifferError  # noqa: ARG002
     ) -> RoundAborted:
         return RoundAborted("exchange", differ.reason)

@@ -21,13 +21,13 @@ OpenStream = Callable[[str], Awaitable[FrameStream]]
 
 
 def start_senders(
-    session: RoundBuffers,
+    buffers: RoundBuffers,
     work: ExchangeStrategy,
     contribute: Contribute,
     open_stream: OpenStream,
     first: tuple[Kind, bytes] | None,
 ) -> None:
-    """Start a sender to each other member; what the session's present senders still have to say comes first.
+    """Start a sender to each other member; what the present senders still have to say comes first.
 
     Args:
         contribute: encodes slices of this peer's contribution.
@@ -39,38 +39,38 @@ def start_senders(
         if before is not None:
             await asyncio.wait({before})
         stream = await open_stream(peer_id)
-        session.outbound[peer_id] = stream
+        buffers.outbound[peer_id] = stream
         if first is not None:
             await stream.send(*first)
         leaves = Leaves()
-        for start, stop in session.slices(index):
+        for start, stop in buffers.slices(index):
             await stream.send(Kind.PART, await contribute(start, stop, leaves))
-        await stream.send(Kind.SEAL_SENT, (await work.seal(session, peer_id, leaves)).body)
-        for future in session.own.reduced:
+        await stream.send(Kind.SEAL_SENT, (await work.seal(buffers, peer_id, leaves)).body)
+        for future in buffers.own.reduced:
             await stream.send(Kind.REDUCED, await asyncio.shield(future))
-        await stream.send(Kind.SEAL_REDUCED, (await asyncio.shield(session.own.seal)).body)
-        await stream.send_message(Kind.VOTE, await asyncio.shield(session.own.vote))
+        await stream.send(Kind.SEAL_REDUCED, (await asyncio.shield(buffers.own.seal)).body)
+        await stream.send_message(Kind.VOTE, await asyncio.shield(buffers.own.vote))
 
-    before = session.senders
-    session.senders = {
+    before = buffers.senders
+    buffers.senders = {
         peer_id: asyncio.ensure_future(to_one(peer_id, index, before.get(peer_id)))
-        for index, peer_id in enumerate(session.order)
-        if index != session.me
+        for index, peer_id in enumerate(buffers.order)
+        if index != buffers.me
     }
-    for task in session.senders.values():
+    for task in buffers.senders.values():
         task.add_done_callback(_retrieve)
 
 
 async def bounded(
-    wanted: Sequence[asyncio.Future[Any]], session: RoundBuffers, clock: Callable[[], float], budget: DeadlineEstimator
+    wanted: Sequence[asyncio.Future[Any]], buffers: RoundBuffers, clock: Callable[[], float], budget: DeadlineEstimator
 ) -> None:
     """Wait for all; any failure, also in sending, ends the exchange at once."""
-    work = _completed(wanted, session.senders.values())
+    work = _completed(wanted, buffers.senders.values())
     try:
-        await asyncio.wait_for(work, max(0.0, session.deadline - clock()))
+        await asyncio.wait_for(work, max(0.0, buffers.deadline - clock()))
     except TimeoutError:
-        budget.allow_longer(session.wire_bytes)
-        stage, late = session.late()
+        budget.allow_longer(buffers.wire_bytes)
+        stage, late = buffers.late()
         whose = f"{stage} of {', '.join(late)}" if late else "own part"
         reason = f"deadline passed waiting for the {whose}"
         raise RoundAborted("exchange", reason, late[0] if late else None) from None
@@ -79,7 +79,7 @@ async def bounded(
     except RoundAborted:
         raise
     except AtollError as error:
-        raise RoundAborted("exchange", f"own contribution: {error}", culprit=session.order[session.me]) from None
+        raise RoundAborted("exchange", f"own contribution: {error}", culprit=buffers.order[buffers.me]) from None
 
 
 async def _completed(wanted: Iterable[asyncio.Future[Any]], watched: Iterable[asyncio.Future[Any]]) -> None:

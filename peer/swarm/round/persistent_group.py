@@ -31,7 +31,7 @@ class GroupOwner(Protocol):
     def on_join(self) -> None:
         """A member is ready for the next round, and this peer was not first."""
 
-    def on_break(self, standing: PersistentGroup) -> None:
+    def on_break(self, persistent: PersistentGroup) -> None:
         """This group cannot continue; called once, at once."""
 
     def on_offence(self, abort: RoundAborted) -> None:
@@ -42,13 +42,13 @@ class PersistentGroup:
     """The streams of one group and the round that runs on them.
 
     Args:
-        first: the session of the group's first round.
+        first: the buffers of the group's first round.
         identifier: the id of its roster; streams name it when they are opened.
         open_join: opens and checks the join of a member for the round at a position.
         owner: is told what happens in it.
 
     Attributes:
-        session: of the current or next round.
+        buffers: of the current or next round.
         position: of the group; None until its first round is applied.
         broken: why it ended, once it has.
     """
@@ -60,7 +60,7 @@ class PersistentGroup:
         open_join: OpenJoin,
         owner: GroupOwner,
     ) -> None:
-        self.session, self.identifier = first, identifier
+        self.buffers, self.identifier = first, identifier
         self.position: Position | None = None
         self.members = frozenset(first.order)
         self.broken: RoundAborted | None = None
@@ -73,10 +73,10 @@ class PersistentGroup:
     async def follow(self, stream: FrameStream) -> None:
         """Read what a member sends, until the group ends."""
         remote = stream.remote
-        if remote in self._inbound or remote not in self.session.inboxes:
+        if remote in self._inbound or remote not in self.buffers.inboxes:
             raise ProtocolError(f"{remote} speaks for group {self.identifier[:12]}, which it is not expected in")
         self._inbound[remote] = stream
-        inbox: Inbox | None = self.session.inboxes[remote]
+        inbox: Inbox | None = self.buffers.inboxes[remote]
         advances = self._advances
         try:
             while True:
@@ -104,15 +104,15 @@ class PersistentGroup:
         join = self._open_join(sealed, stream.remote, self.position)
         if (join.round, join.parent) != (self.position.round, self.position.lineage_id):
             raise ProtocolError(f"{stream.remote} joins round {join.round}; the group is at {self.position.round}")
-        inbox = self.session.inboxes[stream.remote]
+        inbox = self.buffers.inboxes[stream.remote]
         if not inbox.join.done():
             inbox.join.set_result((sealed, join))
         self._owner.on_join()
         return self._advances, inbox
 
-    def advance(self, session: RoundBuffers, position: Position) -> None:
+    def advance(self, buffers: RoundBuffers, position: Position) -> None:
         """This peer has applied the round: the next one may begin."""
-        self.session, self.position = session, position
+        self.buffers, self.position = buffers, position
         self._advances += 1
         self._wake()
 
@@ -122,13 +122,13 @@ class PersistentGroup:
             return
         log.info("the group ends: %s", abort.reason)
         self.broken = abort
-        self.session.fail_joins(abort)
+        self.buffers.fail_joins(abort)
         self._owner.on_break(self)
 
     def _fail(self, inbox: Inbox | None, remote: str, abort: RoundAborted) -> None:
         if inbox is not None:
             inbox.fail(abort)
-        self.session.fail(remote, abort)
+        self.buffers.fail(remote, abort)
         self.give_up(abort)
         self._wake()
 
@@ -139,7 +139,7 @@ class PersistentGroup:
     def end(self, abort: RoundAborted) -> None:
         """End the group at once: no member waits for it any longer."""
         self.broken = self.broken or abort
-        self.session.close(abort)
+        self.buffers.close(abort)
         self._wake()
         for stream in self._inbound.values():  # they end with the other side, unless it breaks the protocol
             asyncio.get_running_loop().call_later(FINISH_TIMEOUT_S, stream.close)

@@ -75,7 +75,7 @@ class ExchangeStrategy(ABC):
     @abstractmethod
     async def produce(
         self,
-        session: RoundBuffers,
+        buffers: RoundBuffers,
         group: Group,
         contribute: Contribute,
         keep: bool,
@@ -93,7 +93,7 @@ class ExchangeStrategy(ABC):
 
     @abstractmethod
     async def finish(
-        self, session: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
+        self, buffers: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
     ) -> Exchanged:
         """The update of all members' payloads, in roster order; raises RoundAborted, with the name of whose is
         malformed.
@@ -104,7 +104,7 @@ class ExchangeStrategy(ABC):
         """Whether a reducer has a residual."""
         return False
 
-    def residuals(self, session: RoundBuffers) -> tuple[str, ...]:  # noqa: ARG002
+    def residuals(self, buffers: RoundBuffers) -> tuple[str, ...]:  # noqa: ARG002
         """What each reducer has signed of its residual, in roster order; none without error feedback of reducers."""
         return ()
 
@@ -149,38 +149,38 @@ class ExchangeStrategy(ABC):
         if not running.cancelled():
             running.exception()  # retrieved: raised where it is still awaited
 
-    async def seal(self, session: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:
+    async def seal(self, buffers: RoundBuffers, reducer: str, leaves: Leaves) -> Seal:
         """Sign what this peer sent to `reducer`, once all have joined."""
-        sitting = await asyncio.shield(session.sitting)
+        sitting = await asyncio.shield(buffers.sitting)
         return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
 
-    async def hear(self, session: RoundBuffers) -> ReducedParts:
+    async def hear(self, buffers: RoundBuffers) -> ReducedParts:
         """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
-        seals = {peer_id: inbox.signed.result() for peer_id, inbox in session.inboxes.items()}
+        seals = {peer_id: inbox.signed.result() for peer_id, inbox in buffers.inboxes.items()}
 
         def work() -> ReducedParts:
             leaves = {peer_id: Leaves() for peer_id in seals}
-            for index, peer_id in enumerate(session.order):
+            for index, peer_id in enumerate(buffers.order):
                 position = 0
-                for size in session.unit_bytes(index) if peer_id in seals else ():
-                    body = memoryview(session.inboxes[peer_id].reduced.result())
+                for size in buffers.unit_bytes(index) if peer_id in seals else ():
+                    body = memoryview(buffers.inboxes[peer_id].reduced.result())
                     leaves[peer_id].add(body[position : position + size])
                     position += size
-            return hear(session.sitting.result(), seals, leaves, self.reducers_feed_back)
+            return hear(buffers.sitting.result(), seals, leaves, self.reducers_feed_back)
 
         return await self.compute(work)
 
     async def sign(
         self,
-        session: RoundBuffers,
+        buffers: RoundBuffers,
         leaves: Mapping[str, Leaves],
         outputs: Leaves,
         payloads: Sequence[Sequence[Payload]],
         residual: Attempt | None,
     ) -> ReductionProof:
         """Check the others' signatures over what they sent to this peer, and make its own."""
-        seals = {peer_id: await inbox.sent for peer_id, inbox in session.inboxes.items()}
-        statement = (session.sitting.result(), leaves, seals, outputs, payloads, residual)
+        seals = {peer_id: await inbox.sent for peer_id, inbox in buffers.inboxes.items()}
+        statement = (buffers.sitting.result(), leaves, seals, outputs, payloads, residual)
         return await self.compute(close_reduction, self._identity, *statement)
 
 

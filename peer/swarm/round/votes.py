@@ -16,7 +16,7 @@ LATE_S = 1.0  # after the deadline: this machine has slept, and the others have 
 
 
 async def collect_votes(
-    session: RoundBuffers, link: Link, own: dict[str, str], clock: Callable[[], float],
+    buffers: RoundBuffers, link: Link, own: dict[str, str], clock: Callable[[], float],
     on_odd: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
@@ -28,17 +28,17 @@ async def collect_votes(
         on_odd: called with a member that signed another link (False), or none that it could have signed (True).
 
     Raises:
-        RoundAborted: too many disagree, or did not vote by the session's deadline.
+        RoundAborted: too many disagree, or did not vote by the round's deadline.
     """
-    signatures, members, link_id = dict(own), len(session.order), link.id
-    waiting = {asyncio.ensure_future(_vote_of(session, peer_id, link_id, on_odd)) for peer_id in session.inboxes}
+    signatures, members, link_id = dict(own), len(buffers.order), link.id
+    waiting = {asyncio.ensure_future(_vote_of(buffers, peer_id, link_id, on_odd)) for peer_id in buffers.inboxes}
     try:
         while len(signatures) < quorum(members):
             if not waiting:
-                raise RoundAborted("commit", _disagreement(session, link_id, signatures))
-            left = max(0.0, session.deadline - clock())
+                raise RoundAborted("commit", _disagreement(buffers, link_id, signatures))
+            left = max(0.0, buffers.deadline - clock())
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done or clock() > session.deadline + LATE_S:
+            if not done or clock() > buffers.deadline + LATE_S:
                 raise RoundAborted("commit", f"{len(signatures)} of {members} votes by the deadline")
             signatures.update(vote for task in done if (vote := task.result()) is not None)
     finally:
@@ -48,11 +48,11 @@ async def collect_votes(
 
 
 async def _vote_of(
-    session: RoundBuffers, peer_id: str, link_id: str, on_odd: Callable[[str, bool], None]
+    buffers: RoundBuffers, peer_id: str, link_id: str, on_odd: Callable[[str, bool], None]
 ) -> tuple[str, str] | None:
     """(peer id, signature) if that member signed the same link, else None."""
     try:
-        vote = await session.inboxes[peer_id].vote
+        vote = await buffers.inboxes[peer_id].vote
     except RoundAborted as abort:
         log.info("no vote of %s: %s", peer_id, abort.reason)
         return None
@@ -67,9 +67,9 @@ async def _vote_of(
     return peer_id, vote.signature
 
 
-def _disagreement(session: RoundBuffers, link_id: str, signatures: dict[str, str]) -> str:
-    missing = [peer_id for peer_id in session.inboxes if peer_id not in signatures]
+def _disagreement(buffers: RoundBuffers, link_id: str, signatures: dict[str, str]) -> str:
+    missing = [peer_id for peer_id in buffers.inboxes if peer_id not in signatures]
     return (
-        f"{len(signatures)} of {len(session.order)} signed link {link_id[:12]}; "
-        f"{quorum(len(session.order))} are needed; without {', '.join(missing)}"
+        f"{len(signatures)} of {len(buffers.order)} signed link {link_id[:12]}; "
+        f"{quorum(len(buffers.order))} are needed; without {', '.join(missing)}"
     )

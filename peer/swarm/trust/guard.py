@@ -106,20 +106,20 @@ class Guard:
 
     # -- during a round ----------------------------------------------------------------------------------------------
 
-    def joined(self, standing: PersistentGroup, round: int, session: RoundBuffers) -> None:
+    def joined(self, persistent: PersistentGroup, round: int, buffers: RoundBuffers) -> None:
         """All have joined a round of a persistent group."""
-        self._audit_server.joined(standing.identifier, round, session.joins)
+        self._audit_server.joined(persistent.identifier, round, buffers.joins)
 
-    def begins(self, session: RoundBuffers) -> bool:
+    def begins(self, buffers: RoundBuffers) -> bool:
         """An exchange begins: free what earlier ones left, except for small amounts.
 
         Returns:
             whether to keep what this peer receives: only if an auditor may ask for it.
         """
         self._audit_server.begins()
-        self._members = tuple(peer_id for peer_id in session.order if peer_id != self._node.peer_id)
+        self._members = tuple(peer_id for peer_id in buffers.order if peer_id != self._node.peer_id)
         self.meet(self._members)
-        return self._judge.recomputer.can_audit(len(session.order), session.me)
+        return self._judge.recomputer.can_audit(len(buffers.order), buffers.me)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
         """Offer these peers the evidence behind this peer's bans, unless it has done so."""
@@ -140,31 +140,31 @@ class Guard:
         if error.culprit is not None:
             self.strikes.saw(error.culprit, error.reason)
 
-    def malformed(self, session: RoundBuffers, error: RoundAborted) -> None:
+    def malformed(self, buffers: RoundBuffers, error: RoundAborted) -> None:
         """A member's payload is malformed; if it sent another one to others, that can be proved."""
         self.saw(error)
-        if session.heard is not None:
-            for peer_id in session.inboxes:
+        if buffers.heard is not None:
+            for peer_id in buffers.inboxes:
                 if peer_id != error.culprit:
-                    self._disagreed(session.heard, peer_id)
+                    self._disagreed(buffers.heard, peer_id)
 
-    def odd_vote(self, session: RoundBuffers, peer_id: str, forged: bool) -> None:
+    def odd_vote(self, buffers: RoundBuffers, peer_id: str, forged: bool) -> None:
         """A member signed another link than this peer, or none that it could have signed."""
-        if session.heard is None:
+        if buffers.heard is None:
             return
         if forged:
             self.strikes.saw(peer_id, "signed its vote wrongly")
         else:
-            self._disagreed(session.heard, peer_id)
+            self._disagreed(buffers.heard, peer_id)
 
     async def explain(
-        self, standing: PersistentGroup | None, session: RoundBuffers, differ: GroupsDifferError
+        self, persistent: PersistentGroup | None, buffers: RoundBuffers, differ: GroupsDifferError
     ) -> RoundAborted:
         """Why this round fails, with the name of the member that equivocated, if that can be proved."""
         culprit = None
-        if standing is not None and standing.position is not None:
+        if persistent is not None and persistent.position is not None:
             culprit = await self.equivocator(
-                differ.remote, standing.identifier, standing.position.round, session.joins
+                differ.remote, persistent.identifier, persistent.position.round, buffers.joins
             )
         if culprit is None:
             return RoundAborted("exchange", differ.reason)
@@ -172,9 +172,9 @@ class Guard:
 
     # -- after it ----------------------------------------------------------------------------------------------------
 
-    def committed(self, session: RoundBuffers) -> None:
+    def committed(self, buffers: RoundBuffers) -> None:
         """The round is committed: audit it, perhaps."""
-        if (heard := session.heard) is None:
+        if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)
         if drawn is not None and (self._auditing is None or self._auditing.done()):

@@ -34,7 +34,7 @@ async def test_a_round_that_others_committed_is_found_out_before_anything_is_sen
     rounds._fork_choice.missed.sending(rounds.position().lineage_id, 7)
     restored = []
     feedback = SimpleNamespace(restore=lambda: restored.append(rounds.position().round))
-    rounds._exchange._work.feedbacks = lambda: [feedback]
+    rounds._exchange._strategy.feedbacks = lambda: [feedback]
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="commit", reason="x",
         instead="retry", members=(mine.peer_id, donor.peer_id),

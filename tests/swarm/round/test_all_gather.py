@@ -108,9 +108,9 @@ async def one_round(circle, locals_=None):
 async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
     circle = await make_circle(network, 3).start()
     await circle.round()
-    residuals = [seat.exchange._work.feedbacks()[0].residual.clone() for seat in circle.seats]
+    residuals = [seat.exchange._strategy.feedbacks()[0].residual.clone() for seat in circle.seats]
     liar = circle.seats[0]
-    stream = liar.exchange._standing.outbound[circle.seats[1].peer_id]
+    stream = liar.exchange._group.outbound[circle.seats[1].peer_id]
     send = stream.send
 
     async def breaks_off(kind, body=b""):
@@ -122,7 +122,7 @@ async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     for seat, outcome, before in zip(circle.seats, outcomes, residuals, strict=True):
-        kept = torch.equal(seat.exchange._work.feedbacks()[0].residual, before)
+        kept = torch.equal(seat.exchange._strategy.feedbacks()[0].residual, before)
         assert (kept, seat.state.round) == ((True, 1) if isinstance(outcome, RoundAborted) else (False, 2))
 
 
@@ -134,22 +134,22 @@ def contributing_garbage(seat):
 
 def garbled(seat, to, *, bound, when=lambda: True):
     """What it sends to `to` is garbage, signed; and bound to, if `bound`. The last signature goes out `when`."""
-    stream = seat.exchange._standing.outbound[to]
+    stream = seat.exchange._group.outbound[to]
     send, leaves = stream.send, Leaves()
 
     async def tell(kind, body=b""):
-        session = seat.exchange._session
+        buffers = seat.exchange._buffers
         if kind is Kind.SEAL_SENT and bound:
             garbage = Leaves()
-            for size in session.unit_bytes(session.me):
+            for size in buffers.unit_bytes(buffers.me):
                 garbage.add(b"\xff" * size)
-            body = seal_sent(seat.node.identity, session.sitting.result(), to, root_of(garbage.digests)).body
+            body = seal_sent(seat.node.identity, buffers.sitting.result(), to, root_of(garbage.digests)).body
         elif kind is Kind.REDUCED:
             body = b"\xff" * len(body)
             leaves.add(body)
         elif kind is Kind.SEAL_REDUCED:
             await until(when, 10.0)
-            sitting = session.sitting.result()
+            sitting = buffers.sitting.result()
             body = seal_reduced(seat.node.identity, sitting, body[:32], root_of(leaves.digests)).body
         await send(kind, body)
 
@@ -188,7 +188,7 @@ async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(ne
     circle = await make_circle(network, 3, recipe, tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats
-    garbled(liar, one.peer_id, bound=True, when=lambda: other.exchange._session.heard is not None)
+    garbled(liar, one.peer_id, bound=True, when=lambda: other.exchange._buffers.heard is not None)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
     await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
@@ -214,7 +214,7 @@ async def test_nobody_sees_a_payload_before_it_is_bound_to_its_own(network):
     copier, one, other = circle.seats
     seen = []
     for seat in (one, other):
-        stream = copier.exchange._standing.outbound[seat.peer_id]
+        stream = copier.exchange._group.outbound[seat.peer_id]
         hold(stream, copier, seen)
     outcomes = await one_round(circle)
     assert not any(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
@@ -228,7 +228,7 @@ def hold(stream, copier, seen):
 
     async def late(kind, body=b""):
         if kind is Kind.SEAL_SENT:
-            inboxes = copier.exchange._session.inboxes.values()
+            inboxes = copier.exchange._buffers.inboxes.values()
             await asyncio.wait([inbox.sent for inbox in inboxes])  # the others are bound, and wait for this one
             for _ in range(50):
                 await asyncio.sleep(0)

@@ -211,7 +211,7 @@ async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network, mo
     for _ in range(4):
         with pytest.raises(RoundAborted, match="deadline passed") as caught:
             await table.exchange(0)
-        budgets.append(exchange._budget.seconds(exchange._session.wire_bytes))
+        budgets.append(exchange._budget.seconds(exchange._buffers.wire_bytes))
         await exchange.release(table.groups[0], caught.value)
     assert budgets == sorted(budgets)
     assert (budgets[0] > 0.15, budgets[-1]) == (True, 0.5)
@@ -230,7 +230,7 @@ async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reaso
         leaves.add(sent)
         return sent
 
-    table.exchanges[3]._work.contribution = lambda *_: malformed
+    table.exchanges[3]._strategy.contribution = lambda *_: malformed
     outcomes = await table.all()
     assert len({outcome.update.payload for outcome in outcomes}) == 1
     assert [(drop.peer_id, drop.slices, drop.of, drop.reason) for drop in outcomes[0].dropped] == [

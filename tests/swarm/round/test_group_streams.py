@@ -132,8 +132,8 @@ async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, mon
         await stream.send_message(Kind.HELLO, HelloMessage(group_id=other_digest("none")))
     await until(lambda: "streams wait for unknown groups" in caplog.text)  # the outsider's share is full
     late = [asyncio.ensure_future(table.exchange(index)) for index in (1, 2)]
-    await until(lambda: all(table.nodes[0].peer_id in e._standing.outbound for e in table.exchanges[1:] if e._standing)
-                and all(e._standing for e in table.exchanges[1:]))  # theirs come before the first has its roster
+    await until(lambda: all(table.nodes[0].peer_id in e._group.outbound for e in table.exchanges[1:] if e._group)
+                and all(e._group for e in table.exchanges[1:]))  # theirs come before the first has its roster
     updates = [await table.exchange(0), *[await task for task in late]]
     assert len({outcome.update.payload for outcome in updates}) == 1
     assert "streams wait for unknown groups" in caplog.text

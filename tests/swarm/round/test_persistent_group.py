@@ -82,11 +82,11 @@ async def test_feedback_on_both_legs_is_carried_from_round_to_round(network):
     locals_, _ = await circle.round()
     for seat, local in zip(circle.seats, locals_, strict=True):
         codec, sent = compressor("int2"), anchor - local
-        assert torch.equal(seat.exchange._work._lost.vector, sent - codec.decode(codec.encode(sent), 3000))
+        assert torch.equal(seat.exchange._strategy._lost.vector, sent - codec.decode(codec.encode(sent), 3000))
     for _ in range(2):
         await circle.round()
     for seat in circle.seats:
-        assert seat.exchange._work._lost._opened == []  # committed
+        assert seat.exchange._strategy._lost._opened == []  # committed
     assert len({seat.state.digest() for seat in circle.seats}) == 1
 
 
@@ -110,13 +110,13 @@ async def test_a_member_that_leaves_ends_the_group_for_all_at_once(network):
 async def test_whoever_does_not_come_is_named_and_nothing_is_lost(network):
     circle = await Circle(network, 3, numel=3000, codec="int2", recipe=LAGOON, elements=512).start()
     await circle.round()
-    before = [seat.exchange._work._lost.vector.clone() for seat in circle.seats]
+    before = [seat.exchange._strategy._lost.vector.clone() for seat in circle.seats]
     with pytest.raises(RoundAborted, match="did not come within 0 s") as caught:
         await circle.next_round(0, 0.2)
     assert caught.value.culprit in {circle.seats[1].peer_id, circle.seats[2].peer_id}
     await circle.seats[0].exchange.dissolve(caught.value)
     for seat, residual in zip(circle.seats, before, strict=True):
-        assert torch.equal(seat.exchange._work._lost.vector, residual)
+        assert torch.equal(seat.exchange._strategy._lost.vector, residual)
     assert circle.seats[1].calls == circle.seats[2].calls == 1  # they were told that somebody waits
 
 
@@ -164,7 +164,7 @@ async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie)
         position = type(position)(position.round, hashlib.sha256(b"x").hexdigest(), position.weight)
     signer = circle.seats[1] if lie == "of somebody else" else liar
     sealed = b"\0" * 200 if lie == "garbage" else signer.rosters.join(position, 300)[1]
-    stream = liar.exchange._standing.outbound[honest.peer_id]
+    stream = liar.exchange._group.outbound[honest.peer_id]
     waiting = asyncio.ensure_future(circle.next_round(0))
     await stream.send(Kind.JOIN, sealed)
     with pytest.raises(RoundAborted) as caught:
@@ -188,7 +188,7 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
     circle = await Circle(network, 4).start()
     await circle.round()
     slow = circle.seats[3]
-    stream = circle.seats[0].exchange._standing.outbound[slow.peer_id]
+    stream = circle.seats[0].exchange._group.outbound[slow.peer_id]
     send, vote = stream.send, Kind.VOTE
 
     async def stuck(kind, body=b""):
@@ -198,12 +198,12 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
         await asyncio.Event().wait()
 
     stream.send = stuck
-    locals_, session = circle.locals(), circle.seats[0].exchange._standing.session
+    locals_, buffers = circle.locals(), circle.seats[0].exchange._group.buffers
     outcomes = await asyncio.gather(
         *(circle.one_round(index, local, None) for index, local in enumerate(locals_)), return_exceptions=True
     )
     assert circle.seats[0].state.round == 2, outcomes  # committed, and applied
-    assert session.deadline > time.monotonic()  # nobody waited for its end
+    assert buffers.deadline > time.monotonic()  # nobody waited for its end
     assert circle.seats[0].exchange.can_continue(circle.seats[0].position) == frozenset()
 
 
@@ -211,7 +211,7 @@ async def test_a_stream_that_ends_between_rounds_ends_the_group_for_all(network)
     circle = await Circle(network, 3).start()
     await circle.round()
     one, two, liar = circle.seats
-    liar.exchange._standing.outbound[one.peer_id].close()  # the other one is not told
+    liar.exchange._group.outbound[one.peer_id].close()  # the other one is not told
     began = time.monotonic()
     with pytest.raises(RoundAborted) as caught:
         await circle.next_round(1, 8.0)
@@ -225,7 +225,7 @@ async def test_nobody_waits_for_joins_to_a_group_that_has_ended(network):
     await circle.round()
     one, _, liar = circle.seats
     waiting = asyncio.ensure_future(circle.next_round(0, 8.0))
-    stream = liar.exchange._standing.outbound[one.peer_id]
+    stream = liar.exchange._group.outbound[one.peer_id]
     await stream.send(Kind.JOIN, liar.rosters.join(liar.position, 300)[1])
     await stream.send(Kind.STATUS)
     began = time.monotonic()
@@ -238,7 +238,7 @@ async def test_nobody_waits_for_joins_to_a_group_that_has_ended(network):
 async def test_what_a_round_brought_is_free_once_it_is_applied(network):
     circle = await Circle(network, 3).start()
     await circle.round()
-    before = [weakref.ref(seat.exchange._standing.session) for seat in circle.seats]
+    before = [weakref.ref(seat.exchange._group.buffers) for seat in circle.seats]
     await circle.round()
     await until(lambda: gc.collect() >= 0 and [reference() for reference in before] == [None] * 3)
 
@@ -254,7 +254,7 @@ async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(net
     del outcomes
     _, outcomes = await circle.round()
     assert [places(update) for _, update in outcomes] == first
-    own = circle.seats[0].exchange._buffers
+    own = circle.seats[0].exchange._pool
     assert own.size == sum(map(len, outcomes[0][1].parts))
     monkeypatch.setattr(buffer_pool, "KEPT_S", 0.0)
     await circle.round()

@@ -62,7 +62,7 @@ async def test_a_vote_without_a_valid_signature_does_not_count(network, signatur
     domain = "join" if signature == "of another domain" else VOTE_DOMAIN
     text = identity.sign(domain, bytes.fromhex(link.id)).hex() if signature != "forged" else "0" * 128
     vote = VoteMessage(link_id=link.id, signature=text)
-    stream = table.exchanges[1]._session.outbound[table.nodes[0].peer_id]
+    stream = table.exchanges[1]._buffers.outbound[table.nodes[0].peer_id]
     await stream.send_message(Kind.VOTE, vote)
     with pytest.raises(RoundAborted, match="1 of 2 signed"):
         await table.exchanges[0].commit(table.groups[0], link)
@@ -87,8 +87,8 @@ async def test_votes_that_lay_here_while_the_machine_slept_do_not_count(network)
     awake = zip(table.exchanges[:2], table.groups, links, strict=False)
     others = await asyncio.gather(*(exchange.commit(group, link) for exchange, group, link in awake))
     assert [set(one.signatures) for one in others] == [{node.peer_id for node in table.nodes[:2]}] * 2
-    votes = [inbox.vote for inbox in sleeper._session.inboxes.values()]
+    votes = [inbox.vote for inbox in sleeper._buffers.inboxes.values()]
     await asyncio.wait_for(asyncio.wait(votes), 5.0)
-    now[0] = sleeper._session.deadline + 10.0
+    now[0] = sleeper._buffers.deadline + 10.0
     with pytest.raises(RoundAborted, match="1 of 3 votes by the deadline"):
         await sleeper.commit(table.groups[2], links[2])

@@ -196,12 +196,12 @@ async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all
 
 async def test_a_reducer_shows_its_part_to_members_that_commit_before_it_has_theirs(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
-    work, audited = circle.seats[0].exchange._work, asyncio.Event()
+    work, audited = circle.seats[0].exchange._strategy, asyncio.Event()
     hear = work.hear
 
-    async def late(session):
+    async def late(buffers):
         await audited.wait()
-        return await hear(session)
+        return await hear(buffers)
 
     work.hear = late
     round = asyncio.ensure_future(circle.round())

@@ -38,7 +38,7 @@ async def test_reducers_with_error_feedback_are_audited_too_and_the_honest_never
                 carried += bool(reduction.residue.carried) and any(payloads[-2])
     assert carried >= 8
     assert len({one.chain[-1].link.residuals for one in circle.seats}) == 1
-    assert all(one.exchange._work._lost_in_reducing._since == 0 for one in circle.seats)
+    assert all(one.exchange._strategy._lost_in_reducing._since == 0 for one in circle.seats)
 
 
 @pytest.mark.timeout(600)
@@ -55,7 +55,7 @@ async def test_a_reducer_that_cannot_show_what_it_carried_on_from_is_refused_and
     circle = await lagoon(network, tmp_path, 2)
     for _ in range(4):
         await circle.round()
-    residual, one = circle.seats[0].exchange._work._lost_in_reducing._residual, circle.seats[1]
+    residual, one = circle.seats[0].exchange._strategy._lost_in_reducing._residual, circle.seats[1]
     for _ in range(3):
         assert not one.guard.refuses(circle.seats[0].peer_id)
         residual.vector += 0.5

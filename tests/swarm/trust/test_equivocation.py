@@ -28,12 +28,12 @@ async def test_whoever_joins_with_two_faces_is_named_and_banned_on_the_evidence_
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats
-    stream = liar.exchange._standing.outbound[one.peer_id]
+    stream = liar.exchange._group.outbound[one.peer_id]
     send = stream.send
 
     async def another_join(kind, body=b""):
         if kind is Kind.JOIN:
-            group = liar.exchange._standing.identifier
+            group = liar.exchange._group.identifier
             body = liar.rosters.join(liar.position, liar.tokens + 1, group)[1]
         await send(kind, body)
 
@@ -80,7 +80,7 @@ def telling_another_result(liar, send):
             body = bytes(body[:-1]) + bytes([6 if body[-1] == 5 else 5])
             leaves.add(body)
         elif kind is Kind.SEAL_REDUCED:
-            sitting = liar.exchange._session.sitting.result()
+            sitting = liar.exchange._buffers.sitting.result()
             body = seal_reduced(liar.node.identity, sitting, body[:32], root_of(leaves.digests)).body
         await send(kind, body)
 
@@ -91,7 +91,7 @@ async def test_a_reducer_that_tells_two_results_is_banned_when_members_compare_t
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats
-    stream = liar.exchange._standing.outbound[one.peer_id]
+    stream = liar.exchange._group.outbound[one.peer_id]
     stream.send = telling_another_result(liar, stream.send)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
@@ -105,14 +105,14 @@ async def test_a_residual_where_there_is_none_ends_the_round_and_counts_against_
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     liar, one, _ = circle.seats
-    sign = liar.exchange._work.sign
+    sign = liar.exchange._strategy.sign
 
-    async def another(session, leaves, outputs, payloads, residual):
-        kept = await sign(session, leaves, outputs, payloads, residual)
+    async def another(buffers, leaves, outputs, payloads, residual):
+        kept = await sign(buffers, leaves, outputs, payloads, residual)
         roots = kept.seal.inputs, root_of(kept.outputs), bytes(32)
         return replace(kept, seal=seal_reduced(liar.node.identity, kept.sitting, *roots))
 
-    liar.exchange._work.sign = another
+    liar.exchange._strategy.sign = another
     outcomes = await one_round(circle)
     assert (outcomes[1].culprit, outcomes[1].reason) == (liar.peer_id, "it signed a residual where there is none")
     assert one.guard.strikes._pasts[liar.peer_id].offences == 1
@@ -122,7 +122,7 @@ async def test_whoever_shows_two_results_in_an_audit_is_convicted_too(network, t
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     liar, one, _ = circle.seats
-    stream = liar.exchange._standing.outbound[one.peer_id]
+    stream = liar.exchange._group.outbound[one.peer_id]
     stream.send = telling_another_result(liar, stream.send)
     await one_round(circle)
     await until(lambda: one.guard.banned(liar.peer_id), 30.0)  # it is shown one thing at a time
@@ -137,7 +137,7 @@ async def test_a_contribution_that_is_not_what_was_signed_ends_the_round_and_cou
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats
-    stream = liar.exchange._standing.outbound[one.peer_id]
+    stream = liar.exchange._group.outbound[one.peer_id]
     send = stream.send
 
     async def another_seal(kind, body=b""):
@@ -155,7 +155,7 @@ async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_coun
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
     liar, one, _ = circle.seats
-    stream = liar.exchange._standing.outbound[one.peer_id]
+    stream = liar.exchange._group.outbound[one.peer_id]
     send = stream.send
 
     async def another_group(kind, body=b""):

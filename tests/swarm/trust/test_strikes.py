@@ -62,7 +62,7 @@ async def test_hearsay_is_not_held_against_anybody(network, tmp_path):
     liar, one, other = circle.seats
     firsts, locals_ = [circle._first(seat) for seat in circle.seats], circle.locals()
     jobs = [asyncio.ensure_future(circle.one_round(index, locals_[index], firsts[index])) for index in (1, 2)]
-    await until(lambda: one.exchange._standing is not None, 30.0)
+    await until(lambda: one.exchange._group is not None, 30.0)
     stream = await liar.node.open(one.peer_id, NAME, "round")
     await stream.send_message(Kind.HELLO, HelloMessage(group_id=firsts[0].id))
     await stream.send_message(Kind.ABORT, AbortMessage(reason="it lies", culprit=other.peer_id))

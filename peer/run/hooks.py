@@ -45,14 +45,12 @@ class PeerHooks:
     ) -> None:
         self._peer, self._metrics, self._live, self._stop_requested = peer, metrics, live, stop_requested
         self._guard = guard or WriteGuard()
-        self._settings = peer.settings
         folder = checkpoint_folder(peer.settings.output_dir, peer.manifest.run_id)
         writer = CheckpointWriter(folder, peer.settings.save_total_limit)
         self._saving = Saving(peer.agent, writer, self._inner_state, self._guard)
         self._data_state = peer.batches.state
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
-        self._validated_round = -1
         self.records: list[RoundRecord] = []
         self.validation: list[tuple[int, float]] = []
         self.seconds_training = 0.0
@@ -63,7 +61,7 @@ class PeerHooks:
 
     def after_step(self, result: StepResult, data_state: DataState) -> None:
         self._data_state = data_state
-        sync, settings = self._peer.sync, self._settings
+        sync, settings = self._peer.sync, self._peer.settings
         self.seconds_training += result.seconds
         if self._peer.agent.starts != self._agent_starts:
             self._agent_starts = self._peer.agent.starts
@@ -72,7 +70,8 @@ class PeerHooks:
         if sync.step % settings.logging_steps == 0:
             self._log_step(result)
         every = settings.eval_every_rounds
-        if every and sync.round != self._validated_round and sync.round % every == 0:
+        validated = self.validation[-1][0] if self.validation else None
+        if every and sync.round != validated and sync.round % every == 0:
             self.validate(settings.eval_sequences)
         if settings.save_steps and sync.step % settings.save_steps == 0:
             self._saving.ask(sync.step)
@@ -100,7 +99,6 @@ class PeerHooks:
             loss = evaluate(peer.model, peer.text.validation, max_sequences, peer.text.batch_sequences)
         finally:
             peer.replica.write(local)
-        self._validated_round = sync.round
         self.validation.append((sync.round, loss))
         self._metrics.write(
             "validation",
@@ -181,6 +179,6 @@ class PeerHooks:
     def _show(self, message: LivePeers) -> None:
         rows = [PeerRow.from_record(peer_id, record) for peer_id, record in message.peers.items()]
         self._live.update(rows)
-        path = self._settings.output_dir / "status.json"
+        path = self._peer.settings.output_dir / "status.json"
         with self._guard.writing(str(path)):
             write_status(path, rows, self._peer.manifest.name)

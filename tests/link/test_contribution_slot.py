@@ -95,7 +95,9 @@ async def test_after_a_round_that_failed_nobody_is_asked_until_it_is_known_what_
     peer.slot.want_snapshot()  # the aftermath
     assert peer.asked == 1
     peer.slot.on_snapshot(Snapshot(sequence=2, tokens=20))
-    assert peer.slot.due == Due(2, 20, peer.memory.snapshot)
+    due = peer.slot.due
+    assert due is not None
+    assert (due.sequence, due.tokens, due.snapshot) == (2, 20, peer.memory.snapshot)
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -109,6 +109,8 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
         if self._closed:
             raise ConnectionResetError("the stream is closed")
         self._transport.writelines(pieces)
+        # asks for `pause_writing`, which writelines of Python 3.12.0 to 3.13.1 forgets (CVE-2024-12254)
+        self._transport.set_write_buffer_limits()
 
     async def drain(self) -> None:
         """Wait until the socket takes more. Raises OSError when the connection broke."""

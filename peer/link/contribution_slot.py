@@ -10,6 +10,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Progress, Snapshot, WantSnapshot
 from peer.outer.round import Due
 from peer.protocol.lineage import Position
+from peer.system.clock import Clock, awake_clock
 
 
 class SharedPosition(Protocol):
@@ -28,6 +29,7 @@ class ContributionSlot:
         store: the state; contributions lie in its memory.
         trainer: makes them.
         called: rounds begin when a peer calls for one, and at no other time.
+        clock: seconds in which this machine was awake: training stands still in the others.
 
     Attributes:
         due: the contribution that waits for a round.
@@ -37,8 +39,10 @@ class ContributionSlot:
         work: set when something has come that the rounds may wait for.
     """
 
-    def __init__(self, store: SharedPosition, trainer: TrainerLink, called: bool = False) -> None:
-        self.called = called
+    def __init__(
+        self, store: SharedPosition, trainer: TrainerLink, called: bool = False, clock: Clock = awake_clock
+    ) -> None:
+        self.called, self._clock = called, clock
         self._store, self._trainer = store, trainer
         self.merged = asyncio.Event()
         self.merged.set()
@@ -61,7 +65,7 @@ class ContributionSlot:
             return 0.0
         if self.progress is None or self.progress.due_in_s is None:
             return float("inf")
-        return max(0.0, self.progress.due_in_s - (_now() - self._progress_at))
+        return max(0.0, self.progress.due_in_s - (self._clock() - self._progress_at))
 
     @property
     def _occupied(self) -> bool:
@@ -76,13 +80,13 @@ class ContributionSlot:
             return True  # the end of this round is unknown, so "half-way" is undefined
         if progress is None or due_in_s == 0.0:
             return due_in_s == 0.0
-        trained = progress.unsent_tokens + (_now() - self._progress_at) * progress.tokens_per_s
+        trained = progress.unsent_tokens + (self._clock() - self._progress_at) * progress.tokens_per_s
         return due_in_s * progress.tokens_per_s <= trained
 
     # -- from the trainer --------------------------------------------------------------------------------------------
 
     def on_progress(self, progress: Progress) -> None:
-        self.progress, self._progress_at = progress, _now()
+        self.progress, self._progress_at = progress, self._clock()
 
     def on_snapshot(self, message: Snapshot) -> None:
         """A contribution is ready, unless it was taken before the trainer saw the newest anchor."""
@@ -143,7 +147,3 @@ class ContributionSlot:
         if self.called and self._began == self._store.position:
             self._wanted = True  # it has failed; the snapshot must stay until it is known whether for others, too
         self._answer()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

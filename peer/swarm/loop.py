@@ -21,8 +21,6 @@ from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.state.owned_state import OwnedState
 
-RECHECK_S = 0.5
-JOIN_PATIENCE_S = 2.5  # a little more than the period of announcements
 Store = TypeVar("Store", bound=OwnedState)
 
 
@@ -134,12 +132,12 @@ class RoundLoop(ABC, Generic[Store]):
         return {"bytes_sent": now.sent - sent, "bytes_received": now.received - received}
 
 
-async def read_directory(directory: Directory, patience: float) -> None:
-    """Read it; while it is empty, again until the loop's time `patience`.
+async def read_directory(node: Node, directory: Directory, patience: float) -> None:
+    """Read it; while it is empty, again until the node's clock shows `patience`.
 
     Records may lag behind a bootstrap that has just come back.
     """
     await directory.refresh()
-    while not directory.peers and asyncio.get_running_loop().time() < patience:
-        await asyncio.sleep(RECHECK_S)
+    while not directory.peers and node.clock() < patience:
+        await asyncio.sleep(node.timing.recheck_s)
         await directory.refresh()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
-from peer.swarm.net import daemon
-from peer.swarm.net import node as node_module
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.persistent_group import part
+from peer.swarm.runtime.timing import STANDARD
 
 NAME = "atoll/test/endings"
 TIMES = 20
@@ -77,7 +77,7 @@ async def test_what_a_member_said_before_it_left_its_group_arrives(nodes: tuple[
     for _ in range(TIMES):
         stream = await two.open(one.peer_id, NAME, "test")
         await stream.send(Kind.DATA, BODY)
-        leaving = asyncio.ensure_future(part(stream, AbortMessage(reason="the round is over")))
+        leaving = asyncio.ensure_future(part(stream, AbortMessage(reason="the round is over"), STANDARD))
         may_read.set()
         assert await heard.get() == BODY
         await leaving
@@ -103,12 +103,12 @@ async def test_a_name_that_nobody_has_cannot_be_reached_and_the_daemon_goes_on(
 
 
 async def test_a_daemon_that_does_not_heed_the_end_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (daemon, node_module):
-        monkeypatch.setattr(module, "ENDS_S", 0.2)
-    hosts = ("/ip4/127.0.0.1/tcp/0",)
-    node = await start_node(NodeConfig(identity_path=tmp_path / "one", host_maddrs=hosts, nat_port_map=False))
+    node = await start_node(NodeConfig(
+        identity_path=tmp_path / "one", host_maddrs=("/ip4/127.0.0.1/tcp/0",), nat_port_map=False,
+        timing=replace(STANDARD, daemon_end_s=0.2),
+    ))  # fmt: skip
     node.p2p._child.send_signal(signal.SIGSTOP)
     await asyncio.wait_for(node.close(), 20.0)
     assert node.p2p._child.returncode == -signal.SIGKILL

@@ -4,7 +4,6 @@ import pytest
 
 from peer.outer.numerics import offload
 from peer.outer.state import outer_state
-from peer.swarm.group import invites, leader, lobby
 from peer.swarm.state import snapshot_file
 from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.network import MemoryNetwork
@@ -47,9 +46,6 @@ def small_chunks(monkeypatch):
 
 
 @pytest.fixture
-def brisk(monkeypatch):
+def brisk(network):
     """Matchmaking whose waiting times are short."""
-    for name, seconds in {"SOLO_PATIENCE_S": 0.2, "RECHECK_S": 0.02}.items():
-        monkeypatch.setattr(leader, name, seconds)
-    monkeypatch.setattr(invites, "PROBE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(lobby, "AWAKE_EVERY_S", 0.1)
+    network.retime(solo_patience_s=0.2, leader_recheck_s=0.02, probe_timeout_s=1.0, awake_period_s=0.1)

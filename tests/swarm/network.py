@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, Traffic
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
+from peer.system.clock import boot_clock
 
 CONFIG = NodeConfig(identity_path=Path("identity.key"), host_maddrs=())
 
@@ -52,10 +55,20 @@ class MemoryP2P:
         return info, reader, writer
 
 
-class MemoryNetwork:
-    """All hosts of one test."""
+def retime(node, **durations):
+    """Let one peer wait so long from now on."""
+    node.config = replace(node.config, timing=replace(node.timing, **durations))
 
-    def __init__(self):
+
+class MemoryNetwork:
+    """All hosts of one test.
+
+    Attributes:
+        timing, clock: of the nodes that are made from now on.
+    """
+
+    def __init__(self, timing=STANDARD, clock=boot_clock):
+        self.timing, self.clock = timing, clock
         self.hosts, self.nodes, self.tasks, self.writers = {}, [], set(), []
 
     def node(self, identity=None):
@@ -63,8 +76,15 @@ class MemoryNetwork:
         identity = identity or Identity.generate()
         p2p = MemoryP2P(self, identity.peer_id)
         self.hosts[identity.peer_id] = p2p
-        self.nodes.append(Node(CONFIG, identity, p2p, None, ()))
+        config = replace(CONFIG, timing=self.timing)
+        self.nodes.append(Node(config, identity, p2p, None, (), clock=self.clock))
         return self.nodes[-1]
+
+    def retime(self, **durations):
+        """Let all peers wait so long: what is made for them from now on, and most of what is there."""
+        self.timing = replace(self.timing, **durations)
+        for node in self.nodes:
+            retime(node, **durations)
 
     def cut(self, peer_id):
         """Nobody can open a stream to this peer any more."""

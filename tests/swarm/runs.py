@@ -15,6 +15,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state.chain import ChainStore
 
 RUN = "1" * 64
@@ -52,7 +53,7 @@ class Run:
 
     def __init__(self, folder, numel=NUMEL, members=3):
         self.state = make_state(numel)
-        self.history = ChainStore(folder, self.state.lineage_id)
+        self.history, self.timing = ChainStore(folder, self.state.lineage_id), STANDARD
         self.identities = [Identity.generate() for _ in range(members)]
         self.states = [self.state.digest()]
         self.valid, self.still = True, asyncio.Lock

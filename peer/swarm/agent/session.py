@@ -48,9 +48,6 @@ from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
-MANIFEST_TIMEOUT_S = 10.0
-SWARM_PERIOD_S = 1.0
-CLOSE_TIMEOUT_S = 2.0
 NODE_GONE = 3
 AnyRounds = LineageRounds | GossipRounds
 
@@ -83,11 +80,11 @@ class AgentSession:
         try:
             return serving.result()
         finally:
-            await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=CLOSE_TIMEOUT_S)
+            await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)
 
     async def _serve(self, node: Node, start: Start) -> int:
         organisers = {address.rsplit("/", 1)[-1] for address in start.initial_peers}
-        organiser, manifest, sealed = await find_manifest(node, organisers, start.run_id, MANIFEST_TIMEOUT_S)
+        organiser, manifest, sealed = await find_manifest(node, organisers, start.run_id)
         if manifest.genesis is None:
             raise UserError(
                 f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
@@ -143,10 +140,10 @@ class AgentSession:
         history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)
         log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
         if recipe.gossips:
-            own = LocalStateStore(memory, state, history)
+            own = LocalStateStore(memory, state, history, context.node.timing)
             resumed = own.restore()
             return GossipRounds(context, own), resumed
-        store = StateStore(memory, state, history)
+        store = StateStore(memory, state, history, context.node.timing)
         # this agent's own chain first: it may restart long after a resume
         resumed = store.restore([history.chain_path, *([Path(mapped.chain_path)] if mapped.chain_path else [])])
         return LineageRounds(context, store), resumed
@@ -163,8 +160,8 @@ class AgentSession:
         rounds.leaving = True
         directory.announce_soon()
         running.cancel()
-        await asyncio.wait({running}, timeout=CLOSE_TIMEOUT_S)
-        await self._linger(directory, rounds, stop.linger_s)
+        await asyncio.wait({running}, timeout=node.timing.close_timeout_s)
+        await self._linger(node, directory, rounds, stop.linger_s)
         watching.cancel()
         exchanged, served = node.traffic["round"], node.traffic["history"]
         self._channel.tell(
@@ -180,15 +177,15 @@ class AgentSession:
         )
         await self._channel.flush()
 
-    async def _linger(self, directory: Directory, rounds: AnyRounds, linger_s: float) -> None:
+    async def _linger(self, node: Node, directory: Directory, rounds: AnyRounds, linger_s: float) -> None:
         """Serve peers that lag behind this one, for a short time."""
-        deadline = asyncio.get_running_loop().time() + linger_s
-        while asyncio.get_running_loop().time() < deadline:
+        deadline = node.clock() + linger_s
+        while node.clock() < deadline:
             await directory.refresh()
             own_weight = rounds.position().weight
             if all(record.lineage_weight >= own_weight for record in directory.peers.values()):
                 return
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(node.timing.linger_recheck_s)
 
     async def _listen(self, rounds: AnyRounds) -> None:
         """The trainer's messages, until it is gone."""
@@ -214,7 +211,7 @@ class AgentSession:
             own = self._describe(directory, rounds, node)
             peers, addresses = {node.peer_id: own, **directory.peers}, await node.addresses()
             self._channel.tell(LivePeers(peers=peers, addresses=addresses))
-            await asyncio.sleep(SWARM_PERIOD_S)
+            await asyncio.sleep(node.timing.swarm_period_s)
 
     def _describe(self, directory: Directory, rounds: AnyRounds, node: Node) -> PeerRecord:
         progress, traffic = rounds.slot.progress, node.traffic["round"]

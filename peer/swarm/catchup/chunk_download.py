@@ -17,18 +17,15 @@ from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.net.preopened import OpenStream
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import awake_clock
 
 log = logging.getLogger(__name__)
-CHUNK_TIMEOUT_S = 30.0  # a 4 MiB chunk: at least 140 kB/s
 DONORS_AT_ONCE = 8
 WINDOW = 2  # chunks requested on one stream: the donor reads the next while one is in flight
 ALONE_CHUNKS = 2  # from a donor that remains alone
 CHECKING_THREADS = 2
-WATCH_PERIOD_S = 0.25
 SLOW_FACTOR = 4.0
-SLOW_FLOOR_S = 2.0
-BUSY_RETRY_S = 1.0
-BUSY_PATIENCE_S = 60.0
 Distrust = Callable[[str, str], None]
 
 
@@ -57,11 +54,13 @@ class DonorStream:
     stream: FrameStream | None = None
 
 
-def much_slower(lane: DonorStream, lanes: Collection[DonorStream], now: float, idle: bool) -> bool:
+def much_slower(lane: DonorStream, lanes: Collection[DonorStream], now: float, idle: bool, floor_s: float) -> bool:
     """Whether a lane has kept a chunk waiting for much longer than chunks take elsewhere, and one of the others has not
     done the same meanwhile: if all are silent, this peer's line or disk stalls, and no donor is slow.
 
     Args:
+        now: seconds without those in which this machine was suspended: no donor is slow for them.
+        floor_s: a chunk that has taken less is not slow.
         idle: nothing is left to ask for: others could do what this lane has been asked for. Before that, a donor that
             has sent nothing yet may take its time: it may have to write its snapshot file first.
     """
@@ -69,7 +68,7 @@ def much_slower(lane: DonorStream, lanes: Collection[DonorStream], now: float, i
     elsewhere = [took for other in others for took in other.took_s]
     if not elsewhere or not lane.asked or not (lane.took_s or idle):
         return False
-    limit_s = max(SLOW_FLOOR_S, SLOW_FACTOR * median(elsewhere))
+    limit_s = max(floor_s, SLOW_FACTOR * median(elsewhere))
     works = any(other.took_s and not (other.asked and now - other.since > limit_s / 2) for other in others)
     return works and now - lane.since > limit_s
 
@@ -84,12 +83,16 @@ class ChunkDownload:
         open_stream: opens a history stream to a donor.
         part: open.
         distrust: called with a donor that lied, and how.
+        timing: every duration of this peer.
 
     Attributes:
         served: chunks that were right, by donor.
     """
 
-    def __init__(self, open_stream: OpenStream, run_id: str, part: PartialFile, distrust: Distrust) -> None:
+    def __init__(
+        self, open_stream: OpenStream, run_id: str, part: PartialFile, distrust: Distrust, timing: Timing
+    ) -> None:
+        self._timing = timing
         self._open, self._run_id, self._part, self._distrust = open_stream, run_id, part, distrust
         self._loop = asyncio.get_running_loop()
         self._todo = deque(part.missing)
@@ -102,7 +105,7 @@ class ChunkDownload:
         self._lanes: set[DonorStream] = set()
         self._alone: asyncio.Future[str] = self._loop.create_future()
         self._losses: dict[str, AtollError] = {}
-        self._progress_at = self._loop.time()
+        self._progress_at = awake_clock()
         self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="chunks")
         self.served: Counter[str] = Counter()
 
@@ -195,13 +198,13 @@ class ChunkDownload:
         while self._todo and len(lane.asked) < WINDOW:
             index = self._todo.popleft()
             if not lane.asked:
-                lane.since = self._loop.time()
+                lane.since = awake_clock()
             lane.asked.append(index)
             request = HistoryRequest(
                 what="chunks", run_id=self._run_id, digest=self._part.meta.lineage_id, indexes=(index,)
             )
             assert lane.stream is not None
-            await lane.stream.send_message(Kind.REQUEST, request, CHUNK_TIMEOUT_S)
+            await lane.stream.send_message(Kind.REQUEST, request, self._timing.frame_timeout_s)
         if not self._todo and self._left:
             self._work.clear()
         return bool(lane.asked)
@@ -210,12 +213,12 @@ class ChunkDownload:
         """The chunk that was asked for first, into `buffer`; None if the donor is busy."""
         assert lane.stream is not None
         length = self._part.places[lane.asked[0]][1]
-        async with lane.stream.within(CHUNK_TIMEOUT_S):
+        async with lane.stream.within(self._timing.frame_timeout_s):
             return await _receive(lane.stream, memoryview(buffer)[:length])
 
     def _arrived(self, lane: DonorStream) -> int:
         """Note that the first of the chunks has come; -> its number."""
-        now = self._loop.time()
+        now = awake_clock()
         lane.took_s.append(now - lane.since)
         lane.since = self._progress_at = now
         return lane.asked.popleft()
@@ -246,21 +249,22 @@ class ChunkDownload:
 
     async def _until_free(self, lane: DonorStream) -> None:
         """Wait a while, or until no chunk is missing; raises StreamClosedError if no donor sends anything for long."""
-        if self._loop.time() - self._progress_at > BUSY_PATIENCE_S:
-            raise StreamClosedError(lane.donor, f"has been busy for {BUSY_PATIENCE_S:g} s")
+        if awake_clock() - self._progress_at > self._timing.busy_patience_s:
+            raise StreamClosedError(lane.donor, f"has been busy for {self._timing.busy_patience_s:g} s")
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._done.wait(), BUSY_RETRY_S)
+            await asyncio.wait_for(self._done.wait(), self._timing.busy_retry_s)
 
     async def _watch(self) -> None:
         """Leave donors that are much slower than the others."""
         while True:
-            began = self._loop.time()
-            await asyncio.sleep(WATCH_PERIOD_S)
-            now = self._loop.time()
-            if now - began > 2 * WATCH_PERIOD_S:
+            began = awake_clock()
+            await asyncio.sleep(self._timing.watch_period_s)
+            now = awake_clock()
+            if now - began > 2 * self._timing.watch_period_s:
                 continue  # this process is slow: arrived data waits to be read
+            idle, floor_s = not self._todo, self._timing.slow_floor_s
             for lane in tuple(self._lanes):
-                if lane.stream is not None and much_slower(lane, self._lanes, now, not self._todo):
+                if lane.stream is not None and much_slower(lane, self._lanes, now, idle, floor_s):
                     lane.given_up = True
                     lane.stream.close()
 

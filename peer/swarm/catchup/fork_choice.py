@@ -25,14 +25,6 @@ from peer.swarm.runtime.tasks import staggered
 from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
-NOT_HEAVIER_S = 3.0
-UNREACHABLE_S = 1.0
-REACH_S = 10.0
-SILENT_S = 10.0  # not asked again
-NEW_DONORS_S = 10.0  # otherwise an attacker with ever new donors would keep this peer from its rounds
-NEXT_DONOR_S = 1.0  # a suspended donor still accepts connections, and stays silent
-DISTRUST_S = 60.0
-VOTED_S = 2.0  # to name the state that it has just named in a vote
 
 
 class CatchUpHost(Protocol):
@@ -61,7 +53,7 @@ class ForkChoice:
     Attributes:
         fetcher: asks donors.
         missed: the outcome of what this peer sent.
-        caught_up_at: when it last did; the loop's seconds.
+        caught_up_at: when it last did, by the node's clock.
     """
 
     def __init__(
@@ -69,6 +61,7 @@ class ForkChoice:
         host: CatchUpHost, trainer: TrainerLink,
     ) -> None:  # fmt: skip
         self._own_id, self._directory, self._store = node.peer_id, directory, store
+        self._node = node
         self._host, self._trainer = host, trainer
         self.fetcher = HistoryClient(node, run_id, store.history.folder, limits, self._accuse)
         self.missed = LateCommits(node.peer_id)
@@ -101,13 +94,14 @@ class ForkChoice:
         """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
         before, chain = self._store.position, tuple(self._store.history.chain)
         self.missed.begin()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + NEW_DONORS_S
+        timing, clock = self._node.timing, self._node.clock
+        until = clock() + timing.new_donors_s
 
         def names() -> list[str]:
-            return self.donors() if loop.time() < until else []
+            return self.donors() if clock() < until else []
 
-        async with contextlib.aclosing(staggered(names, self._reach, NEXT_DONOR_S)) as answers:
+        calls = staggered(names, self._reach, timing.next_donor_s, timing.recheck_s)
+        async with contextlib.aclosing(calls) as answers:
             async for donor, answer in answers:
                 self._nudged.pop(donor, None)
                 try:
@@ -120,13 +114,14 @@ class ForkChoice:
                     )  # fmt: skip
                 except (NotHeavierError, UndecidedError) as error:
                     log.info("%s", error)
-                    self._distrust(donor, NOT_HEAVIER_S)
+                    self._distrust(donor, timing.not_heavier_s)
                 except ProtocolError as error:
                     self._accuse(donor, str(error))
                 except (TimeoutError, StreamClosedError) as error:
                     log.info("donor %s left: %s", donor, in_words(error))
                     # its record stays for a while: asking again would spin
-                    self._distrust(donor, SILENT_S if isinstance(error, asyncio.TimeoutError) else UNREACHABLE_S)
+                    silent = isinstance(error, TimeoutError)
+                    self._distrust(donor, timing.silent_donor_s if silent else timing.unreachable_s)
                 else:
                     lost = given_up(chain, self._store.history.chain, self._own_id)
                     self._report(how, before, lost)
@@ -138,7 +133,7 @@ class ForkChoice:
         return True
 
     async def _reach(self, donor: str) -> None:
-        await asyncio.wait_for(self.fetcher.reach(donor), REACH_S)
+        await asyncio.wait_for(self.fetcher.reach(donor), self._node.timing.reach_timeout_s)
 
     async def look_at_own_state(self) -> None:
         """After votes that differ: give the state up if two thirds of the round that led to it hold another one."""
@@ -147,7 +142,7 @@ class ForkChoice:
             return
         link, own = store.history.chain[-1].link, await store.digest()
         members = members_of(link, self._directory.reachable)
-        said = await self.fetcher.said(link, members, VOTED_S, {self._own_id: own})
+        said = await self.fetcher.said(link, members, self._node.timing.voted_s, {self._own_id: own})
         digest, count = most_named(said, link)
         words = f"{count} of the {len(link.roster)} members of round {link.round + 1} hold {str(digest)[:12]}"
         if count < quorum(len(link.roster)):
@@ -159,14 +154,14 @@ class ForkChoice:
 
     def _accuse(self, donor: str, why: str) -> None:
         log.warning("%s cannot be a donor: %s", donor, why)
-        self._distrust(donor, DISTRUST_S)
+        self._distrust(donor, self._node.timing.distrust_s)
 
     def _distrust(self, donor: str, seconds: float) -> None:
         self._distrusted.add(donor)
         asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
 
     def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
-        self.caught_up_at = asyncio.get_running_loop().time()
+        self.caught_up_at = self._node.clock()
         self._host.on_caught_up()
         reason = (
             f"replayed {how.replayed} rounds from {how.donor or 'a donor that left'}"

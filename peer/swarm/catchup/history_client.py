@@ -27,14 +27,12 @@ from peer.swarm.net.preopened import OpenStream, PreopenedStream
 from peer.swarm.net.request import open_request
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import Timing
 from peer.swarm.state.snapshot_file import chunk_lengths
 
 log = logging.getLogger(__name__)
-FRAME_TIMEOUT_S = 30.0
-WRITING_S = 120.0  # a donor's snapshot: gigabytes, while its rounds have priority
 LATEST = 2**53 - 1
 DIGEST_BYTES = 32
-PATIENCE_S = 10.0  # for members that do not name their state
 HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
@@ -74,6 +72,11 @@ class HistoryClient:
         self._node, self._run_id, self._folder, self._limits = node, run_id, folder, limits
         self._distrust = distrust
 
+    @property
+    def timing(self) -> Timing:
+        """Of the node."""
+        return self._node.timing
+
     async def catch_up(
         self, donor: str, standing: LocalState, apply: Apply, adopt: Adopt, others: Sequence[str] = (),
         witnesses: Sequence[str] = (),
@@ -106,7 +109,7 @@ class HistoryClient:
         """Return once the donor has answered anything; raises ProtocolError, StreamClosedError."""
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=LATEST)
         async with self._asking(donor, request) as stream:
-            await _body(stream, MAX_MESSAGE_BYTES)
+            await self._body(stream, MAX_MESSAGE_BYTES)
 
     async def genesis(self, donor: str, standing: LocalState, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
@@ -135,7 +138,9 @@ class HistoryClient:
         self, link: Link, peers: Iterable[str], patience_s: float, known: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """The state after a link according to peers: see `ask_all`."""
-        return await ask_all(self._state_digest, link, peers, patience_s, known)
+        return await ask_all(
+            self._state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
+        )
 
     async def _replay(self, donor: str, onward: list[Certificate], standing: LocalState, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
@@ -169,7 +174,7 @@ class HistoryClient:
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in donors[1:]]
         # each of these takes several round trips, and none needs another's answer
-        early = None if standing.valid else PreopenedStream(self._open, donor)  # a peer with a state may need no other
+        early = None if standing.valid else self._preopened(donor)  # a peer with a state may need no other
         seen: Counter[str] = Counter()
         genesis = standing.history.genesis
         offering = asyncio.ensure_future(self._offer(donor, standing))
@@ -193,7 +198,7 @@ class HistoryClient:
                 _compare(donor, digests, meta, after[0].link.state_digest)
             else:
                 link, offered = chain[-1].link, {donor: state_digest(digests, meta.numel, meta.num_buffers)}
-                patience_s = PATIENCE_S + meta.numel / HASHED_PER_S
+                patience_s = self.timing.state_patience_s + meta.numel / HASHED_PER_S
                 said = await self.said(link, [*donors, *members_of(link, witnesses)], patience_s, offered)
                 donors = donors_matching_quorum(donors, link, said)
             path, served = await self._chunks(donors, meta, digests, open_stream)
@@ -209,7 +214,7 @@ class HistoryClient:
     async def _state_digest(self, peer_id: str, link: Link) -> str | None:
         request = HistoryRequest(what="state", run_id=self._run_id, from_round=link.round + 1, digest=link.id)
         async with self._asking(peer_id, request) as stream:
-            digest = await _body(stream, DIGEST_BYTES)
+            digest = await self._body(stream, DIGEST_BYTES)
         return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
 
     async def _prepare(self, donor: str, standing: LocalState) -> None:
@@ -229,13 +234,13 @@ class HistoryClient:
         )  # fmt: skip
         state = standing.state
         async with self._asking(donor, request) as stream:
-            meta = await _receive_meta(stream)
+            meta = await self._receive_meta(stream)
             if (meta.numel, meta.num_buffers) != (state.numel, len(state.buffers)):
                 raise CatchUpError(f"{donor} has {meta.numel} parameters; this run has {state.numel}")
             num_chunks = len(chunk_lengths(meta))
             if meta.num_chunks != num_chunks:
                 raise CatchUpError(f"{donor} has {meta.num_chunks} chunks; this run has {num_chunks}")
-            joined = await _body(stream, 32 * num_chunks) or b""
+            joined = await self._body(stream, 32 * num_chunks) or b""
         return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
     async def _chain(self, donor: str, from_round: int, parent: str, seen: Counter[str]) -> list[Certificate]:
@@ -245,7 +250,7 @@ class HistoryClient:
         chain: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
         async with self._asking(donor, request) as stream:
-            while (piece := await _body(stream, MAX_MESSAGE_BYTES)) is not None:
+            while (piece := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
                 certificate = parse_json(Certificate, piece)
                 if not chain and certificate.link.parent != parent:
                     return []
@@ -260,7 +265,7 @@ class HistoryClient:
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
-            while (piece := await _body(stream, SLICE_BYTES)) is not None:
+            while (piece := await self._body(stream, SLICE_BYTES)) is not None:
                 payload += piece
                 if len(payload) > limit:
                     raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
@@ -277,7 +282,7 @@ class HistoryClient:
         part = PartialFile(self._folder, meta, digests)
         await asyncio.to_thread(part.open)
         try:
-            fetch = ChunkDownload(open_stream, self._run_id, part, self._distrust)
+            fetch = ChunkDownload(open_stream, self._run_id, part, self._distrust, self.timing)
             if part.missing:
                 await fetch.run(donors)
         finally:
@@ -293,26 +298,27 @@ class HistoryClient:
     ) -> contextlib.AbstractAsyncContextManager[FrameStream]:
         return open_request(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
 
+    def _preopened(self, donor: str) -> PreopenedStream:
+        return PreopenedStream(self._open, donor, self.timing.preopened_kept_s, self._node.clock)
+
+    async def _receive_meta(self, stream: FrameStream) -> SnapshotMeta:
+        """Wait for a donor that reports that it is writing its snapshot."""
+        kind, longest_s, clock = Kind.BUSY, self.timing.writing_s, self._node.clock
+        until, limits = clock() + longest_s, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0}
+        while kind is Kind.BUSY:
+            if clock() > until:
+                raise StreamClosedError(stream.remote, f"has been writing its snapshot for {longest_s:g} s")
+            kind, body = await stream.receive(limits, timeout_s=self.timing.frame_timeout_s)
+        if kind is Kind.END:
+            raise CatchUpError(f"{stream.remote} has no snapshot")
+        return parse_json(SnapshotMeta, body)
+
+    async def _body(self, stream: FrameStream, limit: int) -> bytes | None:
+        """The next DATA body, None at END."""
+        kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=self.timing.frame_timeout_s)
+        return body if kind is Kind.DATA else None
+
 
 def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
     if state_digest(digests, meta.numel, meta.num_buffers) != certified:
         raise CatchUpError(f"{donor} serves another state than the certified {certified[:12]}")
-
-
-async def _receive_meta(stream: FrameStream) -> SnapshotMeta:
-    """Wait for a donor that reports that it is writing its snapshot."""
-    kind, loop = Kind.BUSY, asyncio.get_running_loop()
-    until, limits = loop.time() + WRITING_S, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0}
-    while kind is Kind.BUSY:
-        if loop.time() > until:
-            raise StreamClosedError(stream.remote, f"has been writing its snapshot for {WRITING_S:g} s")
-        kind, body = await stream.receive(limits, timeout_s=FRAME_TIMEOUT_S)
-    if kind is Kind.END:
-        raise CatchUpError(f"{stream.remote} has no snapshot")
-    return parse_json(SnapshotMeta, body)
-
-
-async def _body(stream: FrameStream, limit: int) -> bytes | None:
-    """The next DATA body, None at END."""
-    kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=FRAME_TIMEOUT_S)
-    return body if kind is Kind.DATA else None

@@ -19,9 +19,6 @@ from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import Snapshots
 from peer.swarm.state.snapshot_file import SnapshotFile
 
-REQUEST_TIMEOUT_S = 5.0
-SEND_TIMEOUT_S = 30.0  # one frame; a slower reader would hold a slot forever
-BUSY_EVERY_S = 5.0  # to a joiner whose snapshot is being written
 SERVED_AT_ONCE = 4
 CHUNK_STREAMS = 4
 CHUNK_STREAMS_PER_PEER = 2
@@ -45,7 +42,7 @@ class HistoryServer:
         self, node: Node, run_id: str, history: ChainStore, snapshots: Snapshots, priority: RoundPriority | None = None,
         on_return: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._priority, self._on_return = priority or RoundPriority(), on_return
+        self._priority, self._on_return = priority or RoundPriority(node.timing, node.clock), on_return
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
         # separate: a peer that downloads a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
@@ -61,24 +58,24 @@ class HistoryServer:
                 if admitted:
                     await self._serve_chunks(stream, request)
                 else:
-                    await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
+                    await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
             return
         async with self._slots[request.what]:
             if request.what == "chain":
                 if 0 < request.from_round < len(self._history.chain) and self._history.seen[stream.remote]:
                     self._on_return(stream.remote)
                 for certificate in self._history.chain[request.from_round :]:
-                    await stream.send(Kind.DATA, dump_json(certificate), timeout_s=SEND_TIMEOUT_S)
+                    await stream.send(Kind.DATA, dump_json(certificate), timeout_s=self._node.timing.frame_timeout_s)
             elif request.what == "update":
                 await self._send_update(stream, request)
             elif request.what == "state":
                 await self._say_digest(stream, request)
             else:
                 await self._offer_snapshot(stream, request)
-            await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
+            await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
 
     async def _request(self, stream: FrameStream) -> HistoryRequest:
-        request = await stream.receive_message(Kind.REQUEST, HistoryRequest, REQUEST_TIMEOUT_S)
+        request = await stream.receive_message(Kind.REQUEST, HistoryRequest, self._node.timing.first_frame_s)
         if request.run_id != self._run_id:
             raise ProtocolError(f"{stream.remote} asks for run {request.run_id[:12]}")
         return request
@@ -87,7 +84,7 @@ class HistoryServer:
         assert request.digest is not None
         digest = await self._snapshots.digest(request.from_round, request.digest)
         if digest is not None:
-            await stream.send(Kind.DATA, bytes.fromhex(digest), timeout_s=SEND_TIMEOUT_S)
+            await stream.send(Kind.DATA, bytes.fromhex(digest), timeout_s=self._node.timing.frame_timeout_s)
 
     async def _send_update(self, stream: FrameStream, request: HistoryRequest) -> None:
         path = await self._snapshots.update(request.digest) if request.digest else None
@@ -95,29 +92,29 @@ class HistoryServer:
             return
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
-                await stream.send(Kind.DATA, piece, timeout_s=SEND_TIMEOUT_S)
+                await stream.send(Kind.DATA, piece, timeout_s=self._node.timing.frame_timeout_s)
 
     async def _offer_snapshot(self, stream: FrameStream, request: HistoryRequest) -> None:
         """Report to the joiner while the snapshot is written; if it leaves, it finds the file when it returns."""
         offering = asyncio.ensure_future(self._snapshots.offer(request.digest, request.from_round))
         try:
-            while not (await asyncio.wait({offering}, timeout=BUSY_EVERY_S))[0]:
+            while not (await asyncio.wait({offering}, timeout=self._node.timing.busy_period_s))[0]:
                 with contextlib.suppress(StreamClosedError):
-                    await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
+                    await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
             file = offering.result()
         finally:
             await cancel_and_wait([offering])
         if file is not None:
             file.offered(stream.remote)
-            await stream.send(Kind.META, dump_json(file.meta), timeout_s=SEND_TIMEOUT_S)
-            await stream.send(Kind.DATA, b"".join(file.digests), timeout_s=SEND_TIMEOUT_S)
+            await stream.send(Kind.META, dump_json(file.meta), timeout_s=self._node.timing.frame_timeout_s)
+            await stream.send(Kind.DATA, b"".join(file.digests), timeout_s=self._node.timing.frame_timeout_s)
 
     async def _serve_chunks(self, stream: FrameStream, request: HistoryRequest) -> None:
         """Chunks of one snapshot, whatever this peer's rounds do meanwhile, until the other end has enough of them."""
         assert request.digest is not None
         file = await self._snapshots.get(request.digest)
         if file is None:
-            await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
+            await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
             return
         allowed = 2 * len(file.places)  # a peer that asks for more occupies a slot without downloading
         with file.reading() as descriptor:
@@ -137,4 +134,4 @@ class HistoryServer:
             first, length = file.places[index]
             async with self._priority.turn() as turn:
                 chunk = await asyncio.to_thread(os.pread, descriptor, length, first)
-                await stream.send(Kind.DATA, chunk, turn.wait, SEND_TIMEOUT_S)
+                await stream.send(Kind.DATA, chunk, turn.wait, self._node.timing.frame_timeout_s)

@@ -21,8 +21,6 @@ from peer.swarm.runtime.tasks import staggered
 
 log = logging.getLogger(__name__)
 ASKED = 3  # two thirds have a certificate if any has: all three lack it by chance in one case of 27 at most
-ASK_TIMEOUT_S = 3.0
-HEARSAY_S = 0.5
 
 
 class NobodyAnsweredError(Exception):
@@ -67,11 +65,12 @@ class LateCommits:
 
 async def find_continuation(
     fetcher: HistoryClient, others: Sequence[str], standing: Callable[[], LocalState], rng: random.Random,
-    patience_s: float = ASK_TIMEOUT_S, asleep: str | None = None,
+    patience_s: float, asleep: str | None = None,
 ) -> tuple[str, int, str] | None:  # fmt: skip
     """A peer that continued after a round that this one abandoned or slept through: (peer, weight, lineage id).
 
     Args:
+        patience_s: for each of them.
         asleep: one of them that may be suspended, as another one said: it is asked in parallel, with a short timeout.
 
     Raises:
@@ -82,11 +81,11 @@ async def find_continuation(
     beside, silent = [peer_id for peer_id in others if peer_id not in awake], 0
 
     async def onward(peer_id: str) -> list[Certificate]:
-        return await asyncio.wait_for(
-            fetcher.onward(peer_id, standing()), HEARSAY_S if peer_id in beside else patience_s
-        )
+        async with asyncio.timeout(fetcher.timing.hearsay_s if peer_id in beside else patience_s):
+            return await fetcher.onward(peer_id, standing())
 
-    async with contextlib.aclosing(staggered(lambda: asked + beside, onward, 0.0)) as answers:
+    calls = staggered(lambda: asked + beside, onward, 0.0, fetcher.timing.recheck_s)
+    async with contextlib.aclosing(calls) as answers:
         async for peer_id, answer in answers:
             try:
                 chain = answer.result()

@@ -16,10 +16,10 @@ from peer.protocol.lineage import Link, quorum
 from peer.swarm.catchup.chunk_download import CatchUpError
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
-AGAIN_S = 0.25  # after an answer of a member that has not got there, or is about to apply the round
-GRACE_S = 1.0  # for the others once two thirds have spoken
 Ask = Callable[[str, Link], Awaitable[str | None]]
 
 
@@ -28,8 +28,9 @@ class UndecidedError(CatchUpError):
 
 
 async def ask_all(
-    ask: Ask, link: Link, peers: Iterable[str], patience_s: float, known: Mapping[str, str] | None = None
-) -> dict[str, str]:
+    ask: Ask, link: Link, peers: Iterable[str], patience_s: float, known: Mapping[str, str] | None = None,
+    *, timing: Timing, clock: Clock,
+) -> dict[str, str]:  # fmt: skip
     """What these peers say that the state after `link` is, by peer id.
 
     Returns when two thirds of the roster have named the same; or when all members that are asked have answered, or are
@@ -38,28 +39,29 @@ async def ask_all(
     Args:
         ask: (peer id, link) -> the digest of that peer's state after the link, None where it holds none.
         known: what is known before, and returned with the rest.
+        timing, clock: as of `Node`.
     """
     said = dict(known or {})
 
     async def one(peer_id: str) -> None:
         try:
             while (digest := await ask(peer_id, link)) is None:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(timing.state_recheck_s)
             said[peer_id] = digest
         except (ProtocolError, StreamClosedError) as error:
             log.info("%s does not name the state after round %d: %s", peer_id, link.round + 1, in_words(error))
 
     asked = {asyncio.ensure_future(one(peer_id)): peer_id for peer_id in dict.fromkeys(peers) if peer_id not in said}
-    pending, deadline = set(asked), _now() + patience_s
+    pending, deadline = set(asked), clock() + patience_s
     try:
-        while _now() < deadline and most_named(said, link)[1] < quorum(len(link.roster)):
+        while clock() < deadline and most_named(said, link)[1] < quorum(len(link.roster)):
             if not members_of(link, map(asked.__getitem__, pending)):
                 break
             _, pending = await asyncio.wait(
-                pending, timeout=deadline - _now(), return_when=asyncio.FIRST_COMPLETED
+                pending, timeout=deadline - clock(), return_when=asyncio.FIRST_COMPLETED
             )
-        if pending and _now() < deadline:
-            await asyncio.wait(pending, timeout=GRACE_S)
+        if pending and clock() < deadline:
+            await asyncio.wait(pending, timeout=timing.quorum_grace_s)
     finally:
         await cancel_and_wait(asked)
     return said
@@ -97,7 +99,3 @@ def donors_matching_quorum(donors: Sequence[str], link: Link, said: Mapping[str,
     else:
         log.warning("no member of round %d is live: its state rests on %s's word only", round, donor)
     return [peer_id for peer_id in donors if said.get(peer_id) == offered]
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

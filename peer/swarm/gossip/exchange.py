@@ -24,9 +24,6 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-ROSTER_WAIT_S = 10.0  # the others have given up waiting when this peer does, or do so when they hear of it
-LAST_WAIT_S = 4.0  # for a member that another one has given up on; that one waits for this peer's roster meanwhile
-RECHECK_S = 0.5
 Frame = Callable[[int], Awaitable[bytes]]
 Take = Callable[[int, Sequence[Payload]], Awaitable[None]]
 
@@ -71,18 +68,19 @@ class GossipExchange:
             RoundAborted: no member joined, or they continue with others; `behind` if one is at a later round.
         """
         self._tasks += [asyncio.ensure_future(self._come_to(peer_id)) for peer_id in self._others]
-        began = _now()
+        began = self._node.clock()
         self._deadline = began + patience_s
         while True:
             self._inboxes.changed.clear()
             self._look()
             waiting = [p for p in self._others if p not in self._absent and not (p in self._here and p in self._lanes)]
-            if not waiting or _now() >= self._deadline:
+            if not waiting or self._node.clock() >= self._deadline:
                 break
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._inboxes.changed.wait(), min(RECHECK_S, max(0.0, self._deadline - _now())))
+                left = max(0.0, self._deadline - self._node.clock())
+                await asyncio.wait_for(self._inboxes.changed.wait(), min(self._node.timing.recheck_s, left))
         for peer_id in waiting:
-            self._absent[peer_id] = f"{peer_id} did not come within {_now() - began:.0f} s"
+            self._absent[peer_id] = f"{peer_id} did not come within {self._node.clock() - began:.0f} s"
         chosen = tuple(peer_id for peer_id in self._join.roster if peer_id not in self._absent)
         if len(chosen) < fewest:
             why = "; ".join(self._absent.values())
@@ -148,7 +146,7 @@ class GossipExchange:
             if any(p == self._node.peer_id or p in self._here for p in left_out):
                 self._absent.setdefault(peer_id, f"{peer_id} continues with others")
             elif left_out:
-                self._deadline = min(self._deadline, _now() + LAST_WAIT_S)
+                self._deadline = min(self._deadline, self._node.clock() + self._node.timing.last_wait_s)
 
     async def _agree(self, chosen: tuple[str, ...]) -> None:
         """Send the list of chosen members to all that have joined, and receive theirs from the chosen."""
@@ -157,7 +155,7 @@ class GossipExchange:
         try:
             telling = [self._tell(peer_id, message, peer_id in chosen) for peer_id in tuple(self._lanes)]
             hearing = [asyncio.shield(self._here[peer_id].roster) for peer_id in others]
-            told = await asyncio.wait_for(asyncio.gather(*hearing, *telling), ROSTER_WAIT_S)
+            told = await asyncio.wait_for(asyncio.gather(*hearing, *telling), self._node.timing.roster_wait_s)
         except TimeoutError:
             late = [peer_id for peer_id in others if not self._here[peer_id].roster.done()]
             raise RoundAborted("match", f"{', '.join(late)} named no members", late[0] if late else None) from None
@@ -234,12 +232,8 @@ class GossipExchange:
         await cancel_and_wait(self._tasks)
         for stream in self._lanes.values():
             if whole:
-                self._node.spawn(stream.finish())
+                self._node.spawn(stream.finish(self._node.timing.finish_timeout_s))
             else:
                 stream.close()
         for inlet in self._here.values():
             inlet.end(RoundAborted("exchange", "the round is over"))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

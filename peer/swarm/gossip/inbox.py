@@ -16,7 +16,6 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.futures import deliver, fail, settled
 
 log = logging.getLogger(__name__)
-JOIN_TIMEOUT_S = 5.0
 MAX_WAITING = 64  # as many as a roster may name
 MAX_STRANGERS = 32  # of them, whose records this peer has not seen: they may just have come
 Reason = Literal["behind", "follow", "excluded"]
@@ -132,7 +131,7 @@ class GossipInboxes:
                 inlet.turn_away()
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        join = await stream.receive_message(Kind.JOIN, GossipJoin, JOIN_TIMEOUT_S)
+        join = await stream.receive_message(Kind.JOIN, GossipJoin, self._node.timing.first_frame_s)
         remote = stream.remote
         limit = MAX_WAITING if self._host.knows(remote) else MAX_STRANGERS
         if remote not in self.waiting and len(self.waiting) >= limit:
@@ -175,4 +174,4 @@ class GossipInboxes:
     async def _turn_away(self, stream: FrameStream, reason: Reason) -> None:
         position = self._host.position()
         message = RejectMessage(reason=reason, round=position.round, lineage_id=position.lineage_id)
-        await stream.send_message(Kind.REJECT, message, JOIN_TIMEOUT_S)
+        await stream.send_message(Kind.REJECT, message, self._node.timing.first_frame_s)

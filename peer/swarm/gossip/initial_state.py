@@ -20,15 +20,13 @@ from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.gossip.store import LocalStateStore
-from peer.swarm.loop import JOIN_PATIENCE_S, RunContext, read_directory
+from peer.swarm.loop import RunContext, read_directory
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 
 log = logging.getLogger(__name__)
-RECHECK_S = 0.5
 MOST_AHEAD = 16  # rounds by which a donor may be ahead of most records: those lag, and rounds may be short
 FAR_BEHIND = 64  # rounds after which what a peer has learned alone counts for less than what the others have
 READ_VALUES = 1 << 20
-SIGNED_TIMEOUT_S = 60.0  # the donor may have to write its state first
 STATE_DOMAIN = "gossip-state"
 
 
@@ -53,9 +51,9 @@ class InitialState:
 
     async def start(self, resumes: bool) -> None:
         """Return with a valid state: the resumed one, a live peer's, or genesis when no peer has made a round yet."""
-        patience = _now() + JOIN_PATIENCE_S
+        patience = self._node.clock() + self._node.timing.join_patience_s
         while True:
-            await read_directory(self._directory, patience)
+            await read_directory(self._node, self._directory, patience)
             donors, usual = self._donors()
             own = self._store.valid and resumes
             if own and usual <= self._store.position.round + FAR_BEHIND:
@@ -64,7 +62,7 @@ class InitialState:
                 return
             if not donors and (self._store.valid or await self._from_genesis()):
                 return
-            await asyncio.sleep(RECHECK_S * 4)
+            await asyncio.sleep(self._node.timing.state_retry_s)
 
     def _donors(self) -> tuple[list[str], int]:
         """Peers that have made as many rounds as most, in any order; then the others that have made any. And how many
@@ -116,7 +114,8 @@ class InitialState:
         """What the donor signs as its state now. Raises ProtocolError, StreamClosedError."""
         stream = await self._node.open(donor, self._name, "history")
         try:
-            kind, sealed = await stream.receive({Kind.META: MAX_RECORD_BYTES, Kind.END: 0}, timeout_s=SIGNED_TIMEOUT_S)
+            limits = {Kind.META: MAX_RECORD_BYTES, Kind.END: 0}
+            kind, sealed = await stream.receive(limits, timeout_s=self._node.timing.signed_timeout_s)
         finally:
             stream.close()
         if kind is Kind.END:
@@ -143,7 +142,3 @@ def check_finite(path: Path) -> None:
         if not np.isfinite(values[start : start + READ_VALUES]).all():
             path.unlink()
             raise ProtocolError("its state holds NaN or infinity")
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

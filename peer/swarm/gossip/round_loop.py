@@ -33,8 +33,6 @@ from peer.swarm.loop import RoundLoop, RunContext
 from peer.swarm.round.deadline import DeadlineEstimator
 
 log = logging.getLogger(__name__)
-RECHECK_S = 0.5
-ANSWER_S = 4.0  # beyond the straggler's window: to answer a call, and for a record to be read
 MANY_ALONE = 5  # rounds in a row that a person should hear of
 TRIES = 3  # at later and later rounds, when a group is past the one before
 
@@ -53,8 +51,8 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
         self._initial_state = InitialState(context, store)
-        self.patience_s = manifest.rounds.straggler_wait_s + ANSWER_S
-        self._budget = DeadlineEstimator(manifest.rounds.timeout_s)
+        self.patience_s = manifest.rounds.straggler_wait_s + self._node.timing.gossip_answer_s
+        self._budget = DeadlineEstimator(manifest.rounds.timeout_s, self._node.timing.min_exchange_s)
         longest_s = 2 * self.patience_s + manifest.rounds.timeout_s
         self._inboxes = GossipInboxes(node, manifest.run_id, self, longest_s)
         self._heard: dict[str, int] = {}
@@ -132,21 +130,21 @@ class GossipRounds(RoundLoop[LocalStateStore]):
 
     async def _perform(self, due: Due) -> RoundRecord:
         """Make a round with the drawn group, with those of it that join, or alone; afterwards the state has changed."""
-        began, frames = _now(), Frames(self._mixing, due.snapshot)
+        began, frames = self._node.clock(), Frames(self._mixing, due.snapshot)
         try:
             outcome = await self._mix(due, frames)
         except RoundAborted as abort:  # this peer's own parameters are not finite
             await frames.ended(self._mixing.revert)
             return RoundRecord(
                 status="aborted", round=self._next_round(), lineage_id=self.position().lineage_id, phase=abort.phase,
-                reason=abort.reason, instead="retry", seconds={"total": _now() - began},
+                reason=abort.reason, instead="retry", seconds={"total": self._node.clock() - began},
             )  # fmt: skip
         await self.slot.merged.wait()
         await frames.ended(self._mixing.applied)
         await self.store.apply(outcome.mixture.apply, outcome.round, due.sequence)
         self._inboxes.moved(outcome.round)
         self.slot.announce_anchor(due.sequence)
-        seconds = {**outcome.seconds, "total": _now() - began}
+        seconds = {**outcome.seconds, "total": self._node.clock() - began}
         return outcome.record(self._manifest.run_id, self.position().lineage_id, seconds)
 
     async def _mix(self, due: Due, frames: Frames) -> GossipOutcome:
@@ -198,10 +196,10 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         digest = roster_digest(run_id, number, drawn)
         join = GossipJoin(run_id=run_id, round=number, roster=drawn, digest=digest, tokens=due.tokens)
         meeting, whole = GossipExchange(self._node, self._inboxes, join, self._mixing.sizes, self._hear), False
-        began = _now()
+        began = self._node.clock()
         try:
             members = await meeting.members(self.patience_s, self._fewest)
-            matched = _now()
+            matched = self._node.clock()
             weights = self._weigh([(peer_id, meeting.tokens(peer_id)) for peer_id in members])
             me = members.index(self._node.peer_id)
             mixture = self._mixing.begin(number, members, weights, me, due.snapshot)
@@ -209,7 +207,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
             whole = True
         finally:
             await meeting.close(whole)
-        seconds = {"match": matched - began, "exchange": _now() - matched}
+        seconds = {"match": matched - began, "exchange": self._node.clock() - matched}
         absent = meeting.absent
         if not absent:
             return GossipOutcome(number, drawn, members, weights, mixture, seconds=seconds)
@@ -222,18 +220,19 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         async def take(index: int, payloads: Sequence[Payload]) -> None:
             await asyncio.to_thread(mixture.take, *self._mixing.slices[index], payloads)
 
-        wire_bytes, began = len(members) * sum(self._mixing.sizes), _now()
+        clock = asyncio.get_running_loop().time  # that of the timer which ends the exchange
+        wire_bytes, began = len(members) * sum(self._mixing.sizes), clock()
         timeout_s = self._budget.seconds(wire_bytes)
         self.store.snapshot_cache.priority.round_begins()
         try:
             await meeting.exchange(members, frames.frame, take, timeout_s)
         except RoundAborted:
-            if _now() - began >= timeout_s:
+            if clock() - began >= timeout_s:
                 self._budget.allow_longer(wire_bytes)
             raise
         finally:
             self.store.snapshot_cache.priority.round_ends()
-        self._budget.learn(wire_bytes, _now() - began)
+        self._budget.learn(wire_bytes, clock() - began)
 
     async def _wait_for_peers(self, due: Due) -> None:
         """Too few peers are live for any round: train on until another appears, then contribute all of it."""
@@ -244,7 +243,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         )  # fmt: skip
         self._trainer.tell(RoundEnded(record=record))
         while 1 + len(self._live()) < needed and not self.leaving:
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(self._node.timing.recheck_s)
         self.slot.release(due)
         self.slot.want_snapshot()
 
@@ -260,7 +259,3 @@ class GossipRounds(RoundLoop[LocalStateStore]):
 
     def _weigh(self, claims: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         return tuple(self._rule.weigh(claims, {}))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.state.outer_state import OuterState
+from peer.swarm.runtime.timing import STANDARD, Timing
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.owned_state import OwnedState
 from peer.swarm.state.snapshot_cache import SnapshotFiles
 from peer.swarm.state.snapshot_file import SnapshotFile, load_snapshot
-
-RENEWED_AFTER_S = 30.0  # newcomers of the next seconds take the same file
+from peer.system.clock import boot_clock
 
 
 class LocalStateStore(OwnedState):
@@ -23,13 +22,16 @@ class LocalStateStore(OwnedState):
     Args:
         memory, state: as for `OwnedState`.
         history: without a chain; its folder holds the snapshot files.
+        timing: as for `OwnedState`.
 
     Attributes:
         snapshot_cache: the snapshots that newcomers take.
     """
 
-    def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
-        super().__init__(memory, state, history)
+    def __init__(
+        self, memory: SharedState, state: OuterState, history: ChainStore, timing: Timing = STANDARD
+    ) -> None:
+        super().__init__(memory, state, history, timing)
         self.snapshot_cache = LocalSnapshotCache(self)
         history.chain_path.touch()
 
@@ -74,9 +76,9 @@ class LocalSnapshotCache(SnapshotFiles):
     async def newest(self) -> SnapshotFile | None:
         """A file of the last seconds; None while the state is not whole."""
         async with self._writing:
-            if self.files and time.monotonic() - self.files[-1].written_at < RENEWED_AFTER_S:
+            if self.files and boot_clock() - self.files[-1].written_at < self._owned.timing.renewed_after_s:
                 return self.files[-1]
-            if len(self.files) > 1 and self.files[0].in_use:
+            if len(self.files) > 1 and self.files[0].in_use(self._owned.timing):
                 return self.files[-1]
             async with self._owned.still():
                 if not self._owned.valid:

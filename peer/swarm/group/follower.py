@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.lineage import heavier
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.group import invites as invites_module
-from peer.swarm.group import leader as leader_module
-from peer.swarm.group import lobby
-from peer.swarm.group.invites import Invites
+from peer.swarm.group.invites import LAST_CALL, Invites
+from peer.swarm.group.leader import wait_for
+from peer.swarm.group.lobby import join_name
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
@@ -27,14 +26,10 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError
 from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
-SILENT_S = 1.5  # of a leader, when others no longer wait for it
-ASKED_S = 5.0  # how long a leader that names an unreachable leader is asked again: it knows better by then
-WASTED_S = 20.0  # by one leader; one group that it did not form may have been bad luck, and a second one
-LONGEST_S = 600.0  # of avoiding it then
 MAX_WASTEFUL = 256  # leaders that are remembered
-NONSENSE_S = 60.0  # of avoiding a leader that sends invalid messages
 _ANSWERS = dict.fromkeys((Kind.STATUS, Kind.ROSTER, Kind.REJECT), MAX_MESSAGE_BYTES)
 
 
@@ -46,15 +41,14 @@ class Follower:
         rosters: checks rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
         invites: invitations of other leaders.
-        clock: monotonic seconds.
     """
 
     def __init__(
         self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer, membership: Membership,
-        invites: Invites, clock: Callable[[], float],
+        invites: Invites,
     ) -> None:  # fmt: skip
         self._node, self._directory, self._rosters, self._rounds = node, directory, rosters, rosters.rounds
-        self._me, self._membership, self._invites, self._clock = me, membership, invites, clock
+        self._me, self._membership, self._invites, self._clock = me, membership, invites, node.clock
         self._followed_unknown = False
         self._wasted: BoundedMap[str, tuple[float, int]] = BoundedMap(MAX_WASTEFUL)
 
@@ -81,7 +75,7 @@ class Follower:
                 parse_json(StatusMessage, body)
                 patience_s = self._longest_wait_s
                 async with stream.within(patience_s, "formed no group"):
-                    kind, body = await _answer(stream, patience_s)
+                    kind, body = await _answer(stream, patience_s, self._node)
             reject = parse_json(RejectMessage, body) if kind is Kind.REJECT else None
         except StreamClosedError as error:
             self._leave(leader, error, began)
@@ -105,31 +99,31 @@ class Follower:
         """
         before = self._wasted_by(leader)
         self._wasted[leader] = before + self._clock() - began, self._rosters.rounds_of(leader)
-        if before > WASTED_S and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
+        if before > self._node.timing.wasted_s and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
-            self._membership.disbelieve(leader, min(before, LONGEST_S))
+            self._membership.disbelieve(leader, min(before, self._node.timing.longest_disbelief_s))
 
     def _wasted_by(self, leader: str) -> float:
         return self._wasted.get(leader, (0.0, 0))[0]
 
     def _nonsense(self, leader: str, said: str) -> RoundAborted:
         """A leader sent an invalid message: it would do so again at once."""
-        self._membership.disbelieve(leader, NONSENSE_S)
+        self._membership.disbelieve(leader, self._node.timing.nonsense_s)
         return RoundAborted("match", said, culprit=leader)
 
     @property
     def _longest_wait_s(self) -> float:
         """The longest wait at a leader: that of the slowest group that can form there."""
-        return (2.0 - invites_module.LAST_CALL) * self._rounds.straggler_wait_s + 2 * leader_module.SOLO_PATIENCE_S
+        return (2.0 - LAST_CALL) * self._rounds.straggler_wait_s + 2 * self._node.timing.solo_patience_s
 
     async def _hand_in(self, leader: str, sealed: bytes) -> tuple[FrameStream, Kind, bytes]:
         """Hand a join to a leader: -> the stream, and the first frame of its answer."""
-        name = lobby.join_name(self._rosters.run_id)
-        stream = await self._node.open(leader, name, "round", invites_module.PROBE_TIMEOUT_S)
+        name = join_name(self._rosters.run_id)
+        stream = await self._node.open(leader, name, "round", self._node.timing.probe_timeout_s)
         with contextlib.ExitStack() as closing:
             closing.callback(stream.close)
             await stream.send(Kind.JOIN, sealed)
-            kind, body = await _frame(stream, _ANSWERS)
+            kind, body = await _frame(stream, _ANSWERS, self._node.timing.probe_timeout_s, self._clock)
             closing.pop_all()
         return stream, kind, body
 
@@ -137,7 +131,7 @@ class Follower:
         """Return when this leader has been silent for a while and another one invites, which has waited for it as well
         or has just caught up.
         """
-        await asyncio.sleep(SILENT_S)
+        await asyncio.sleep(self._node.timing.leader_silent_s)
         await self._invites.elsewhere(leader)
 
     def _leave(self, leader: str, why: StreamClosedError, began: float) -> None:
@@ -175,12 +169,12 @@ class Follower:
 
     async def _ask_again(self, leader: str) -> None:
         """Wait before asking again, if not for too long: it will learn that the leader it named cannot be followed."""
-        if self._wasted_by(leader) > ASKED_S:
+        if self._wasted_by(leader) > self._node.timing.sent_away_s:
             log.info("leader %s has redirected this peer for %.0f s", leader, self._wasted_by(leader))
             self._membership.avoid(leader)
             return
         self._membership.changed.clear()
-        await leader_module.wait_for(self._membership.changed, leader_module.RECHECK_S)
+        await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)
 
     async def _look_for(self, leader: str, lineage_id: str | None) -> None:
         """Follow an unknown leader: the first that is named in this round at once; others are looked up, which takes
@@ -194,27 +188,29 @@ class Follower:
         self._membership.hears_of(leader, lineage_id, known=True)
 
 
-async def _answer(stream: FrameStream, patience_s: float) -> tuple[Kind, bytes]:
+async def _answer(stream: FrameStream, patience_s: float, node: Node) -> tuple[Kind, bytes]:
     """What a leader has to say in the end; raises StreamTimeoutError as soon as it does not say that it is awake."""
-    statuses = 10 + int(2 * patience_s / lobby.AWAKE_EVERY_S)
+    statuses = 10 + int(2 * patience_s / node.timing.awake_period_s)
     for _ in range(statuses):
-        kind, body = await _frame(stream, _ANSWERS)
+        kind, body = await _frame(stream, _ANSWERS, node.timing.probe_timeout_s, node.clock)
         if kind is not Kind.STATUS:
             return kind, body
         parse_json(StatusMessage, body)
     raise ProtocolError(f"{stream.remote} reported {statuses} times that it is awake, and nothing else")
 
 
-async def _frame(stream: FrameStream, limits: Mapping[Kind, int]) -> tuple[Kind, bytes]:
+async def _frame(
+    stream: FrameStream, limits: Mapping[Kind, int], timeout_s: float, clock: Clock
+) -> tuple[Kind, bytes]:
     """The next one; raises StreamTimeoutError when it does not come, unless it was this machine that slept."""
-    loop, receiving = asyncio.get_running_loop(), asyncio.ensure_future(stream.receive(limits))
+    receiving = asyncio.ensure_future(stream.receive(limits))
     try:
         while True:
-            began = loop.time()
-            await asyncio.wait({receiving}, timeout=invites_module.PROBE_TIMEOUT_S)
+            began = clock()
+            await asyncio.wait({receiving}, timeout=timeout_s)
             if receiving.done():
                 return receiving.result()
-            if loop.time() < began + 2 * invites_module.PROBE_TIMEOUT_S:
-                raise StreamTimeoutError(stream.remote, f"sent nothing for {invites_module.PROBE_TIMEOUT_S:g} s")
+            if clock() < began + 2 * timeout_s:
+                raise StreamTimeoutError(stream.remote, f"sent nothing for {timeout_s:g} s")
     finally:
         await cancel_and_wait([receiving])

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.protocol.lineage import Position, heavier
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
 from peer.swarm.group.local_peer import LocalPeer
-from peer.swarm.group.membership import INVITED_S, Membership
+from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-PROBE_TIMEOUT_S = 3.0
 LAST_CALL = 0.75  # of a leader's wait: a peer that is asked for its contribution then is still in time
 
 
@@ -45,7 +43,6 @@ class Invites:
         rosters: of the run, whose straggler window counts.
         me: this peer, as seen by itself.
         host: judges invitations.
-        clock: monotonic seconds.
 
     Attributes:
         behind: a peer that answered from a heavier lineage since this was last cleared.
@@ -53,12 +50,11 @@ class Invites:
 
     def __init__(
         self, node: Node, rosters: RosterAuthority, membership: Membership, me: LocalPeer, host: InviteHost,
-        clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._node, self._run_id, self._membership = node, rosters.run_id, membership
-        self._me, self._host, self._clock = me, host, clock
+        self._me, self._host, self._clock = me, host, node.clock
         self._window_s = rosters.rounds.straggler_wait_s
-        self._moved, self._committed_at = asyncio.Event(), clock()
+        self._moved, self._committed_at = asyncio.Event(), node.clock()
         self.behind: str | None = None
         self._inviters: dict[FrameStream, str] = {}
         self._invited = asyncio.Event()
@@ -79,7 +75,8 @@ class Invites:
         """Invite one peer and hold the stream while it is on its way; returning means: do not wait for it."""
         position = self._me.position()
         try:
-            stream = await self._node.open(peer_id, invite_name(self._run_id), "round", PROBE_TIMEOUT_S)
+            name, timeout_s = invite_name(self._run_id), self._node.timing.probe_timeout_s
+            stream = await self._node.open(peer_id, name, "round", timeout_s)
         except StreamClosedError as error:
             log.info("%s is gone: %s", peer_id, error)
             self._membership.avoid(peer_id)
@@ -94,7 +91,7 @@ class Invites:
                 wait_s=wait_s,
             )
             await stream.send_message(Kind.INVITE, invite)
-            status = await stream.receive_message(Kind.STATUS, StatusMessage, PROBE_TIMEOUT_S)
+            status = await stream.receive_message(Kind.STATUS, StatusMessage, self._node.timing.probe_timeout_s)
             self._heed(peer_id, status)
             while status.coming:
                 status = await stream.receive_message(Kind.STATUS, StatusMessage)  # it made a round without this peer
@@ -119,7 +116,7 @@ class Invites:
         self._membership.changed.set()
 
     async def _on_invite(self, stream: FrameStream) -> None:
-        invite = await stream.receive_message(Kind.INVITE, InviteMessage, PROBE_TIMEOUT_S)
+        invite = await stream.receive_message(Kind.INVITE, InviteMessage, self._node.timing.probe_timeout_s)
         self._membership.seen(stream.remote)
         coming = self._comes(invite, stream.remote, knocks=True)
         await stream.send_message(Kind.STATUS, self._status(coming))
@@ -159,7 +156,7 @@ class Invites:
         if invite.parent == position.lineage_id:
             self._membership.learn(leader)
             if knocks:
-                self._membership.expect(leader, INVITED_S)
+                self._membership.expect(leader, self._node.timing.invited_s)
                 self._membership.changed.set()
             if self._membership.disbelieves(leader) or not self._host.regroups_for(leader):
                 return False  # it follows another leader, or its group continues: the leader would wait in vain

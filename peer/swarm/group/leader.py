@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import JoinMessage, Kind
-from peer.swarm.group import invites as invites_module
-from peer.swarm.group.invites import Invites
+from peer.swarm.group.invites import LAST_CALL, Invites
 from peer.swarm.group.lobby import Lobby, WaitingMember
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
@@ -16,9 +14,6 @@ from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
-
-SOLO_PATIENCE_S = 4.0
-RECHECK_S = 0.25
 
 
 class Leader:
@@ -29,15 +24,14 @@ class Leader:
         rosters: makes rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
         lobby, invites: the followers that wait here, and the peers that are invited.
-        clock: monotonic seconds.
     """
 
     def __init__(
         self, node: Node, rosters: RosterAuthority, me: LocalPeer, membership: Membership, lobby: Lobby,
-        invites: Invites, clock: Callable[[], float],
+        invites: Invites,
     ) -> None:  # fmt: skip
         self._node, self._rounds, self._rosters, self._me = node, rosters.rounds, rosters, me
-        self._membership, self._lobby, self._invites, self._clock = membership, lobby, invites, clock
+        self._membership, self._lobby, self._invites, self._clock = membership, lobby, invites, node.clock
         self._leader = False
         self._invited: dict[str, asyncio.Task[None]] = {}
         self._invited_for = me.position()
@@ -60,7 +54,7 @@ class Leader:
                 # where it is in no round, and not about to lead
                 if self._me.slot.due_in_s() > 0.0 and self._lobby.host.opens():
                     self._pending(self._clock())
-                await asyncio.sleep(RECHECK_S)
+                await asyncio.sleep(self._node.timing.leader_recheck_s)
         finally:
             if not self._leader:
                 await self._uninvite()
@@ -102,12 +96,12 @@ class Leader:
                     return await self._form(sealed, join)
                 if members >= least and self._clock() >= closes:
                     return await self._form(sealed, join)
-                if not pending and self._clock() - began >= SOLO_PATIENCE_S:
+                if not pending and self._clock() - began >= self._node.timing.solo_patience_s:
                     raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
-                if self._clock() >= closes + SOLO_PATIENCE_S:
+                if self._clock() >= closes + self._node.timing.solo_patience_s:
                     waited_s = self._clock() - started
                     raise RoundAborted("match", f"only {members} peers joined within {waited_s:.0f} s", alone=True)
-                await wait_for(self._membership.changed, RECHECK_S)
+                await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)
         finally:
             self._leader = False
             await self._uninvite()
@@ -118,7 +112,7 @@ class Leader:
         situation.
         """
         window_s = self._rounds.straggler_wait_s
-        return max(self._lobby.window_start(started) + window_s, began + (1.0 - invites_module.LAST_CALL) * window_s)
+        return max(self._lobby.window_start(started) + window_s, began + (1.0 - LAST_CALL) * window_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, WaitingMember]]:
         """The members to admit, earliest first: up to the group limit, with at most one client that no relay serves."""
@@ -157,7 +151,7 @@ class Leader:
                 left.append(peer_id)
                 continue
             try:
-                await seat.stream.send_message(Kind.ROSTER, message, invites_module.PROBE_TIMEOUT_S)
+                await seat.stream.send_message(Kind.ROSTER, message, self._node.timing.probe_timeout_s)
             except StreamClosedError:
                 left.append(peer_id)
             seat.told = True

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.protocol.wire import MAX_JOIN_BYTES, JoinMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.group.invites import PROBE_TIMEOUT_S
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
 from peer.swarm.group.roster import RosterAuthority
+from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
-AWAKE_EVERY_S = 1.0
 
 
 def join_name(run_id: str) -> str:
@@ -66,20 +65,19 @@ class Lobby:
     """The members that wait at this peer.
 
     Args:
-        own_id: this peer.
+        node: this peer.
         rosters: opens joins; of the run whose straggler window counts.
         membership: which peer leads.
         me: this peer, as seen by itself.
         host: decides whether a group forms here, and is told of followers.
-        clock: monotonic seconds.
     """
 
     def __init__(
-        self, own_id: str, rosters: RosterAuthority, membership: Membership, me: LocalPeer, host: LobbyHost,
-        clock: Callable[[], float],
+        self, node: Node, rosters: RosterAuthority, membership: Membership, me: LocalPeer, host: LobbyHost,
     ) -> None:  # fmt: skip
-        self._own_id, self._rosters, self._membership, self._me = own_id, rosters, membership, me
-        self.host, self._clock, self._window_s = host, clock, rosters.rounds.straggler_wait_s
+        self._node, self._own_id = node, node.peer_id
+        self._rosters, self._membership, self._me = rosters, membership, me
+        self.host, self._clock, self._window_s = host, node.clock, rosters.rounds.straggler_wait_s
         self._taken: dict[str, WaitingMember] = {}
 
     def __len__(self) -> int:
@@ -139,7 +137,7 @@ class Lobby:
 
     async def on_join(self, stream: FrameStream) -> None:
         """Serve a member that opens a stream to this leader."""
-        _, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES}, timeout_s=PROBE_TIMEOUT_S)
+        _, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES}, timeout_s=self._node.timing.probe_timeout_s)
         join = self._rosters.open_join(sealed, stream.remote, self._me.position())
         reason, leader = self._judge(join, stream.remote)
         if reason is None:
@@ -161,9 +159,10 @@ class Lobby:
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)
+        period_s = self._node.timing.awake_period_s
         try:
             while not (ended.done() or taken.done()):
-                await asyncio.wait({ended, taken}, timeout=AWAKE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, taken}, timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
                 if not (ended.done() or stream.sending) and self._taken.get(stream.remote) is seat:
                     await self._keep(seat)
         finally:
@@ -207,7 +206,7 @@ class Lobby:
             coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,
             leader=self._own_id,
         )  # fmt: skip
-        await stream.send_message(Kind.STATUS, status, PROBE_TIMEOUT_S)
+        await stream.send_message(Kind.STATUS, status, self._node.timing.probe_timeout_s)
 
     def _judge(self, join: JoinMessage, member: str) -> tuple[str | None, str | None]:
         position = self._me.position()
@@ -232,6 +231,6 @@ class Lobby:
             stream.close()
             return
         try:
-            await stream.send_message(Kind.REJECT, message, PROBE_TIMEOUT_S)
+            await stream.send_message(Kind.REJECT, message, self._node.timing.probe_timeout_s)
         except StreamClosedError:
             log.debug("could not tell %s: %s", stream.remote, reason)

@@ -11,18 +11,16 @@ it, its roster is the leader's word alone, and with an unknown group size it alw
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.lineage import Position
-from peer.swarm.group import leader as leader_module
 from peer.swarm.group.follower import Follower
 from peer.swarm.group.invites import Invites
+from peer.swarm.group.leader import Leader
 from peer.swarm.group.lobby import Lobby, join_name
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
-from peer.swarm.group.regrouping import LONGEST_WAIT_S, RegroupPolicy
+from peer.swarm.group.regrouping import RegroupPolicy
 from peer.swarm.group.return_notice import ReturnNotice
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
@@ -36,27 +34,23 @@ class Matchmaker:
         node, directory: the network and its live peers.
         rosters: makes and checks joins and rosters, within the run's group limits and waiting times.
         me: this peer, as seen by itself.
-        clock: monotonic seconds.
 
     Attributes:
         membership: the live peers, and which one leads.
     """
 
-    def __init__(
-        self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    def __init__(self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer) -> None:
         self._node, self._directory, self._rosters = node, directory, rosters
-        self._me, self._clock = me, clock
-        self.membership = Membership(node.peer_id, rosters.run_id, directory, me, clock)
-        self._regrouping = RegroupPolicy(clock)
-        self._formed = clock()
+        self._me, self._clock = me, node.clock
+        self.membership = Membership(node, rosters.run_id, directory, me)
+        self._regrouping = RegroupPolicy(node.timing, node.clock)
+        self._formed = node.clock()
         self._sat = asyncio.Event()
-        self._lobby = Lobby(node.peer_id, rosters, self.membership, me, self, clock)
-        self._invites = Invites(node, rosters, self.membership, me, self, clock)
-        self._returning = ReturnNotice(node, self._invites, clock)
-        self._leader = leader_module.Leader(node, rosters, me, self.membership, self._lobby, self._invites, clock)
-        self._follower = Follower(node, directory, rosters, me, self.membership, self._invites, clock)
+        self._lobby = Lobby(node, rosters, self.membership, me, self)
+        self._invites = Invites(node, rosters, self.membership, me, self)
+        self._returning = ReturnNotice(node, self._invites)
+        self._leader = Leader(node, rosters, me, self.membership, self._lobby, self._invites)
+        self._follower = Follower(node, directory, rosters, me, self.membership, self._invites)
 
     async def start(self) -> None:
         await self._node.serve(join_name(self._rosters.run_id), "round", self._lobby.on_join)
@@ -71,7 +65,7 @@ class Matchmaker:
     @property
     def patience_s(self) -> float:
         """How long a persistent group waits for its members: the straggler window, and time to answer it."""
-        return self._rosters.rounds.straggler_wait_s + leader_module.SOLO_PATIENCE_S
+        return self._rosters.rounds.straggler_wait_s + self._node.timing.solo_patience_s
 
     def newcomers(self, members: frozenset[str]) -> list[str]:
         """The peers for which a persistent group re-forms; if they do not fit, only occasionally: they alternate."""
@@ -79,7 +73,7 @@ class Matchmaker:
         return self._regrouping.among(wanted)
 
     def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
-        if self._clock() >= self._formed + LONGEST_WAIT_S:
+        if self._clock() >= self._formed + self._node.timing.longest_regroup_wait_s:
             return True
         if len(members) >= self._rosters.rounds.max_group:
             return False

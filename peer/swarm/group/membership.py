@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
 
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
 from peer.swarm.runtime.expiring import ExpiringSet
 
-GONE_FOR_S = 6.0
-KNOCK_S = 2.0  # a peer that announced it is catching up has finished by then, or never will
-INVITED_S = 6.0  # the directory shows a peer that invites by then
 MAX_KNOCKING = 64
-SEEN_EVERY_S = 30.0  # otherwise a peer that is silent as a leader, but keeps asking or inviting, would delay all others
-RELAY_DOUBT_S = 120.0
 
 
 class Membership:
     """Directory records lag by seconds; the last roster, answers and broken streams do not.
 
     Args:
-        own_id: this peer.
+        node: this peer.
         run_id: mixes the leaders' order.
         directory: live peers by their own account.
         me: this peer, as seen by itself; a peer that it refuses is neither expected nor followed.
-        clock: monotonic seconds.
 
     Attributes:
         company: the others of the last group.
         changed: set whenever what a leader waits for has changed, or there may be another leader.
     """
 
-    def __init__(
-        self, own_id: str, run_id: str, directory: Directory, me: LocalPeer, clock: Callable[[], float]
-    ) -> None:
-        self._own_id, self._run_id, self._directory = own_id, run_id, directory
+    def __init__(self, node: Node, run_id: str, directory: Directory, me: LocalPeer) -> None:
+        timing, clock = node.timing, node.clock
+        self._own_id, self._run_id, self._directory = node.peer_id, run_id, directory
         self._me = me
         self.changed = asyncio.Event()
         self.company: tuple[str, ...] = ()
-        self._gone: ExpiringSet[str] = ExpiringSet(clock, GONE_FOR_S)
+        self._gone: ExpiringSet[str] = ExpiringSet(clock, timing.gone_for_s)
         self._disbelieved: ExpiringSet[str] = ExpiringSet(clock)
-        self._seen: ExpiringSet[str] = ExpiringSet(clock, SEEN_EVERY_S)
-        self._doubted: ExpiringSet[str] = ExpiringSet(clock, RELAY_DOUBT_S)
-        self._knocked: ExpiringSet[str] = ExpiringSet(clock, KNOCK_S)
+        self._seen: ExpiringSet[str] = ExpiringSet(clock, timing.seen_period_s)
+        self._doubted: ExpiringSet[str] = ExpiringSet(clock, timing.relay_doubt_s)
+        self._knocked: ExpiringSet[str] = ExpiringSet(clock, timing.knock_s)
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
     def expected(self) -> list[str]:
@@ -116,7 +109,7 @@ class Membership:
             self._seen.add(peer_id)
             del self._gone[peer_id]
 
-    def expect(self, peer_id: str, seconds: float = KNOCK_S) -> None:
+    def expect(self, peer_id: str, seconds: float | None = None) -> None:
         """Expect this peer, whatever the directory says of it, unless it is avoided."""
         if len(self._knocked) < MAX_KNOCKING or peer_id in self._knocked or peer_id in self.company:
             self._knocked.add(peer_id, seconds)

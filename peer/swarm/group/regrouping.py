@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from peer.swarm.runtime.expiring import ExpiringMap, ExpiringSet
-
-FIRST_WAIT_S = 2.0
-LONGEST_WAIT_S = 120.0
-INTERRUPTS_AFTER_S = 10.0
-EXCUSED_EVERY_S = 30.0
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import Clock
 
 
 class RegroupPolicy:
     """Peers outside the group that could be in it. A peer that does not join is tried ever more rarely.
 
     Args:
-        clock: monotonic seconds.
+        timing: every duration of this peer.
+        clock: as `Node.clock`.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, timing: Timing, clock: Clock) -> None:
         self._clock = clock
+        self._first_s, self._longest_s = timing.first_regroup_wait_s, timing.longest_regroup_wait_s
         self._waits: ExpiringMap[str, tuple[float, float]] = ExpiringMap(clock)  # until when, and for how long
-        self._honoured: ExpiringMap[tuple[str, str], float] = ExpiringMap(clock, LONGEST_WAIT_S)
-        self._interrupted: ExpiringSet[str] = ExpiringSet(clock, INTERRUPTS_AFTER_S)
+        self._honoured: ExpiringMap[tuple[str, str], float] = ExpiringMap(clock, self._longest_s)
+        self._interrupted: ExpiringSet[str] = ExpiringSet(clock, timing.interrupt_pause_s)
         self._fickle: ExpiringSet[str] = ExpiringSet(clock)
-        self._excused: ExpiringSet[str] = ExpiringSet(clock, EXCUSED_EVERY_S)
+        self._excused: ExpiringSet[str] = ExpiringSet(clock, timing.excuse_period_s)
         self._excuses: set[str] = set()
 
     def among(self, peer_ids: Iterable[str]) -> list[str]:
@@ -38,9 +37,9 @@ class RegroupPolicy:
         now, left_out = self._clock(), set(peer_ids)
         left_out, self._excuses = left_out - self._excuses, self._excuses - left_out
         for peer_id in left_out:
-            until, wait_s = self._waits.get(peer_id, (now, FIRST_WAIT_S / 2))
+            until, wait_s = self._waits.get(peer_id, (now, self._first_s / 2))
             if until <= now:
-                wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+                wait_s = min(self._longest_s, 2 * wait_s)
                 self._wait(peer_id, now + wait_s, wait_s)
 
     def knocked(self, peer_id: str) -> bool:
@@ -62,7 +61,7 @@ class RegroupPolicy:
         until, wait_s = self._waits.get(peer_id, (now, 0.0))
         if until <= now:
             return True
-        if now - self._honoured.get((peer_id, how), -LONGEST_WAIT_S) < wait_s:
+        if now - self._honoured.get((peer_id, how), -self._longest_s) < wait_s:
             return False
         self._honoured[peer_id, how] = now
         self._wait(peer_id, now, wait_s)
@@ -86,7 +85,7 @@ class RegroupPolicy:
 
     def interrupts(self, peer_id: str) -> bool:
         """Whether a round that waits for its members is abandoned for this peer, which waits in the lobby. That
-        discards what members have sent, so no peer causes it twice within INTERRUPTS_AFTER_S.
+        discards what members have sent, so no peer causes it twice within `interrupt_pause_s`.
         """
         if peer_id in self._interrupted:
             return False
@@ -101,5 +100,5 @@ class RegroupPolicy:
             self._excuses.discard(peer_id)
 
     def _wait(self, peer_id: str, until: float, wait_s: float) -> None:
-        """Try it again at `until`; how long it waited is known for LONGEST_WAIT_S more."""
-        self._waits.put(peer_id, (until, wait_s), until - self._clock() + LONGEST_WAIT_S)
+        """Try it again at `until`; how long it waited is known for as long as the longest wait."""
+        self._waits.put(peer_id, (until, wait_s), until - self._clock() + self._longest_s)

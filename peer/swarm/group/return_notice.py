@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from peer.swarm.group.invites import Invites
-from peer.swarm.group.membership import INVITED_S
 from peer.swarm.net.node import Node
 
-RETURN_EVERY_S = 2.0  # between notices: a peer that lags behind fast rounds would send nothing else
-NO_HURRY_S = 1e9
+NO_HURRY_S = 1e9  # on the wire: the invited peer need not hurry
 
 
 class ReturnNotice:
-    """Tells other peers that this one is back, at most every RETURN_EVERY_S.
+    """Tells other peers that this one is back, at most every self._node.timing.return_period_s.
 
     Args:
         node: the network.
         invites: an invitation is the notice.
-        clock: monotonic seconds.
     """
 
-    def __init__(self, node: Node, invites: Invites, clock: Callable[[], float]) -> None:
-        self._node, self._invites, self._clock = node, invites, clock
+    def __init__(self, node: Node, invites: Invites) -> None:
+        self._node, self._invites, self._clock = node, invites, node.clock
         self._said_at, self._saying = float("-inf"), tuple[asyncio.Task[None], ...]()
 
     def say(self, peer_ids: Iterable[str]) -> None:
         """Tell these, unless they were told a moment ago. It hurries no peer."""
         now = self._clock()
-        if now < self._said_at + RETURN_EVERY_S:
+        if now < self._said_at + self._node.timing.return_period_s:
             return
         self.stop()
         self._said_at = now
@@ -44,4 +41,4 @@ class ReturnNotice:
 
     async def _say(self, peer_id: str) -> None:
         with contextlib.suppress(asyncio.TimeoutError):  # the directory knows by then
-            await asyncio.wait_for(self._invites.send(peer_id, NO_HURRY_S), INVITED_S)
+            await asyncio.wait_for(self._invites.send(peer_id, NO_HURRY_S), self._node.timing.invited_s)

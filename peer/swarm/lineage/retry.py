@@ -13,32 +13,28 @@ from peer.swarm.catchup.fork_choice import ForkChoice
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.net.directory import Directory
+from peer.swarm.net.node import Node
 
 log = logging.getLogger(__name__)
-RECHECK_S = 0.5
-ALONE_RECHECK_S = 15.0
 BEHIND_TRIES = 10
-MAX_BACKOFF_S = 5.0
 MAX_DOUBLINGS = 10  # a float ends at 1024 of them
-UNPROVEN_S = 30.0
-UNHEARD_S = 10.0
 
 
 class RetryPolicy:
     """What one peer does after each of its rounds that failed.
 
     Args:
-        own_id: this peer.
+        node: this peer.
         directory, matchmaker, following, handover: its own.
         nudge: called with (peer, weight, lineage id) of a peer that committed what this one abandoned.
         rng: jitter only.
     """
 
     def __init__(
-        self, own_id: str, directory: Directory, matchmaker: Matchmaker, following: ForkChoice, slot: ContributionSlot,
+        self, node: Node, directory: Directory, matchmaker: Matchmaker, following: ForkChoice, slot: ContributionSlot,
         nudge: Callable[[str, int, str], None], rng: random.Random,
     ) -> None:  # fmt: skip
-        self._own_id, self._directory, self._matchmaker = own_id, directory, matchmaker
+        self._node, self._directory, self._matchmaker = node, directory, matchmaker
         self._fork_choice, self._slot, self._nudge, self._rng = following, slot, nudge, rng
         self._failed_in_row = 0
         self._owed = False
@@ -57,7 +53,7 @@ class RetryPolicy:
                 return
             if record.culprit is not None:
                 # it claimed that this peer is behind, and no peer proves it: a false claim costs few rounds that way
-                self._matchmaker.membership.disbelieve(record.culprit, UNPROVEN_S)
+                self._matchmaker.membership.disbelieve(record.culprit, self._node.timing.unproven_s)
         else:
             await self._back_off(record)
         self._owed = True
@@ -74,12 +70,13 @@ class RetryPolicy:
         self._failed_in_row += 1
         if record.culprit is not None:
             self._matchmaker.membership.doubt_relay(record.culprit)
-        longest = min(MAX_BACKOFF_S, 0.1 * 2.0 ** min(self._failed_in_row, MAX_DOUBLINGS))
+        timing = self._node.timing
+        longest = min(timing.max_backoff_s, timing.first_backoff_s * 2.0 ** min(self._failed_in_row, MAX_DOUBLINGS))
         await asyncio.sleep(self._rng.uniform(0.0, longest))
         if record.phase == "commit":
             await self._fork_choice.look_at_own_state()
         if record.phase != "match":  # the snapshot that was sent must stay until this is known
-            others = [peer_id for peer_id in record.members if peer_id != self._own_id]
+            others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
             missed = await self._went_on(others, record.culprit)
             if missed is not None:
                 self._nudge(*missed)
@@ -88,26 +85,28 @@ class RetryPolicy:
         """Ask them, and ask again for a while where this machine has slept: its network may need a moment to come back,
         and what it gives up unasked it would send twice.
         """
-        deadline = _now() + UNHEARD_S
+        deadline = self._node.clock() + self._node.timing.unheard_s
         while True:
             try:
                 return await find_continuation(
-                    self._fork_choice.fetcher, others, self._fork_choice.standing, self._rng, asleep=culprit
-                )
+                    self._fork_choice.fetcher, others, self._fork_choice.standing, self._rng,
+                    self._node.timing.ask_timeout_s, culprit,
+                )  # fmt: skip
             except NobodyAnsweredError:
-                if self._directory.fresh or _now() >= deadline:
+                if self._directory.fresh or self._node.clock() >= deadline:
                     return None
-                await asyncio.sleep(RECHECK_S)
+                await asyncio.sleep(self._node.timing.recheck_s)
 
     async def _until_somebody_comes(self) -> None:
-        lineage_id, deadline = self._fork_choice.standing().state.lineage_id, _now() + ALONE_RECHECK_S
-        while _now() < deadline and not self._matchmaker.anybody_waiting:
+        lineage_id = self._fork_choice.standing().state.lineage_id
+        deadline = self._node.clock() + self._node.timing.alone_recheck_s
+        while self._node.clock() < deadline and not self._matchmaker.anybody_waiting:
             peers = self._directory.reachable.values()
             if any(peer.lineage_id == lineage_id and peer.state == "training" for peer in peers):
                 return
             if self._fork_choice.donors():
                 return
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(self._node.timing.recheck_s)
 
     async def _until_caught_up(self) -> bool:
         for _ in range(BEHIND_TRIES):
@@ -116,9 +115,5 @@ class RetryPolicy:
             if await self._fork_choice.catch_up():
                 self._slot.announce_anchor(self._fork_choice.missed.contributed)
                 return True
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(self._node.timing.recheck_s)
         return False
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

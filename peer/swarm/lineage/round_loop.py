@@ -21,15 +21,12 @@ from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuati
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.lineage.retry import RetryPolicy
-from peer.swarm.loop import JOIN_PATIENCE_S, RoundLoop, RunContext, read_directory
+from peer.swarm.loop import RoundLoop, RunContext, read_directory
 from peer.swarm.round.exchange import Exchange, strategy_of
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
 
 log = logging.getLogger(__name__)
-RECHECK_S = 0.5
-LOOK_AROUND_S = 1.0  # those of the last group that are awake answer sooner
-CAUGHT_UP_S = 2.0  # a peer that has just caught up knows the position of the others
 
 
 class LineageRounds(RoundLoop[StateStore]):
@@ -53,7 +50,7 @@ class LineageRounds(RoundLoop[StateStore]):
         limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, limits, store, self, context.trainer)
         self._retry = RetryPolicy(
-            node.peer_id, directory, self._matchmaker, self._fork_choice, self.slot, self.nudge, context.rng
+            node, directory, self._matchmaker, self._fork_choice, self.slot, self.nudge, context.rng
         )
         self._stood = False
         self._regrouped: str | None = None
@@ -110,15 +107,15 @@ class LineageRounds(RoundLoop[StateStore]):
     async def join(self, resumed: Head | None) -> None:
         """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
         contributed = resumed.contributed if resumed is not None else None
-        patience = _now() + JOIN_PATIENCE_S
+        patience = self._node.clock() + self._node.timing.join_patience_s
         while True:
-            await read_directory(self._directory, patience)
+            await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
                 contributed = None
             elif self.store.valid:
                 break
             elif not await self._fork_choice.fetch_genesis(self._organiser):
-                await asyncio.sleep(RECHECK_S * 4)
+                await asyncio.sleep(self._node.timing.state_retry_s)
         self._enter(contributed)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -142,7 +139,7 @@ class LineageRounds(RoundLoop[StateStore]):
                     self.slot.announce_anchor(self._fork_choice.missed.contributed)
                     continue
             if not self.store.valid:
-                await asyncio.sleep(RECHECK_S)
+                await asyncio.sleep(self._node.timing.recheck_s)
             elif self.slot.due is not None:
                 await self._one_round(self.slot.due)
 
@@ -152,7 +149,7 @@ class LineageRounds(RoundLoop[StateStore]):
             await self._look_back()
             self._retry.settle()
             try:
-                await asyncio.wait_for(self.slot.work.wait(), RECHECK_S)
+                await asyncio.wait_for(self.slot.work.wait(), self._node.timing.recheck_s)
             except TimeoutError:
                 continue
             self.slot.work.clear()
@@ -226,11 +223,14 @@ class LineageRounds(RoundLoop[StateStore]):
         """Ask the last group whether it continued: it knows first. Reading the directory takes seconds if one of the
         DHT's nodes is suspended.
         """
-        if not self.store.valid or _now() < self._fork_choice.caught_up_at + CAUGHT_UP_S:
+        timing, since_s = self._node.timing, self._node.clock() - self._fork_choice.caught_up_at
+        if not self.store.valid or since_s < timing.caught_up_s:
             return
         others, following = self._matchmaker.membership.company, self._fork_choice
         with contextlib.suppress(NobodyAnsweredError):
-            missed = await find_continuation(following.fetcher, others, following.standing, self._rng, LOOK_AROUND_S)
+            missed = await find_continuation(
+                following.fetcher, others, following.standing, self._rng, timing.look_around_s
+            )
             if missed is not None:
                 self.nudge(*missed)
 
@@ -271,7 +271,3 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
         await self._exchange.release(group, abort, None if self.leaving or self.finished else self.position())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

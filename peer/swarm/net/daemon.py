@@ -16,11 +16,9 @@ from peer.errors import AtollError, UserError
 from peer.protocol.identity import Identity
 from peer.swarm.net.reachability import TRIES_WITH_ROUTER, accepts_connections
 from peer.swarm.net.socket_folder import open_socket_folder
+from peer.swarm.runtime.timing import STANDARD, Timing
 
 log = logging.getLogger(__name__)
-OPEN_TIMEOUT_S = 10.0
-ENDS_S = 5.0
-IDLE_TIMEOUT_S = 120.0  # until the first call of the DHT: asking whether others reach this host comes before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,7 @@ class NodeConfig:
         client_mode: it accepts no connection and says so; None: found out at start.
         direct_port: where it accepts direct connections for large transfers, 0: any free port; None: there are none.
         mapped_port: where others reach that port; 0: the same port.
+        timing: every duration of this peer.
     """
 
     identity_path: Path
@@ -42,6 +41,7 @@ class NodeConfig:
     client_mode: bool | None = False
     direct_port: int | None = None
     mapped_port: int = 0
+    timing: Timing = STANDARD
 
     @property
     def local_only(self) -> bool:
@@ -59,7 +59,8 @@ async def is_client(config: NodeConfig, p2p: Any) -> bool:
         return [str(address) for address in await p2p.get_visible_maddrs(latest=True)]
 
     helpers = [address.rsplit("/", 1)[-1] for address in config.initial_peers]
-    return await accepts_connections(p2p, helpers, maddrs, TRIES_WITH_ROUTER if config.nat_port_map else 1) is False
+    tries = TRIES_WITH_ROUTER if config.nat_port_map else 1
+    return await accepts_connections(p2p, helpers, maddrs, tries, config.timing) is False
 
 
 async def start_daemon(config: NodeConfig, identity_path: str | None, client: bool = False) -> Any:
@@ -80,8 +81,8 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
             auto_nat=not config.local_only,
             force_reachability="private" if client else None,
             use_auto_relay=client,
-            startup_timeout=15,
-            idle_timeout=IDLE_TIMEOUT_S,
+            startup_timeout=config.timing.daemon_start_s,
+            idle_timeout=config.timing.daemon_idle_s,
         )
     except P2PDaemonError as error:
         if "bootstrap peers" in str(error):
@@ -97,12 +98,12 @@ def _remedy_of(trouble: str) -> str:
     return "set GOLOG_LOG_LEVEL=info to hear more of it; if its program is damaged, install hivemind again"
 
 
-async def stop_daemon(p2p: Any) -> None:
+async def stop_daemon(p2p: Any, timing: Timing) -> None:
     """End the daemon: SIGTERM first, then SIGKILL if it ignores that, as one with QUIC may."""
     try:
-        await asyncio.wait_for(p2p.shutdown(), ENDS_S)
+        await asyncio.wait_for(p2p.shutdown(), timing.daemon_end_s)
     except TimeoutError:
-        log.warning("the libp2p daemon does not end within %g s: it is killed", ENDS_S)
+        log.warning("the libp2p daemon does not end within %g s: it is killed", timing.daemon_end_s)
         with contextlib.suppress(ProcessLookupError):
             p2p._child.kill()
         await p2p._child.wait()
@@ -115,14 +116,16 @@ async def refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
         host_maddrs=("/ip4/127.0.0.1/tcp/0",),
         initial_peers=config.initial_peers,
         nat_port_map=False,
+        timing=config.timing,
     )
     probe = await start_daemon(probe_config, None)
     try:
-        await asyncio.wait_for(probe._client.connect(PeerID.from_base58(identity.peer_id), []), OPEN_TIMEOUT_S)
+        connecting = probe._client.connect(PeerID.from_base58(identity.peer_id), [])
+        await asyncio.wait_for(connecting, config.timing.open_timeout_s)
     except (TimeoutError, P2PDaemonError):
         return
     finally:
-        await stop_daemon(probe)
+        await stop_daemon(probe, config.timing)
     raise UserError(
         f"identity in use: a live peer already has the id {identity.peer_id}",
         f"each peer needs a key of its own: give another --identity-path than {config.identity_path}",

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import secrets
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -23,19 +22,18 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from peer.errors import ProtocolError, in_words
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, DirectEndpoint, DirectMessage, DirectRequest, EntryMessage, Kind
-from peer.swarm.net.direct_listener import MAX_PEERS, TIMEOUT_S, DirectListener, tune
+from peer.swarm.net.direct_listener import MAX_PEERS, DirectListener, tune
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import seen_at
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, shows
 from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import Clock, boot_clock
 
 log = logging.getLogger(__name__)
 DIRECT_NAME = "atoll/direct"
-CONNECT_TIMEOUT_S = 1.2  # a lost first packet is sent again after a second
-GREET_TIMEOUT_S = 3.0  # a listener that accepts and stays silent must leave time for libp2p
-SHUT_S, LONGEST_SHUT_S = 60.0, 3600.0  # an unreachable peer is not tried again for so long, then twice as long
 MAX_HOSTS = 2
 FAILURES = (P2PDaemonError, StreamClosedError, ProtocolError, OSError, asyncio.TimeoutError, EOFError)
 Accept = Callable[[str, str, ZeroCopyProtocol], Coroutine[Any, Any, None]]
@@ -47,15 +45,16 @@ class DirectTransport:
     Args:
         p2p: the libp2p host.
         accept: (peer id, stream name, pipe) -> serves a stream that another peer has opened.
-        clock: monotonic seconds.
+        timing: every duration of this peer.
+        clock: as `Node.clock`.
 
     Attributes:
         door: this peer's direct listener, closed until it listens.
     """
 
-    def __init__(self, p2p: Any, accept: Accept, clock: Callable[[], float] = time.monotonic) -> None:
-        self._p2p, self._accept, self._clock = p2p, accept, clock
-        self.door = DirectListener(self._enter, self._spawn)
+    def __init__(self, p2p: Any, accept: Accept, timing: Timing, clock: Clock = boot_clock) -> None:
+        self._p2p, self._accept, self._timing, self._clock = p2p, accept, timing, clock
+        self.door = DirectListener(self._enter, self._spawn, timing)
         self._client = client_side()
         self._doors: BoundedMap[str, DirectEndpoint] = BoundedMap(MAX_PEERS)
         self._shut: BoundedMap[str, tuple[float, float]] = BoundedMap(MAX_PEERS)  # until when, and for how long
@@ -90,7 +89,7 @@ class DirectTransport:
             return None  # the peer is gone, as the caller will learn through libp2p
         if pipe is None:
             log.info("no direct connection to %s; large transfers use libp2p", remote)
-            seconds = min(2.0 * seconds, LONGEST_SHUT_S) or SHUT_S
+            seconds = min(2.0 * seconds, self._timing.direct_longest_shut_s) or self._timing.direct_shut_s
             self._shut[remote] = self._clock() + seconds, seconds
         else:
             self._shut.pop(remote, None)
@@ -111,7 +110,7 @@ class DirectTransport:
 
     async def _let_come(self, remote: str, name: str) -> ZeroCopyProtocol | None:
         """Ask the other peer to dial back to this listener, when its own is unreachable."""
-        door = self.door.told_to(remote, await seen_at(self._p2p, remote))
+        door = self.door.told_to(remote, await seen_at(self._p2p, remote, self._timing))
         if door is None:
             return None
         ticket = secrets.token_hex(32)
@@ -120,7 +119,7 @@ class DirectTransport:
         pipe: ZeroCopyProtocol | None = None
         try:
             if (await self._ask(remote, DirectRequest(door=door, name=name, ticket=ticket))).came:
-                await asyncio.wait({future}, timeout=TIMEOUT_S)
+                await asyncio.wait({future}, timeout=self._timing.direct_timeout_s)
                 pipe = future.result() if future.done() else None
             return pipe
         finally:
@@ -132,12 +131,14 @@ class DirectTransport:
         """Connect to a listener, at the address that the other's libp2p connection comes from and no other."""
         loop = asyncio.get_running_loop()
         trouble: Exception = OSError("it is connected through a relay only")
-        for host in (await seen_at(self._p2p, remote))[:MAX_HOSTS]:
+        for host in (await seen_at(self._p2p, remote, self._timing))[:MAX_HOSTS]:
             connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             try:
                 connection.setblocking(False)
-                await asyncio.wait_for(loop.sock_connect(connection, (host, door.port)), CONNECT_TIMEOUT_S)
-                return await asyncio.wait_for(self._greet(remote, connection, host, door, entry), GREET_TIMEOUT_S)
+                async with asyncio.timeout(self._timing.direct_connect_s):
+                    await loop.sock_connect(connection, (host, door.port))
+                async with asyncio.timeout(self._timing.direct_greet_s):
+                    return await self._greet(remote, connection, host, door, entry)
             except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
                 trouble = error
                 connection.close()
@@ -148,9 +149,10 @@ class DirectTransport:
     ) -> ZeroCopyProtocol:
         tune(connection)
         pipe = ZeroCopyProtocol()
+        longest_s = self._timing.direct_timeout_s
         transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: pipe, sock=connection, ssl=self._client, server_hostname=host, ssl_handshake_timeout=TIMEOUT_S,
-            ssl_shutdown_timeout=TIMEOUT_S,
+            lambda: pipe, sock=connection, ssl=self._client, server_hostname=host, ssl_handshake_timeout=longest_s,
+            ssl_shutdown_timeout=longest_s,
         )  # fmt: skip
         try:
             if not shows(transport, door.fingerprint):
@@ -167,23 +169,23 @@ class DirectTransport:
 
     async def _ask(self, remote: str, request: DirectRequest) -> DirectMessage:
         call = self._p2p.call_binary_stream_handler(PeerID.from_base58(remote), DIRECT_NAME)
-        _, reader, writer = await asyncio.wait_for(call, TIMEOUT_S)
+        _, reader, writer = await asyncio.wait_for(call, self._timing.direct_timeout_s)
         stream = FrameStream(remote, ZeroCopyProtocol.adopt(reader, writer), Traffic())
         try:
             await stream.send_message(Kind.DIRECT, request)
-            return await stream.receive_message(Kind.DIRECT, DirectMessage, 2 * TIMEOUT_S)
+            return await stream.receive_message(Kind.DIRECT, DirectMessage, 2 * self._timing.direct_timeout_s)
         finally:
             stream.close()
 
     async def answer(self, stream: FrameStream) -> None:
         """Answer one request of another peer: for this endpoint, or to dial back to its own."""
-        _, body = await stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}, timeout_s=TIMEOUT_S)
+        _, body = await stream.receive({Kind.DIRECT: MAX_MESSAGE_BYTES}, timeout_s=self._timing.direct_timeout_s)
         try:
             request = parse_json(DirectRequest, body)
         except ProtocolError:
             raise ProtocolError("a malformed DirectRequest") from None  # it may hold a token, which must not be logged
         if request.door is None or request.ticket is None:
-            door = self.door.told_to(stream.remote, await seen_at(self._p2p, stream.remote))
+            door = self.door.told_to(stream.remote, await seen_at(self._p2p, stream.remote, self._timing))
             await stream.send_message(Kind.DIRECT, DirectMessage(door=door))
             return
         entry = EntryMessage(token=request.door.token, ticket=request.ticket)

@@ -18,15 +18,14 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import server_side
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.expiring import BoundedMap
+from peer.swarm.runtime.timing import Timing
 
 log = logging.getLogger(__name__)
-TIMEOUT_S = 5.0  # of a handshake, an entry, an answer
 MAX_ARRIVING = 64  # unauthenticated connections
 MAX_ARRIVING_OF_HOST = 32
 MAX_PEERS = 4096  # that hold a token
 MAX_HOSTS_OF_PEER = 4
 BACKLOG = 64
-ACCEPT_PAUSE_S = 0.2
 CONGESTION_CONTROL = b"bbr"  # keeps its sending rate across the idle time between rounds, and after a lost packet
 Enter = Callable[[str, EntryMessage, ZeroCopyProtocol], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -43,8 +42,8 @@ class DirectListener:
         port: at which others reach it; 0 while it is closed.
     """
 
-    def __init__(self, enter: Enter, spawn: Spawn) -> None:
-        self._enter, self._spawn = enter, spawn
+    def __init__(self, enter: Enter, spawn: Spawn, timing: Timing) -> None:
+        self._enter, self._spawn, self._timing = enter, spawn, timing
         self.port = 0
         self._context, self._fingerprint = server_side()
         self._tokens: BoundedMap[str, str] = BoundedMap(MAX_PEERS)  # by peer id; a token is never replaced, so that
@@ -81,7 +80,7 @@ class DirectListener:
                     connection, (host, *_) = await loop.sock_accept(listener)
                 except OSError as error:  # for example, no free descriptor
                     log.warning("direct connections: %s", error)
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                    await asyncio.sleep(self._timing.accept_pause_s)
                     continue
                 if host in self._hosts and self._arriving.take(host):
                     self._spawn(self._welcome(connection, host))
@@ -90,7 +89,7 @@ class DirectListener:
 
     async def _welcome(self, connection: socket.socket, host: str) -> None:
         try:
-            pipe, remote, entry = await asyncio.wait_for(self._hear(connection), 2 * TIMEOUT_S)
+            pipe, remote, entry = await asyncio.wait_for(self._hear(connection), 2 * self._timing.direct_timeout_s)
         except (TimeoutError, ProtocolError, StreamClosedError, OSError) as error:
             log.debug("a direct connection from %s was refused: %s", host, type(error).__name__)  # no token in a log
             connection.close()
@@ -104,8 +103,9 @@ class DirectListener:
         connection.setblocking(False)
         tune(connection)
         pipe = ZeroCopyProtocol()
+        longest_s = self._timing.direct_timeout_s
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: pipe, connection, ssl=self._context, ssl_handshake_timeout=TIMEOUT_S, ssl_shutdown_timeout=TIMEOUT_S
+            lambda: pipe, connection, ssl=self._context, ssl_handshake_timeout=longest_s, ssl_shutdown_timeout=longest_s
         )
         try:
             stream = FrameStream("a direct connection", pipe, Traffic())

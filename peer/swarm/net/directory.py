@@ -26,11 +26,6 @@ from peer.protocol.records import (
 from peer.swarm.net.node import Node
 
 log = logging.getLogger(__name__)
-REFRESH_PERIOD_S = 2.0
-FRESH_S = PEER_TTL_S / 2
-ANNOUNCE_PAUSE_S = 1.0  # a store asks several peers for their neighbours: it costs more than a small round
-MANIFEST_PERIOD_S = 30.0
-DHT_TIMEOUT_S = 10.0
 MAX_PEERS_READ = 4096
 
 
@@ -85,7 +80,8 @@ class Directory:
         """Whether a peer announced itself recently; false after a suspend, or when this machine lost the others."""
         now = self._clock()
         made = (record.expires_at - PEER_TTL_S for record in self.peers.values())
-        return any(now - FRESH_S < at < now + FRESH_S for at in made)
+        fresh_s = self._node.timing.fresh_s
+        return any(now - fresh_s < at < now + fresh_s for at in made)
 
     async def refresh(self) -> None:
         """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""
@@ -115,9 +111,10 @@ class Directory:
             record = describe()
             blob = seal(self._node.identity, "peer", dump_json(record))
             await write_record(self._node, key, blob, record.expires_at)
-            await asyncio.sleep(ANNOUNCE_PAUSE_S)
+            pause_s = self._node.timing.announce_pause_s
+            await asyncio.sleep(pause_s)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._announce_now.wait(), REFRESH_PERIOD_S - ANNOUNCE_PAUSE_S)
+                await asyncio.wait_for(self._announce_now.wait(), self._node.timing.refresh_period_s - pause_s)
 
     async def _refresh_forever(self) -> None:
         while True:
@@ -125,15 +122,15 @@ class Directory:
             if self._node.client:
                 await self._node.look_for_relay()
                 await self._node.dial(self.reachable)
-            await asyncio.sleep(REFRESH_PERIOD_S)
+            await asyncio.sleep(self._node.timing.refresh_period_s)
 
 
 async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
     """Sealed records under a DHT key by subkey, without malformed ones; None if there are none, or no node answers."""
     try:
-        found = await asyncio.wait_for(node.dht.get(key, latest=True), DHT_TIMEOUT_S)
+        found = await asyncio.wait_for(node.dht.get(key, latest=True), node.timing.dht_timeout_s)
     except TimeoutError:
-        log.warning("the DHT did not answer within %g s", DHT_TIMEOUT_S)
+        log.warning("the DHT did not answer within %g s", node.timing.dht_timeout_s)
         return None
     if found is None:  # so it answers, too, where no node of it can be reached
         return None
@@ -147,7 +144,7 @@ async def write_record(node: Node, key: str, blob: bytes, expires_at: float, own
     """Store a sealed record; `owner` differs from this peer when it repeats another peer's record."""
     try:
         stored = await asyncio.wait_for(
-            node.dht.store(key, blob, expires_at, subkey=owner or node.peer_id), DHT_TIMEOUT_S
+            node.dht.store(key, blob, expires_at, subkey=owner or node.peer_id), node.timing.dht_timeout_s
         )
     except TimeoutError:
         return False
@@ -158,11 +155,11 @@ async def publish_manifest_forever(node: Node, sealed: bytes, organiser: str, rn
     """Keep a signed manifest in the DHT. Every peer does, so that the run can be joined while its bootstrap is away."""
     while True:
         await write_record(node, MANIFEST_KEY, sealed, time.time() + MANIFEST_TTL_S, owner=organiser)
-        await asyncio.sleep(MANIFEST_PERIOD_S * rng.uniform(0.5, 1.0))
+        await asyncio.sleep(node.timing.manifest_period_s * rng.uniform(0.5, 1.0))
 
 
 async def find_manifest(
-    node: Node, organisers: set[str], run_id: str | None, timeout_s: float
+    node: Node, organisers: set[str], run_id: str | None
 ) -> tuple[str, RunManifest, bytes]:
     """-> (organiser, manifest, its sealed bytes).
 
@@ -173,7 +170,8 @@ async def find_manifest(
     Raises:
         UserError: none found in time, hash mismatch, an incompatible version, or several runs to choose from.
     """
-    deadline = time.monotonic() + timeout_s
+    timeout_s = node.timing.manifest_timeout_s
+    deadline = node.clock() + timeout_s
     while True:
         found: dict[str, tuple[RunManifest, bytes]] = {}
         incompatible: UserError | None = None
@@ -192,12 +190,12 @@ async def find_manifest(
                 found[owner] = (manifest, blob)
         if found:
             return _choose(found, organisers, run_id)
-        if time.monotonic() >= deadline:
+        if node.clock() >= deadline:
             raise incompatible or UserError(
                 f"the swarm answered, but holds no manifest (waited {timeout_s:g} s)",
                 "is the address that of an Atoll bootstrap or of a peer that is training?",
             )
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(node.timing.recheck_s)
 
 
 def _choose(

@@ -23,15 +23,13 @@ from peer.errors import ProtocolError, in_words
 from peer.protocol.address import reach_of
 from peer.protocol.identity import Identity
 from peer.swarm.net.daemon import (
-    ENDS_S,
-    OPEN_TIMEOUT_S,
     NodeConfig,
     explain_join_failure,
     is_client,
     refuse_taken_identity,
     start_daemon,
     stop_daemon,
-)
+)  # fmt: skip
 from peer.swarm.net.dht_validator import SealedRecordValidator
 from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
 from peer.swarm.net.keys import load_or_create_identity
@@ -40,11 +38,11 @@ from peer.swarm.net.reachability import REACH_NAME, DialBackServer
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import Clock, boot_clock
 
 log = logging.getLogger(__name__)
 Handler = Callable[[FrameStream], Awaitable[None]]
-RECONNECT_PERIOD_S = 5.0
-CLIENT_RECHECK_S = 0.1
 DIALS_AT_ONCE = 16
 MAX_STREAMS_PER_PEER = 32
 MAX_STREAMS = 512
@@ -64,6 +62,7 @@ class Node:
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
         direct: direct connections for large transfers; None: there are none.
+        clock: by which this peer measures time: seconds, those among them in which the machine was suspended.
     """
 
     config: NodeConfig
@@ -77,6 +76,7 @@ class Node:
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
     direct: DirectTransport | None = None
+    clock: Clock = boot_clock
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _trouble: str = ""
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,6 +86,11 @@ class Node:
     @property
     def peer_id(self) -> str:
         return self.identity.peer_id
+
+    @property
+    def timing(self) -> Timing:
+        """Its durations."""
+        return self.config.timing
 
     def spawn(self, work: Coroutine[Any, Any, None], essential: bool = False) -> asyncio.Task[None]:
         """Run `work` until it ends or the node closes; what escapes it is logged with its traceback.
@@ -131,7 +136,7 @@ class Node:
                     raise ProtocolError(f"too many open streams: {self._streams.usage(remote)}")
                 await handler(stream)
                 if stream.spoke:
-                    await stream.finish()
+                    await stream.finish(self.timing.finish_timeout_s)
         except StreamTimeoutError as error:
             log.info("%s: %s", name, error)
         except StreamClosedError as error:
@@ -148,22 +153,22 @@ class Node:
             stream.close()
 
     async def open(
-        self, peer_id: str, name: str, purpose: str, timeout_s: float = OPEN_TIMEOUT_S, bulk: bool = False
+        self, peer_id: str, name: str, purpose: str, timeout_s: float | None = None, bulk: bool = False
     ) -> FrameStream:
-        """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time, or is no peer's id.
+        """Open a stream to a peer; raises StreamClosedError when it cannot be reached in time (None: `open_timeout_s`).
 
         Args:
             bulk: more than BULK_BYTES will be sent: take a direct connection where there is one.
         """
         try:
-            pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s)
+            pipe = await asyncio.wait_for(self._call(peer_id, name, bulk), timeout_s or self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             raise StreamClosedError(peer_id, f"cannot be reached: {in_words(error)}") from None
         return FrameStream(peer_id, pipe, self.traffic.setdefault(purpose, Traffic()))
 
     async def _call(self, peer_id: str, name: str, bulk: bool) -> ZeroCopyProtocol:
         while not self.client and peer_id in self.clients and peer_id not in await self.connected():
-            await asyncio.sleep(CLIENT_RECHECK_S)  # a client dials every peer; a relay would reach it as well
+            await asyncio.sleep(self.timing.client_recheck_s)  # a client dials all; a relay would reach it as well
         if bulk and self.direct is not None:
             pipe = await self.direct.open(peer_id, name)
             if pipe is not None:
@@ -178,21 +183,22 @@ class Node:
     async def dial(self, peer_ids: Iterable[str]) -> None:
         """Make sure of a connection to each of these; a client does, so that they can open streams to it."""
         try:
-            missing = set(peer_ids) - await asyncio.wait_for(self.connected(), OPEN_TIMEOUT_S)
+            missing = set(peer_ids) - await asyncio.wait_for(self.connected(), self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return
         await asyncio.gather(*(self._dial(peer_id) for peer_id in list(missing)[:DIALS_AT_ONCE]))
 
     async def _dial(self, peer_id: str) -> None:
         try:
-            await asyncio.wait_for(self.p2p._client.connect(PeerID.from_base58(peer_id), []), OPEN_TIMEOUT_S)
+            async with asyncio.timeout(self.timing.open_timeout_s):
+                await self.p2p._client.connect(PeerID.from_base58(peer_id), [])
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             log.info("cannot dial %s: %s", peer_id, in_words(error))
 
     async def look_for_relay(self) -> None:
         """Find out whether libp2p has found a relay for this client, which takes it some minutes."""
         try:
-            maddrs = await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), OPEN_TIMEOUT_S)
+            maddrs = await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return
         relayed = any(CIRCUIT in str(address) for address in maddrs)
@@ -203,7 +209,7 @@ class Node:
     async def addresses(self) -> tuple[str, ...]:
         """Full addresses of the peers that this host is connected to, at most MAX_ADDRESSES."""
         try:
-            connected = await asyncio.wait_for(self.p2p.list_peers(), OPEN_TIMEOUT_S)
+            connected = await asyncio.wait_for(self.p2p.list_peers(), self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return ()
         found = [f"{info.addrs[0]}/p2p/{info.peer_id}" for info in connected if info.addrs]
@@ -214,7 +220,7 @@ class Node:
         peer_id = PeerID.from_base58(Multiaddr(address)["p2p"])
         try:
             base = Multiaddr(address.rsplit("/p2p/", 1)[0])
-            await asyncio.wait_for(self.p2p._client.connect(peer_id, [base]), OPEN_TIMEOUT_S)
+            await asyncio.wait_for(self.p2p._client.connect(peer_id, [base]), self.timing.open_timeout_s)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError):
             return False
         return await self.dht.protocol.call_ping(peer_id) is not None
@@ -232,7 +238,7 @@ class Node:
                 elif not reached and address not in lost:
                     lost.add(address)
                     log.warning("lost %s; continuing without it and retrying", address)
-            await asyncio.sleep(RECONNECT_PERIOD_S)
+            await asyncio.sleep(self.timing.reconnect_period_s)
 
     async def closed(self) -> str:
         """Return why this host is of no use any more, once that is so."""
@@ -250,8 +256,8 @@ class Node:
             await self.direct.close()
         if self.p2p._child.returncode is None:
             with contextlib.suppress(asyncio.TimeoutError):  # it asks the daemon, which may be what does not answer
-                await asyncio.wait_for(self.dht.shutdown(), ENDS_S)
-        await stop_daemon(self.p2p)
+                await asyncio.wait_for(self.dht.shutdown(), self.timing.daemon_end_s)
+        await stop_daemon(self.p2p, self.timing)
 
 
 async def start_node(config: NodeConfig) -> Node:
@@ -268,7 +274,7 @@ async def start_node(config: NodeConfig) -> Node:
     p2p = await start_daemon(config, str(config.identity_path))
     client = await is_client(config, p2p)
     if client:
-        await stop_daemon(p2p)
+        await stop_daemon(p2p, config.timing)
         p2p = await start_daemon(config, str(config.identity_path), client)
     try:
         dht = await DHTNode.create(
@@ -281,14 +287,14 @@ async def start_node(config: NodeConfig) -> Node:
             num_workers=2,
         )
     except (ValidationError, RuntimeError) as error:
-        await stop_daemon(p2p)
+        await stop_daemon(p2p, config.timing)
         raise explain_join_failure(error, config.initial_peers) from None
     maddrs = tuple(sorted((str(address) for address in await p2p.get_visible_maddrs(latest=True)), key=reach_of))
     node = Node(config, identity, p2p, dht, maddrs, client)
     if not client:
-        await node.serve(REACH_NAME, "reach", DialBackServer(p2p).answer)
+        await node.serve(REACH_NAME, "reach", DialBackServer(p2p, config.timing).answer)
     if config.direct_port is not None:
-        node.direct = DirectTransport(p2p, node._accept)
+        node.direct = DirectTransport(p2p, node._accept, config.timing)
         if not client:
             node.direct.door.listen(config.host_maddrs, config.direct_port, config.mapped_port)
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)

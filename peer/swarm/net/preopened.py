@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.system.clock import Clock
 
-KEPT_S = 3.0  # a donor waits 5 s for a request
 OpenStream = Callable[[str], Awaitable[FrameStream]]
 
 
@@ -18,11 +18,12 @@ class PreopenedStream:
     Args:
         open_stream: opens a stream to a peer.
         remote: the peer.
+        kept_s: how old a stream may become before the other end may have given it up.
+        clock: as `Node.clock`.
     """
 
-    def __init__(self, open_stream: OpenStream, remote: str) -> None:
-        self._open, self._remote = open_stream, remote
-        self._clock = asyncio.get_running_loop().time
+    def __init__(self, open_stream: OpenStream, remote: str, kept_s: float, clock: Clock) -> None:
+        self._open, self._remote, self._kept_s, self._clock = open_stream, remote, kept_s, clock
         self._opening: asyncio.Task[tuple[FrameStream, float]] | None = asyncio.ensure_future(self._begin())
 
     async def _begin(self) -> tuple[FrameStream, float]:
@@ -44,7 +45,7 @@ class PreopenedStream:
             raise
         except StreamClosedError:  # that was a while ago
             return await self._open(remote)
-        if self._clock() - opened_at <= KEPT_S:
+        if self._clock() - opened_at <= self._kept_s:
             return stream
         stream.close()
         return await self._open(remote)

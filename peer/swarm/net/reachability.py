@@ -20,18 +20,16 @@ from peer.protocol.address import parse_host_address
 from peer.protocol.wire import Kind, ReachMessage, ReachRequest
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
+from peer.swarm.runtime.timing import Timing
 
 log = logging.getLogger(__name__)
 REACH_NAME = "atoll/reach"
 GREETING = b"/multistream/1.0.0\n"  # the first bytes of a libp2p host on a new connection
 MAX_PORTS = 4
-DIAL_TIMEOUT_S = 3.0
-ANSWER_TIMEOUT_S = 10.0
 ASKED_AT_MOST = 3
 DIALS_AT_ONCE = 8
 TRIES_WITH_ROUTER = 3  # a router that forwards ports on request takes a few seconds
 TRIES_UNANSWERED = 2
-RETRY_PAUSE_S = 2.0
 
 
 def tcp_ports(maddrs: Sequence[str]) -> tuple[int, ...]:
@@ -54,24 +52,24 @@ class DialBackServer:
         p2p: the host.
     """
 
-    def __init__(self, p2p: Any) -> None:
-        self._p2p = p2p
+    def __init__(self, p2p: Any, timing: Timing) -> None:
+        self._p2p, self._timing = p2p, timing
         self._dialling = asyncio.Semaphore(DIALS_AT_ONCE)
 
     async def answer(self, stream: FrameStream) -> None:
         """Answer one request on one stream."""
-        request = await stream.receive_message(Kind.REACH, ReachRequest, ANSWER_TIMEOUT_S)
-        seen = await seen_at(self._p2p, stream.remote)
+        request = await stream.receive_message(Kind.REACH, ReachRequest, self._timing.dial_back_answer_s)
+        seen = await seen_at(self._p2p, stream.remote, self._timing)
         reached = False
         for host in seen[:MAX_PORTS]:
             for port in request.ports:
                 async with self._dialling:
-                    reached = reached or await greets(host, port)
+                    reached = reached or await greets(host, port, self._timing)
         await stream.send_message(Kind.REACH, ReachMessage(reached=reached, tried=bool(seen)))
 
 
 async def accepts_connections(
-    p2p: Any, helpers: Sequence[str], ports: Callable[[], Any], tries: int
+    p2p: Any, helpers: Sequence[str], ports: Callable[[], Any], tries: int, timing: Timing
 ) -> bool | None:
     """Ask peers to dial this machine; None if none of them could tell.
 
@@ -83,11 +81,11 @@ async def accepts_connections(
     answer: bool | None = None
     for attempt in range(max(tries, TRIES_UNANSWERED)):
         if attempt:
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(timing.dial_back_pause_s)
         request = ReachRequest(ports=tcp_ports(await ports()))
         if not request.ports:
             return None
-        asked = [_ask(p2p, helper, request) for helper in helpers[:ASKED_AT_MOST]]
+        asked = [_ask(p2p, helper, request, timing) for helper in helpers[:ASKED_AT_MOST]]
         said = [one for one in await asyncio.gather(*asked) if one is not None]
         answer = any(said) if said else None
         if answer or (answer is False and attempt + 1 >= tries):
@@ -95,15 +93,15 @@ async def accepts_connections(
     return answer
 
 
-async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
+async def _ask(p2p: Any, helper: str, request: ReachRequest, timing: Timing) -> bool | None:
     stream: FrameStream | None = None
     try:
         _, reader, writer = await asyncio.wait_for(
-            p2p.call_binary_stream_handler(PeerID.from_base58(helper), REACH_NAME), ANSWER_TIMEOUT_S
+            p2p.call_binary_stream_handler(PeerID.from_base58(helper), REACH_NAME), timing.dial_back_answer_s
         )
         stream = FrameStream(helper, ZeroCopyProtocol.adopt(reader, writer), Traffic())
         await stream.send_message(Kind.REACH, request)
-        longest_s = ANSWER_TIMEOUT_S + MAX_PORTS**2 * DIAL_TIMEOUT_S
+        longest_s = timing.dial_back_answer_s + MAX_PORTS**2 * timing.dial_timeout_s
         message = await stream.receive_message(Kind.REACH, ReachMessage, longest_s)
         return message.reached if message.tried else None
     except (TimeoutError, P2PDaemonError, StreamClosedError, ProtocolError, OSError, EOFError) as error:
@@ -114,12 +112,12 @@ async def _ask(p2p: Any, helper: str, request: ReachRequest) -> bool | None:
             stream.close()
 
 
-async def greets(host: str, port: int) -> bool:
+async def greets(host: str, port: int, timing: Timing) -> bool:
     """Whether a libp2p host answers there."""
     writer: asyncio.StreamWriter | None = None
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
-        said = await asyncio.wait_for(reader.readexactly(1 + len(GREETING)), DIAL_TIMEOUT_S)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timing.dial_timeout_s)
+        said = await asyncio.wait_for(reader.readexactly(1 + len(GREETING)), timing.dial_timeout_s)
         return said[1:] == GREETING
     except (TimeoutError, OSError, EOFError):
         return False
@@ -128,10 +126,10 @@ async def greets(host: str, port: int) -> bool:
             writer.close()
 
 
-async def seen_at(p2p: Any, peer_id: str) -> list[str]:
+async def seen_at(p2p: Any, peer_id: str, timing: Timing) -> list[str]:
     """The addresses that a connected peer's connections come from."""
     found = []
-    for info in await asyncio.wait_for(p2p.list_peers(), ANSWER_TIMEOUT_S):
+    for info in await asyncio.wait_for(p2p.list_peers(), timing.dial_back_answer_s):
         if str(info.peer_id) == peer_id:
             found += [host for address in info.addrs if (host := _host(address)) is not None]
     return list(dict.fromkeys(found))

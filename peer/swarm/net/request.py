@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 
 from peer.protocol.manifest import Spec
 from peer.protocol.wire import Kind
-from peer.swarm.net.daemon import OPEN_TIMEOUT_S
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream
 
 
 @contextlib.asynccontextmanager
 async def open_request(
-    node: Node, remote: str, name: str, purpose: str, request: Spec, *, timeout_s: float = OPEN_TIMEOUT_S,
+    node: Node, remote: str, name: str, purpose: str, request: Spec, *, timeout_s: float | None = None,
     bulk: bool = False,
 ) -> AsyncIterator[FrameStream]:  # fmt: skip
     """A stream to a peer with the request sent, to read the answer from; closed in the end.

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from peer.errors import UserError
+from peer.swarm.runtime.timing import STANDARD
 
 log = logging.getLogger(__name__)
 UNIX_SOCKETS = Path("/proc/net/unix")
-MIN_AGE_S = 60.0  # a daemon that is just starting has bound its socket and does not listen yet
 MAX_PATH_BYTES = 107  # of a socket: the kernel keeps 108, with the zero at the end
 NAME_BYTES = len("/p2pclient-0123456789a.sock")
 OTHERS = (Path("/tmp"), Path("/var/tmp"))
@@ -60,17 +60,18 @@ def _problem_of(folder: Path) -> str | None:
     return None
 
 
-def sweep_stale_sockets(folder: Path) -> int:
+def sweep_stale_sockets(folder: Path, min_age_s: float = STANDARD.stale_socket_s) -> int:
     """Remove hivemind's socket files of daemons that were killed; returns how many. Live sockets stay.
 
     What the kernel lists are the sockets of this network namespace alone, while the folder may be shared with others
     (containers); so a socket that is not listed is asked first, as connecting by path crosses namespaces.
+    A daemon that is just starting has bound its socket and does not listen yet: young files stay.
     """
     listening = {line.split()[-1] for line in UNIX_SOCKETS.read_text().splitlines()[1:]}
     removed = 0
     for path in folder.glob("*.sock"):
         with contextlib.suppress(OSError):  # gone meanwhile
-            if str(path) not in listening and time.time() - path.stat().st_mtime > MIN_AGE_S and not _bound(path):
+            if str(path) not in listening and time.time() - path.stat().st_mtime > min_age_s and not _bound(path):
                 path.unlink()
                 removed += 1
     return removed

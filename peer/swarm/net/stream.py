@@ -16,7 +16,6 @@ from peer.swarm.net.pipe import ZeroCopyProtocol
 
 SLICE_BYTES = 256 * 1024
 SMALL_BYTES = 4096
-FINISH_TIMEOUT_S = 5.0  # what is on its way then, at most the windows of a stream, is given up
 SpecT = TypeVar("SpecT", bound=Spec)
 Between = Callable[[], Awaitable[None]]  # waited for before a slice
 
@@ -160,15 +159,17 @@ class FrameStream:
             if await self._pipe.read_some():
                 raise ProtocolError(f"{self.remote} sent data out of turn")
 
-    async def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+    async def finish(self, timeout_s: float) -> None:
         """Wait until the other end has read everything and closed, then close; the other end must know what comes last.
 
         The libp2p daemon knows no half of a stream: when either half of its local end is closed it closes the stream,
         and then resets it, both ways. Over QUIC that loses data in flight, and over TCP occasionally data that the
-        other end has not read. So the side that sent last does not close first.
+        other end has not read. So the side that sent last does not close first. After the timeout, data in flight, at
+        most the windows of a stream, is given up.
         """
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._pipe.ended(), timeout_s)
+        with contextlib.suppress(OSError, StreamTimeoutError):
+            async with self.within(timeout_s, "did not close"):
+                await self._pipe.ended()
         self.close()
 
     def close(self) -> None:

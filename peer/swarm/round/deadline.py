@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-MIN_BUDGET_S = 10.0
 FIRST_RATE = 1e6
 
 
@@ -11,14 +10,15 @@ class DeadlineEstimator:
 
     Args:
         cap_s: the manifest's limit for one round.
+        floor_s: for a round of no bytes.
     """
 
-    def __init__(self, cap_s: float) -> None:
-        self._cap_s, self._rate = cap_s, FIRST_RATE
+    def __init__(self, cap_s: float, floor_s: float) -> None:
+        self._cap_s, self._floor_s, self._rate = cap_s, floor_s, FIRST_RATE
 
     def seconds(self, wire_bytes: int) -> float:
         """Time for exchange and commit: four times what such bytes took lately, both ways."""
-        return min(self._cap_s, MIN_BUDGET_S + 4.0 * 2.0 * wire_bytes / self._rate)
+        return min(self._cap_s, self._floor_s + 4.0 * 2.0 * wire_bytes / self._rate)
 
     def learn(self, wire_bytes: int, seconds: float) -> None:
         """A round has succeeded."""
@@ -27,5 +27,5 @@ class DeadlineEstimator:
 
     def allow_longer(self, wire_bytes: int) -> None:
         """The deadline was too short for a member: double it, or a slow member would end each round."""
-        seconds = 2.0 * self.seconds(wire_bytes) - MIN_BUDGET_S
+        seconds = 2.0 * self.seconds(wire_bytes) - self._floor_s
         self._rate = min(self._rate, 8.0 * wire_bytes / max(seconds, 1e-3))

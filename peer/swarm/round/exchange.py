@@ -38,11 +38,9 @@ from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import collect_votes
 from peer.swarm.runtime.buffer_pool import BufferPool
-from peer.swarm.runtime.clock import boot_clock
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
-MIN_SENDING_S = 2.0
 
 
 def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> ExchangeStrategy:
@@ -75,7 +73,6 @@ class Exchange:
         strategy: what becomes of contributions.
         on_join: called when another member of the persistent group is ready for the next round.
         observer: sees what was signed, audits it, and is told of violations of the protocol; None: none.
-        clock: monotonic seconds, including those in which the machine was suspended.
 
     Attributes:
         group_streams: the streams to and from members.
@@ -89,10 +86,9 @@ class Exchange:
         strategy: ExchangeStrategy,
         on_join: Callable[[], None] = lambda: None,
         observer: RoundObserver | None = None,
-        clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._node, self._strategy, self._clock = node, strategy, clock
-        self._budget, self._pool = DeadlineEstimator(timeout_s), BufferPool()
+        self._node, self._strategy, self._clock = node, strategy, node.clock
+        self._budget, self._pool = DeadlineEstimator(timeout_s, node.timing.min_exchange_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._group)
         self._group: PersistentGroup | None = None
@@ -193,7 +189,8 @@ class Exchange:
         buffers.own.vote.set_result(VoteMessage(link_id=link_id, signature=signature))
         odd = partial(self._observer.odd_vote, buffers)
         try:
-            signatures = await collect_votes(buffers, link, {group.me: signature}, self._clock, odd)
+            own, late_s = {group.me: signature}, self._node.timing.late_vote_s
+            signatures = await collect_votes(buffers, link, own, self._clock, late_s, odd)
         except RoundAborted:
             if self._clock() >= buffers.deadline:
                 self._budget.allow_longer(buffers.wire_bytes)
@@ -209,7 +206,7 @@ class Exchange:
         There is a certificate: a member that does not read may delay the others as long again as the round took so far.
         """
         now = self._clock()
-        left = min(max(0.0, buffers.deadline - now), max(MIN_SENDING_S, now - buffers.began))
+        left = min(max(0.0, buffers.deadline - now), max(self._node.timing.min_sending_s, now - buffers.began))
         _, unsent = await asyncio.wait(buffers.senders.values(), timeout=left)
         await cancel_and_wait(unsent)
         await self._strategy.idle()
@@ -231,7 +228,7 @@ class Exchange:
             await cancel_and_wait(buffers.senders.values())
             await self._strategy.revert()
         self._buffers = None
-        self._pool.rest()
+        self._pool.rest(self._node.timing.buffer_kept_s)
         if abort is None and position is not None and persistent.broken is None:
             self._advance(persistent, buffers, position)
             return
@@ -246,7 +243,7 @@ class Exchange:
         persistent, self._group = self._group, None
         if persistent is None:
             return
-        self._pool.rest()
+        self._pool.rest(self._node.timing.buffer_kept_s)
         if self._buffers is not None:
             self._buffers = None
             await cancel_and_wait(persistent.buffers.senders.values())
@@ -275,7 +272,7 @@ class Exchange:
         self.group_streams.ended(persistent)
         message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
         for stream in persistent.outbound.values():
-            self._node.spawn(part(stream, message))
+            self._node.spawn(part(stream, message, self._node.timing))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -286,7 +283,7 @@ class Exchange:
         buffers = RoundBuffers(order, group.index, partition_of(state), group, self._pool.lend)
         self._pool.wake(buffers.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id)
-        persistent = PersistentGroup(buffers, group.id, open_join, self)
+        persistent = PersistentGroup(buffers, group.id, open_join, self, self._node.timing)
         self._group, self._buffers = persistent, buffers
         await self.group_streams.changed()
         self._send(buffers, persistent, due, state, None)

@@ -16,7 +16,6 @@ from peer.swarm.round.persistent_group import PersistentGroup, part
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.expiring import BoundedMap
 
-HELLO_TIMEOUT_S = 5.0
 EARLY_STREAMS = 64
 EARLY_STREAMS_OF_ONE = 2
 DECLINED_KEPT = ENDED_KEPT = 16
@@ -72,15 +71,15 @@ class GroupStreams:
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
         with contextlib.suppress(StreamClosedError):
-            stream = await self._node.open(peer_id, self._name, "round", HELLO_TIMEOUT_S)
+            stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
                 await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-                await part(stream, AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+                await part(stream, AbortMessage(reason=abort.reason[:300], culprit=abort.culprit), self._node.timing)
             finally:
                 stream.close()
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        hello = await stream.receive_message(Kind.HELLO, HelloMessage, HELLO_TIMEOUT_S)
+        hello = await stream.receive_message(Kind.HELLO, HelloMessage, self._node.timing.first_frame_s)
         persistent = await self._group_of(hello.group_id, stream.remote)
         if persistent is None and hello.group_id in self._declined:
             return  # it is told so; it has not heard yet
@@ -108,7 +107,7 @@ class GroupStreams:
                     raise ProtocolError(f"too many streams wait for unknown groups: {self._early.usage(remote)}")
                 try:
                     async with self._changed:
-                        await asyncio.wait_for(self._changed.wait_for(settled), HELLO_TIMEOUT_S)
+                        await asyncio.wait_for(self._changed.wait_for(settled), self._node.timing.first_frame_s)
                 except TimeoutError:
                     return None
         return known()

@@ -17,11 +17,11 @@ from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
 from peer.protocol.lineage import Position
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
-from peer.swarm.net.stream import FINISH_TIMEOUT_S, FrameStream, StreamClosedError
+from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.inbox import Inbox, RoundBuffers
+from peer.swarm.runtime.timing import Timing
 
 log = logging.getLogger(__name__)
-ABORT_TIMEOUT_S = 1.0
 OpenJoin = Callable[[bytes, str, Position], JoinMessage]
 
 
@@ -46,6 +46,7 @@ class PersistentGroup:
         identifier: the id of its roster; streams name it when they are opened.
         open_join: opens and checks the join of a member for the round at a position.
         owner: is told what happens in it.
+        timing: every duration of this peer.
 
     Attributes:
         buffers: of the current or next round.
@@ -59,8 +60,9 @@ class PersistentGroup:
         identifier: str,
         open_join: OpenJoin,
         owner: GroupOwner,
+        timing: Timing,
     ) -> None:
-        self.buffers, self.identifier = first, identifier
+        self.buffers, self.identifier, self._timing = first, identifier, timing
         self.position: Position | None = None
         self.members = frozenset(first.order)
         self.broken: RoundAborted | None = None
@@ -142,7 +144,7 @@ class PersistentGroup:
         self.buffers.close(abort)
         self._wake()
         for stream in self._inbound.values():  # they end with the other side, unless it breaks the protocol
-            asyncio.get_running_loop().call_later(FINISH_TIMEOUT_S, stream.close)
+            asyncio.get_running_loop().call_later(self._timing.finish_timeout_s, stream.close)
 
     async def tell(self, message: AbortMessage) -> None:
         """Tell the others that this peer gives up, where a stream is not in the middle of a frame."""
@@ -150,14 +152,14 @@ class PersistentGroup:
         for stream in self.outbound.values():
             if stream.sending:
                 stream.close()
-        sends = (stream.send_message(Kind.ABORT, message, ABORT_TIMEOUT_S) for stream in free)
+        sends = (stream.send_message(Kind.ABORT, message, self._timing.abort_timeout_s) for stream in free)
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-async def part(stream: FrameStream, message: AbortMessage) -> None:
+async def part(stream: FrameStream, message: AbortMessage, timing: Timing) -> None:
     """Say on a stream to a member that nothing more comes, behind all that was said; the other end closes it then."""
     if not stream.sending:
         with contextlib.suppress(StreamClosedError):
-            await stream.send_message(Kind.ABORT, message, ABORT_TIMEOUT_S)
-            await stream.finish()
+            await stream.send_message(Kind.ABORT, message, timing.abort_timeout_s)
+            await stream.finish(timing.finish_timeout_s)
     stream.close()

@@ -10,13 +10,13 @@ from peer.outer.round import RoundAborted
 from peer.protocol.identity import verify
 from peer.protocol.lineage import VOTE_DOMAIN, Link, quorum
 from peer.swarm.round.inbox import RoundBuffers
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
-LATE_S = 1.0  # after the deadline: this machine has slept, and the others have given the round up meanwhile
 
 
 async def collect_votes(
-    buffers: RoundBuffers, link: Link, own: dict[str, str], clock: Callable[[], float],
+    buffers: RoundBuffers, link: Link, own: dict[str, str], clock: Clock, late_s: float,
     on_odd: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, str]:
     """Signatures by peer id, this peer's `own` among them; returns once two thirds agree.
@@ -25,6 +25,7 @@ async def collect_votes(
     have abandoned, and drop it soon after. If they did commit it, they say so when they are asked.
 
     Args:
+        late_s: after the deadline: this machine has slept, and the others have given the round up meanwhile.
         on_odd: called with a member that signed another link (False), or none that it could have signed (True).
 
     Raises:
@@ -38,7 +39,7 @@ async def collect_votes(
                 raise RoundAborted("commit", _disagreement(buffers, link_id, signatures))
             left = max(0.0, buffers.deadline - clock())
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done or clock() > buffers.deadline + LATE_S:
+            if not done or clock() > buffers.deadline + late_s:
                 raise RoundAborted("commit", f"{len(signatures)} of {members} votes by the deadline")
             signatures.update(vote for task in done if (vote := task.result()) is not None)
     finally:

@@ -10,8 +10,6 @@ import numpy as np
 from peer.outer.numerics.lending_pool import LendingPool
 from peer.outer.numerics.scratch import pages_of
 
-KEPT_S = 30.0  # beyond that, memory for an update is worth more to a home machine than the time to map it again
-
 Lend = Callable[[int], memoryview]
 
 
@@ -43,10 +41,10 @@ class BufferPool:
         """
         return self._pool.lend(length).data
 
-    def rest(self) -> None:
-        """A round is over: what it used is kept for a while."""
+    def rest(self, kept_s: float) -> None:
+        """A round is over: what it used is kept so long. A home machine has better use for it beyond that."""
         self._stay()
-        self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self._pool.clear)
+        self._forgetting = asyncio.get_running_loop().call_later(kept_s, self._pool.clear)
 
     def wake(self, limit: int) -> None:
         """A round begins; so many bytes, those of an update, may be kept for the next one."""

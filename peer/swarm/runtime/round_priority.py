@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
-PATIENCE_S = 5.0  # a round that is over sooner is left alone
+from peer.swarm.runtime.timing import STANDARD, Timing
+from peer.system.clock import Clock, boot_clock
+
 SHARE = 0.01  # of a longer one is for joiners, all together; a round waits for each of its members, so it adds up
-MOST_S = 10.0  # for a chunk: a joiner drops a donor whose next chunk takes more than 30 s
 Aside = Callable[[], None]
 
 
@@ -42,11 +42,12 @@ class RoundPriority:
     Work that remains for a round when it is over belongs to it: the next one would have to wait for that.
 
     Args:
-        clock: monotonic seconds.
+        timing: a round that is shorter than `round_untouched_s` is left alone; a chunk waits for `io_turn_s`.
+        clock: as `Node.clock`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, timing: Timing = STANDARD, clock: Clock = boot_clock) -> None:
+        self._timing, self._clock = timing, clock
         self._quiet = asyncio.Event()
         self._calm = threading.Event()  # the same for threads
         self._let_in()
@@ -55,7 +56,7 @@ class RoundPriority:
 
     def round_begins(self) -> None:
         self._rounds += 1
-        self._next = self._clock() + PATIENCE_S
+        self._next = self._clock() + self._timing.round_untouched_s
         self._quiet.clear()
         self._calm.clear()
 
@@ -69,21 +70,21 @@ class RoundPriority:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[IoSlot]:
-        """The time for one chunk: at once where no round is exchanged, or after MOST_S. Before that, in a round that
-        lasts, one after another, with so much time between them that the round has nearly all of it.
+        """The time for one chunk: at once where no round is exchanged, or after `io_turn_s`. Before that, in a round
+        that lasts, one after another, with so much time between them that the round has nearly all of it.
         """
-        latest = self._clock() + MOST_S
+        latest = self._clock() + self._timing.io_turn_s
         await self._wait(latest)
         if self._quiet.is_set():
             yield IoSlot(partial(self._stand_aside, latest), partial(self._wait, latest))
             return
         began = self._clock()
-        self._next = began + MOST_S  # no other turn, until the duration of this one is known
+        self._next = began + self._timing.io_turn_s  # no other turn, until the duration of this one is known
         try:
             yield IoSlot()
         finally:
             now = self._clock()
-            self._next = now + min((now - began) * (1 / SHARE - 1), MOST_S)
+            self._next = now + min((now - began) * (1 / SHARE - 1), self._timing.io_turn_s)
 
     async def _wait(self, latest: float) -> None:
         while (left := self._left(latest)) > 0:

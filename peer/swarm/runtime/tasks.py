@@ -12,8 +12,7 @@ from peer.system.resources import usable_cores
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-AGAIN_S = 0.05
-LOOK_AGAIN_S = 0.5
+AGAIN_S = 0.05  # no duration of the protocol: see `cancel_and_wait`
 MAX_THREADS = 6
 
 
@@ -44,7 +43,8 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 async def staggered(
-    names: Callable[[], Iterable[str]], call: Callable[[str], Coroutine[Any, Any, T]], delay_s: float
+    names: Callable[[], Iterable[str]], call: Callable[[str], Coroutine[Any, Any, T]], delay_s: float,
+    recheck_s: float,
 ) -> AsyncGenerator[tuple[str, asyncio.Future[T]], None]:
     """Call for the first name, and for each next one once none has ended for `delay_s` or another outcome is wanted.
 
@@ -52,6 +52,7 @@ async def staggered(
 
     Args:
         names: -> the names to call, the best first; evaluated before each call, for those that have appeared meanwhile.
+        recheck_s: how often, when no name is left to call.
     """
     called, running = set[str](), dict[asyncio.Future[T], str]()
     try:
@@ -62,7 +63,7 @@ async def staggered(
                 running[asyncio.ensure_future(call(left[0]))] = left[0]
             if not running:
                 return
-            pause_s = delay_s if len(left) > 1 else max(delay_s, LOOK_AGAIN_S)
+            pause_s = delay_s if len(left) > 1 else max(delay_s, recheck_s)
             done, _ = await asyncio.wait(running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future

@@ -12,6 +12,7 @@ from pathlib import Path
 from peer.link.memory import Head, SharedState
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.lineage import Position
+from peer.swarm.runtime.timing import Timing
 from peer.swarm.state.chain import ChainStore
 
 log = logging.getLogger(__name__)
@@ -24,14 +25,15 @@ class OwnedState(ABC):
         memory: the shared memory that the state's tensors lie in.
         state: the outer state.
         history: its chain and updates; its folder holds the snapshot files.
+        timing: every duration of this peer.
 
     Attributes:
         valid: the state is whole. False before the first valid state, and for the moment of a change.
         position: of this peer; during a change, still the previous one.
     """
 
-    def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
-        self.memory, self.state, self.history = memory, state, history
+    def __init__(self, memory: SharedState, state: OuterState, history: ChainStore, timing: Timing) -> None:
+        self.memory, self.state, self.history, self.timing = memory, state, history, timing
         self.valid = False
         self.position = Position(0, history.genesis, 0)
         self._lock = asyncio.Lock()

@@ -72,7 +72,7 @@ class SnapshotFiles:
 
     def __init__(self, owned: OwnedState) -> None:
         self._owned, self._state = owned, owned.state
-        self.priority = RoundPriority()
+        self.priority = RoundPriority(owned.timing)
         self._writing = asyncio.Lock()
         self.files: list[SnapshotFile] = []
         for path in owned.history.folder.glob("snapshot*"):
@@ -177,7 +177,7 @@ class SnapshotCache(SnapshotFiles):
     async def _renew(self, make: Callable[[], Awaitable[SnapshotFile | None]]) -> None:
         """Make one more file, if there is room for it: over the oldest one, where there are as many as may be."""
         if len(self.files) >= MAX_FILES:
-            if self.files[0].in_use:
+            if self.files[0].in_use(self._owned.timing):
                 return
             self.files.pop(0).give_up(self._snapshotter.spare)
         try:

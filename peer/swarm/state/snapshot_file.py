@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator
 from io import FileIO
 from itertools import accumulate
@@ -19,9 +18,9 @@ from peer.outer.state.outer_state import CHUNK, PIECE, AnyUpdate, OuterState, ch
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.runtime.round_priority import Aside, go_on
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import boot_clock
 
-HELD_S = 10.0  # after an offer or its last reader: a joiner that checks a chain, or lost a stream, returns for the rest
-MAX_HELD_S = 600.0  # even while it is read
 MAX_OFFERED = 1024
 
 
@@ -36,7 +35,7 @@ class SnapshotFile:
         digest: of the state.
         finished_at: the round of the state when the file was complete.
         readers: how many have it open.
-        used_at: monotonic, when the last of them was seen, or the last peer was told of it.
+        used_at: by `boot_clock`, when the last of them was seen, or the last peer was told of it.
     """
 
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes], finished_at: int | None = None) -> None:
@@ -46,7 +45,7 @@ class SnapshotFile:
         self.places = chunk_places(meta)
         self.readers = 0
         self._offered: set[str] = set()
-        self.written_at = self.used_at = time.monotonic()
+        self.written_at = self.used_at = boot_clock()
 
     @classmethod
     def write(cls, path: Path, state: OuterState) -> SnapshotFile:
@@ -60,7 +59,7 @@ class SnapshotFile:
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
         """The descriptor of the file, which stays readable even when the file is given up meanwhile."""
-        self.readers, self.used_at = self.readers + 1, time.monotonic()
+        self.readers, self.used_at = self.readers + 1, boot_clock()
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
@@ -68,13 +67,13 @@ class SnapshotFile:
             finally:
                 os.close(descriptor)
         finally:
-            self.readers, self.used_at = self.readers - 1, time.monotonic()
+            self.readers, self.used_at = self.readers - 1, boot_clock()
 
     def offered(self, remote: str) -> None:
         """Keep the file a moment for a peer that was offered it. Once per peer, so that asking does not hold it."""
         if remote not in self._offered and len(self._offered) < MAX_OFFERED:
             self._offered.add(remote)
-            self.used_at = time.monotonic()
+            self.used_at = boot_clock()
 
     def give_up(self, spare: Path | None = None) -> None:
         """Stop serving the file; open readers continue. Its pages become `spare` if there is no reader."""
@@ -83,11 +82,13 @@ class SnapshotFile:
         else:
             self.path.replace(spare)
 
-    @property
-    def in_use(self) -> bool:
-        """Whether it is read, or was read or offered a moment ago; and it is not too old for that to count."""
-        now = time.monotonic()
-        return now - self.written_at < MAX_HELD_S and (self.readers > 0 or now - self.used_at < HELD_S)
+    def in_use(self, timing: Timing) -> bool:
+        """Whether it is read, or was read or offered a moment ago: a joiner that checks a chain, or lost a stream,
+        returns for the rest. Not if it is too old for that to count.
+        """
+        now = boot_clock()
+        held = self.readers > 0 or now - self.used_at < timing.file_held_s
+        return held and now - self.written_at < timing.longest_file_held_s
 
 
 class SnapshotWriter:

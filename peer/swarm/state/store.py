@@ -11,6 +11,7 @@ from peer.link.memory import Head, SharedState
 from peer.outer.numerics.offload import run_offloaded
 from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate
+from peer.swarm.runtime.timing import STANDARD, Timing
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.owned_state import OwnedState
 from peer.swarm.state.snapshot_cache import SnapshotCache
@@ -23,14 +24,16 @@ class StateStore(OwnedState):
     """The outer state of a run with one lineage, its chain and its updates.
 
     Args:
-        memory, state, history: as for `OwnedState`.
+        memory, state, history, timing: as for `OwnedState`.
 
     Attributes:
         snapshot_cache: the snapshots that joiners take.
     """
 
-    def __init__(self, memory: SharedState, state: OuterState, history: ChainStore) -> None:
-        super().__init__(memory, state, history)
+    def __init__(
+        self, memory: SharedState, state: OuterState, history: ChainStore, timing: Timing = STANDARD
+    ) -> None:
+        super().__init__(memory, state, history, timing)
         self._writing: asyncio.Future[None] | None = None
         self._hashing: asyncio.Future[None] | None = None
         self.snapshot_cache = SnapshotCache(self)

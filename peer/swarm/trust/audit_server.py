@@ -19,14 +19,11 @@ from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.trust.judge import reduction_of
 
-REQUEST_TIMEOUT_S = 5.0
-SEND_TIMEOUT_S = 30.0
 AT_ONCE = 2
 ASKS_OF_ONE = 4  # in one round: an honest member asks once, and again where results differ
 MAX_ASKING = 256
 KEPT_BYTES = 16 * 2**20  # of payloads before the last exchange: small rounds end before a member can ask
 KEPT_EXCHANGES = 16
-KEPT_S = 120.0  # payloads of a round that no other follows
 TURN_BYTES = 4 * CHUNK  # as much as a joiner takes in a turn
 
 
@@ -78,7 +75,7 @@ class AuditServer:
         """This peer has reduced its shard: what it shows of that is freed if no other exchange follows."""
         self._kept[kept.sitting.id] = kept
         self._stay()
-        self._freeing = asyncio.get_running_loop().call_later(KEPT_S, self.free)
+        self._freeing = asyncio.get_running_loop().call_later(self._node.timing.payloads_kept_s, self.free)
 
     def _stay(self) -> None:
         if self._freeing is not None:
@@ -89,16 +86,16 @@ class AuditServer:
         self._heard = heard
 
     async def _on_stream(self, stream: FrameStream) -> None:
-        request = await stream.receive_message(Kind.REQUEST, AuditRequest, REQUEST_TIMEOUT_S)
+        request = await stream.receive_message(Kind.REQUEST, AuditRequest, self._node.timing.first_frame_s)
         remote = stream.remote
         asked_enough = len(self._asked) >= MAX_ASKING or self._asked[remote] >= ASKS_OF_ONE
         with self._serving.of(remote) as admitted:
             if admitted and not asked_enough:
                 self._asked[remote] += 1
                 await self._show(stream, request)
-                await stream.send(Kind.END, timeout_s=SEND_TIMEOUT_S)
+                await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
                 return
-        await stream.send(Kind.BUSY, timeout_s=SEND_TIMEOUT_S)
+        await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
 
     async def _show(self, stream: FrameStream, request: AuditRequest) -> None:
         """Send what was asked for, if this peer has it and the requester may see it."""
@@ -106,12 +103,12 @@ class AuditServer:
             group, round, joins = self._joins
             if (group, round) == (request.of, request.round) and stream.remote in joins:
                 message = RosterMessage(joins=tuple(blob.hex() for blob in joins.values()))
-                await stream.send(Kind.ROSTER, dump_json(message), timeout_s=SEND_TIMEOUT_S)
+                await stream.send(Kind.ROSTER, dump_json(message), timeout_s=self._node.timing.frame_timeout_s)
         elif request.what == "signed":
             heard, kept = self._heard, self._kept.get(bytes.fromhex(request.of))
             if heard is not None and kept is not None and heard.sitting.id == kept.sitting.id:
                 heard.sitting.place(stream.remote)
-                await stream.send(Kind.DATA, signed_by_all(heard, kept), timeout_s=SEND_TIMEOUT_S)
+                await stream.send(Kind.DATA, signed_by_all(heard, kept), timeout_s=self._node.timing.frame_timeout_s)
         else:
             await self._show_unit(stream, request)
 
@@ -123,14 +120,15 @@ class AuditServer:
         if request.unit >= len(kept.outputs):
             raise ProtocolError(f"{stream.remote} asks for slice {request.unit} of {len(kept.outputs)}")
         reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
-        await stream.send(Kind.EVIDENCE, dump_json(reduction), timeout_s=SEND_TIMEOUT_S)
+        await stream.send(Kind.EVIDENCE, dump_json(reduction), timeout_s=self._node.timing.frame_timeout_s)
         payloads = deque(kept.unit(request.unit))
         while payloads:
+            longest_s = self._node.timing.frame_timeout_s
             async with self._priority.turn() as turn:
                 sent = 0
                 while payloads and sent < TURN_BYTES:
                     sent += len(payloads[0])
-                    await stream.send(Kind.DATA, memoryview(payloads.popleft()), turn.wait, SEND_TIMEOUT_S)
+                    await stream.send(Kind.DATA, memoryview(payloads.popleft()), turn.wait, longest_s)
 
 
 def signed_by_all(heard: ReducedParts, kept: ReductionProof) -> bytes:

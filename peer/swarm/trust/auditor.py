@@ -27,8 +27,6 @@ from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError, RightError
 
 log = logging.getLogger(__name__)
 LEAST_PROBABILITY = 0.05
-ASK_TIMEOUT_S = 10.0
-AUDIT_TIMEOUT_S = 60.0
 
 
 def probability(members: int) -> float:
@@ -86,7 +84,7 @@ class Auditor:
         round = heard.sitting.round + 1
         try:
             work = self._fetch_and_judge(heard, reducer, unit)
-            found = await asyncio.wait_for(work, AUDIT_TIMEOUT_S)
+            found = await asyncio.wait_for(work, self._node.timing.audit_timeout_s)
         except ElsewhereError as error:
             return Audit(round, reducer, unit, "not judged", str(error))
         except (TimeoutError, StreamClosedError, ProtocolError) as error:
@@ -123,7 +121,7 @@ class Auditor:
         sitting, members = heard.sitting, len(heard.sitting.members)
         sizes = self._judge.recomputer.sizes(members, sitting.place(reducer), unit)
         async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
-            body = await _answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
+            body = await self._answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
             if (reduction.sitting, reduction.reducer, reduction.unit) != (sitting, reducer, unit):
                 raise ProtocolError(f"{reducer} shows something other than it was asked for")
@@ -131,7 +129,8 @@ class Auditor:
                 raise ProtocolError(f"{reducer} shows {len(reduction.inputs)} inputs of {members}")
             payloads: list[Payload] = []
             for size in sizes:
-                _, payload = await stream.receive({Kind.DATA: size}, exact=True, timeout_s=AUDIT_TIMEOUT_S)
+                longest_s = self._node.timing.audit_timeout_s
+                _, payload = await stream.receive({Kind.DATA: size}, exact=True, timeout_s=longest_s)
                 payloads.append(payload)
         return reduction, payloads
 
@@ -141,7 +140,7 @@ class Auditor:
         width = DIGEST_BYTES + REDUCED_SEAL_BYTES
         try:
             async with self._asking(remote, AuditRequest(what="signed", of=sitting.id.hex())) as stream:
-                body = await _answer(stream, Kind.DATA, len(sitting.members) * width)
+                body = await self._answer(stream, Kind.DATA, len(sitting.members) * width)
         except (StreamClosedError, ProtocolError) as error:
             log.info("%s does not show the results that it received: %s", remote, in_words(error))
             return None
@@ -166,7 +165,7 @@ class Auditor:
         """
         try:
             async with self._asking(remote, AuditRequest(what="joins", of=group, round=round)) as stream:
-                roster = parse_json(RosterMessage, await _answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
+                roster = parse_json(RosterMessage, await self._answer(stream, Kind.ROSTER, MAX_MESSAGE_BYTES))
         except (StreamClosedError, ProtocolError) as error:
             log.info("%s does not show its joins: %s", remote, in_words(error))
             return None
@@ -183,12 +182,14 @@ class Auditor:
         raise NoEvidenceError(f"{remote} shows no conflicting joins")
 
     def _asking(self, remote: str, request: AuditRequest) -> AbstractAsyncContextManager[FrameStream]:
-        return open_request(self._node, remote, self._name, "audit", request, timeout_s=ASK_TIMEOUT_S)
+        return open_request(
+            self._node, remote, self._name, "audit", request, timeout_s=self._node.timing.audit_ask_s
+        )
 
-
-async def _answer(stream: FrameStream, wanted: Kind, limit: int) -> bytes:
-    """The body that was asked for; raises StreamClosedError when the other end does not show it."""
-    kind, body = await stream.receive({wanted: limit, Kind.BUSY: 0, Kind.END: 0}, timeout_s=ASK_TIMEOUT_S)
-    if kind is not wanted:
-        raise StreamClosedError(stream.remote, "is busy" if kind is Kind.BUSY else "does not have it any more")
-    return body
+    async def _answer(self, stream: FrameStream, wanted: Kind, limit: int) -> bytes:
+        """The body that was asked for; raises StreamClosedError when the other end does not show it."""
+        limits = {wanted: limit, Kind.BUSY: 0, Kind.END: 0}
+        kind, body = await stream.receive(limits, timeout_s=self._node.timing.audit_ask_s)
+        if kind is not wanted:
+            raise StreamClosedError(stream.remote, "is busy" if kind is Kind.BUSY else "does not have it any more")
+        return body

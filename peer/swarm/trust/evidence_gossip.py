@@ -23,8 +23,6 @@ from peer.swarm.trust.strikes import StrikeCounter
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
 log = logging.getLogger(__name__)
-OFFER_TIMEOUT_S = 60.0
-ANSWER_TIMEOUT_S = 10.0
 HEARD_AT_ONCE = 2
 OFFERS_A_MINUTE = 6  # of one peer
 TOLD_AT_MOST = 32  # peers to which one peer offers the evidence against one offender; each forwards it
@@ -39,7 +37,6 @@ class EvidenceGossip:
         bans: the peers that are banned already.
         strikes: refuses offers of some peers, and counts offers that prove nothing.
         on_found: called with evidence that another peer offered and that this peer has verified.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -49,14 +46,13 @@ class EvidenceGossip:
         bans: BanList,
         strikes: StrikeCounter,
         on_found: Callable[[Conviction, str], None],
-        clock: Callable[[], float],
     ) -> None:
         self._node, self._judge, self._bans = node, judge, bans
         self._strikes, self._on_found = strikes, on_found
         self._name = f"atoll/{judge.run_id[:16]}/evidence"
         self._told: BoundedMap[tuple[str, str], None] = BoundedMap(REMEMBERED)
         self._hearing = Admission(HEARD_AT_ONCE, per_peer=1)
-        self._offers: ExpiringMap[str, int] = ExpiringMap(clock, 60.0)
+        self._offers: ExpiringMap[str, int] = ExpiringMap(node.clock, node.timing.offers_window_s)
 
     async def start(self) -> None:
         await self._node.serve(self._name, "audit", self._on_stream)
@@ -84,7 +80,7 @@ class EvidenceGossip:
         try:
             stream = await self._node.open(peer_id, self._name, "audit")
             try:
-                async with stream.within(OFFER_TIMEOUT_S, "did not hear the evidence"):
+                async with stream.within(self._node.timing.offer_timeout_s, "did not hear the evidence"):
                     return await self._hand_over(stream, culprit)
             finally:
                 stream.close()
@@ -118,8 +114,9 @@ class EvidenceGossip:
         if self._strikes.refuses(remote) or not self._within_rate(remote):
             return Kind.BUSY
         try:
-            _, body = await stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}, timeout_s=ANSWER_TIMEOUT_S)
-            async with stream.within(OFFER_TIMEOUT_S, "did not show the evidence"):
+            longest_s = self._node.timing.evidence_answer_s
+            _, body = await stream.receive({Kind.EVIDENCE: MAX_EVIDENCE_BYTES}, timeout_s=longest_s)
+            async with stream.within(self._node.timing.offer_timeout_s, "did not show the evidence"):
                 await self._hear(stream, parse_json(Evidence, body))
         except ElsewhereError as error:  # offered again later: this peer may reach that lineage
             log.info("%s offers evidence that this peer cannot judge: %s", remote, error)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -64,7 +63,6 @@ class Guard:
         host: is told of bans, and names the live peers.
         priority: rounds go first.
         rng: secret, so that no other peer can predict its draws.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -75,13 +73,12 @@ class Guard:
         host: GuardHost,
         priority: RoundPriority | None = None,
         rng: random.Random | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._judge, self._host = node, judge, host
-        self.bans, self.strikes = BanList(folder), StrikeCounter(clock)
-        self._audit_server = AuditServer(node, judge.run_id, priority or RoundPriority())
+        self.bans, self.strikes = BanList(folder), StrikeCounter(node.timing, node.clock)
+        self._audit_server = AuditServer(node, judge.run_id, priority or RoundPriority(node.timing, node.clock))
         self._auditor = Auditor(node, judge, rng or random.SystemRandom())
-        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer, clock)
+        self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer)
         self._members: tuple[str, ...] = ()
         self._auditing: asyncio.Task[None] | None = None
         self._banning = asyncio.Lock()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.swarm.runtime.expiring import BoundedMap
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 STRIKES = 3
-FIRST_REFUSAL_S = 60.0
-LONGEST_REFUSAL_S = 3600.0
 MAX_REMEMBERED = 1024
 
 
@@ -27,11 +26,12 @@ class StrikeCounter:
     """Counts what this peer observed itself; claims of third parties about a peer are not counted.
 
     Args:
-        clock: monotonic seconds.
+        timing: every duration of this peer.
+        clock: as `Node.clock`.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, timing: Timing, clock: Clock) -> None:
+        self._timing, self._clock = timing, clock
         self._pasts: BoundedMap[str, _Past] = BoundedMap(MAX_REMEMBERED)
 
     def saw(self, peer_id: str, what: str) -> None:
@@ -62,7 +62,7 @@ class StrikeCounter:
         return past is not None and past.until > self._clock()
 
     def _refuse(self, peer_id: str, past: _Past) -> None:
-        seconds = min(LONGEST_REFUSAL_S, FIRST_REFUSAL_S * 2.0**past.refusals)
+        seconds = min(self._timing.longest_refusal_s, self._timing.first_refusal_s * 2.0**past.refusals)
         past.refusals += 1
         past.until = self._clock() + seconds
         log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)

@@ -10,14 +10,15 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from peer.errors import ProtocolError
 from peer.outer.state import outer_state as state_module
-from peer.swarm.catchup import chunk_download
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state import snapshot_file
 from tests.network.chaos.report import added
 from tests.swarm.donor import Joiner, ScriptedDonor
@@ -40,11 +41,8 @@ WHOLE_LIES = ("digests", "state", "meta", "chain", "updates")
 
 @contextmanager
 def small_chunks() -> Iterator[None]:
-    """Chunks of 1024 elements, so that a small state has many; slow donors are given up soon."""
-    settings = [
-        (state_module, "CHUNK", CHUNK), (snapshot_file, "CHUNK", CHUNK),
-        (chunk_download, "WATCH_PERIOD_S", 0.01), (chunk_download, "SLOW_FLOOR_S", 0.2),
-    ]  # fmt: skip
+    """Chunks of 1024 elements, so that a small state has many."""
+    settings = [(state_module, "CHUNK", CHUNK), (snapshot_file, "CHUNK", CHUNK)]
     before = [(module, name, getattr(module, name)) for module, name, _ in settings]
     try:
         for module, name, value in settings:
@@ -70,7 +68,7 @@ class Trial:
 
     async def __call__(self) -> dict[str, Any]:
         """-> counts of this trial."""
-        network = MemoryNetwork()
+        network = MemoryNetwork(replace(STANDARD, watch_period_s=0.01, slow_floor_s=0.2))  # slow ones are left soon
         try:
             nodes = map(network.node, self._run.identities)
             donors = [await ScriptedDonor(node, self._run).start() for node in nodes]

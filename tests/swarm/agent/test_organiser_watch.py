@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from peer.swarm.agent import organiser_watch
 from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.catchup.history_server import history_name
 
@@ -15,8 +14,8 @@ async def served(stream):
     await stream.closed()
 
 
-async def test_only_a_bootstrap_that_is_up_and_serves_another_run_is_told_of(network, monkeypatch):
-    monkeypatch.setattr(organiser_watch, "PERIOD_S", 0.01)
+async def test_only_a_bootstrap_that_is_up_and_serves_another_run_is_told_of(network):
+    network.retime(organiser_period_s=0.01)
     member, bootstrap = network.node(), network.node()
     connected, looks = set(), asyncio.Queue()
 

@@ -14,6 +14,7 @@ from peer.swarm.catchup import chunk_download
 from peer.swarm.catchup.chunk_download import DonorStream, much_slower
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.donor import CHUNKS, assert_same, committed_run, flip, newcomer, scripted_donors
 from tests.swarm.gathering import until
 
@@ -142,9 +143,9 @@ async def test_a_donor_without_the_snapshot_is_passed_over(run, donors, joiner):
     assert joiner.liars == {}
 
 
-async def test_a_donor_that_hangs_gives_its_chunks_away(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunk_download, "WATCH_PERIOD_S", 0.01)
-    monkeypatch.setattr(chunk_download, "SLOW_FLOOR_S", 0.05)
+async def test_a_donor_that_hangs_gives_its_chunks_away(network, run, donors, joiner):
+    network.retime(watch_period_s=0.01)
+    network.retime(slow_floor_s=0.05)
     donors[1].pieces = [asyncio.Event().wait] * CHUNKS
     how = await joiner.catch_up(*donors)
     assert_same(joiner, run)
@@ -153,9 +154,9 @@ async def test_a_donor_that_hangs_gives_its_chunks_away(run, donors, joiner, mon
     assert joiner.liars == {}
 
 
-async def test_a_line_that_stands_makes_nobody_a_slow_donor(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunk_download, "SLOW_FLOOR_S", 0.1)
-    monkeypatch.setattr(chunk_download, "WATCH_PERIOD_S", 0.005)
+async def test_a_line_that_stands_makes_nobody_a_slow_donor(network, run, donors, joiner, monkeypatch):
+    network.retime(slow_floor_s=0.1)
+    network.retime(watch_period_s=0.005)
     looks, together, on = [], asyncio.Event(), asyncio.Event()
 
     def look(*arguments):
@@ -185,8 +186,8 @@ async def test_a_line_that_stands_makes_nobody_a_slow_donor(run, donors, joiner,
     assert set(how.chunks) == {donor.peer_id for donor in donors}
 
 
-async def test_busy_donors_are_left_to_others_and_asked_again(run, donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunk_download, "BUSY_RETRY_S", 0.001)
+async def test_busy_donors_are_left_to_others_and_asked_again(network, run, donors, joiner):
+    network.retime(busy_retry_s=0.001)
     alone = donors[0]
     free = asyncio.Event()
 
@@ -214,8 +215,8 @@ async def test_one_busy_donor_leaves_all_to_the_other(run, donors, joiner):
     assert how.chunks == {donors[1].peer_id: CHUNKS}
 
 
-async def test_nobody_waits_for_busy_donors_for_ever(donors, joiner, monkeypatch):
-    monkeypatch.setattr(chunk_download, "BUSY_PATIENCE_S", 0.0)
+async def test_nobody_waits_for_busy_donors_for_ever(network, donors, joiner):
+    network.retime(busy_patience_s=0.0)
     donors[0].pieces = [Kind.BUSY] * CHUNKS
     await joiner.refuses(donors[0], StreamClosedError, "has been busy for 0 s")
 
@@ -318,4 +319,4 @@ SLOW = {  # the lane that is judged, the others, now, idle, is it much slower
 @pytest.mark.parametrize("case", SLOW)
 def test_who_is_much_slower(case):
     judged, others, now, idle, expected = SLOW[case]
-    assert much_slower(judged, [judged, *others], now, idle) is expected
+    assert much_slower(judged, [judged, *others], now, idle, STANDARD.slow_floor_s) is expected

@@ -12,7 +12,6 @@ from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind
-from peer.swarm.catchup import history_client
 from peer.swarm.catchup.donors import LocalState, ahead
 from peer.swarm.catchup.history_client import CatchUpError, NotHeavierError
 from peer.swarm.catchup.history_server import history_name
@@ -221,8 +220,8 @@ async def test_other_damaged_snapshots(donor, joiner, damage):
     await joiner.refuses(donor, ProtocolError, DAMAGE[damage])
 
 
-async def test_a_silent_donor_is_given_up(donor, joiner, monkeypatch, network):
-    monkeypatch.setattr(history_client, "FRAME_TIMEOUT_S", 0.05)
+async def test_a_silent_donor_is_given_up(donor, joiner, network):
+    network.retime(frame_timeout_s=0.05)
 
     async def silence(stream):
         await stream.receive({Kind.REQUEST: 1000})
@@ -234,11 +233,11 @@ async def test_a_silent_donor_is_given_up(donor, joiner, monkeypatch, network):
     await joiner.refuses(donor, StreamClosedError, "cannot be reached")
 
 
-async def test_a_donor_that_is_writing_its_snapshot_is_waited_for_but_not_for_ever(run, donor, joiner, monkeypatch):
+async def test_a_donor_that_is_writing_its_snapshot_is_waited_for_but_not_for_ever(network, run, donor, joiner):
     joiner.valid, donor.writing = False, 3
     assert (await joiner.catch_up(donor)).snapshot_round == run.state.round
     assert_same(joiner, run)
-    monkeypatch.setattr(history_client, "WRITING_S", -1.0)
+    network.retime(writing_s=-1.0)
     with pytest.raises(StreamClosedError, match="has been writing its snapshot for -1 s"):
         await joiner.catch_up(donor)
 

@@ -9,7 +9,7 @@ from peer.outer.state.outer_state import CHUNK
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup import chunk_download, history_server
+from peer.swarm.catchup import history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
@@ -99,8 +99,8 @@ async def test_requests_for_other_runs_and_garbage_are_dropped(serve, network, c
     assert "malformed HistoryRequest" in caplog.text
 
 
-async def test_a_client_that_asks_nothing_is_dropped(serve, network, monkeypatch):
-    monkeypatch.setattr(history_server, "REQUEST_TIMEOUT_S", 0.05)
+async def test_a_client_that_asks_nothing_is_dropped(serve, network):
+    network.retime(first_frame_s=0.05)
     _, server = await serve()
     stream = await network.node().open(server.peer_id, history_name(RUN), "history")
     await asyncio.wait_for(stream.closed(), 5.0)
@@ -109,7 +109,7 @@ async def test_a_client_that_asks_nothing_is_dropped(serve, network, monkeypatch
 async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve, network, tmp_path, monkeypatch):
     monkeypatch.setattr(history_server, "SERVED_AT_ONCE", 2)
     monkeypatch.setattr(history_server, "CHUNK_STREAMS", 2)
-    monkeypatch.setattr(chunk_download, "BUSY_RETRY_S", 0.01)
+    network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)  # a chunk is more than the buffers of a stream hold
     joiners = [Joiner(network, tmp_path / str(number), numel=CHUNK) for number in range(3)]
     for joiner in joiners:
@@ -142,7 +142,7 @@ async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
 
 
 async def test_who_waits_for_a_snapshot_that_is_being_written_hears_so(serve, network, monkeypatch):
-    monkeypatch.setattr(history_server, "BUSY_EVERY_S", 0.001)
+    network.retime(busy_period_s=0.001)
     written, offer = asyncio.Event(), SnapshotCache.offer
 
     async def slowly(*arguments):
@@ -235,8 +235,8 @@ async def test_the_snapshot_of_another_state_is_not_here(serve, network):
 
 async def test_clients_that_do_not_read_lose_their_place(serve, network, tmp_path, monkeypatch):
     monkeypatch.setattr(history_server, "CHUNK_STREAMS", 1)
-    monkeypatch.setattr(history_server, "SEND_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(chunk_download, "BUSY_RETRY_S", 0.01)
+    network.retime(frame_timeout_s=0.2)
+    network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)
     lazy = await ask(network.node(), server, what="chunks", digest=run.state.lineage_id, indexes=(0, 1))
     assert (await lazy.receive_header(LIMITS))[0] is Kind.DATA

@@ -11,11 +11,10 @@ import pytest
 from peer.link.messages import Anchor, RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
-from peer.swarm.catchup.history_client import FRAME_TIMEOUT_S
 from peer.swarm.catchup.history_server import history_name
-from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S, find_continuation
-from peer.swarm.lineage import retry as retry_module
+from peer.swarm.catchup.late_commits import find_continuation
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.donor import ScriptedDonor, two_donors
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -59,7 +58,7 @@ async def test_nobody_waits_for_the_answer_of_whom_the_round_failed_through(netw
         instead="retry", members=(run.identities[0].peer_id, sleeping.peer_id, donor.peer_id),
         culprit=sleeping.peer_id,
     )  # fmt: skip
-    await asyncio.wait_for(rounds._retry.of(record), ASK_TIMEOUT_S / 2)
+    await asyncio.wait_for(rounds._retry.of(record), STANDARD.ask_timeout_s / 2)
     assert donor.asked == ["chain"]
     assert [type(message).__name__ for message in told] == ["WantSnapshot"]
     called.clear()
@@ -78,7 +77,7 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
     liar = network.node(run.identities[1])
 
     async def knows_nothing(stream):
-        await stream.finish()
+        await stream.finish(5.0)
 
     await liar.serve(history_name(RUN), "history", knows_nothing)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
@@ -91,9 +90,9 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
     assert rounds._fork_choice.donors()[0] == committed.peer_id
 
 
-async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, tmp_path, monkeypatch):
+async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, tmp_path):
     """Else it sends what the others have committed with its vote once more."""
-    monkeypatch.setattr(retry_module, "RECHECK_S", 0.01)
+    network.retime(recheck_s=0.01)
     run, told = Run(tmp_path / "others"), []
     run.commit(1)
     donor = ScriptedDonor(network.node(run.identities[-1]), run)
@@ -113,9 +112,9 @@ async def test_who_wakes_without_a_network_asks_until_somebody_answers(network, 
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-async def test_nobody_asks_for_ever_what_became_of_a_round(network, tmp_path, monkeypatch, fresh):
-    monkeypatch.setattr(retry_module, "RECHECK_S", 0.01)
-    monkeypatch.setattr(retry_module, "UNHEARD_S", 0.1)
+async def test_nobody_asks_for_ever_what_became_of_a_round(network, tmp_path, fresh):
+    network.retime(recheck_s=0.01)
+    network.retime(unheard_s=0.1)
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._retry._directory.fresh = fresh
@@ -162,9 +161,10 @@ async def test_whether_a_round_went_on_is_known_as_soon_as_one_says_so(network, 
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     following = rounds._fork_choice
     asked = find_continuation(
-        following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1)
+        following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1),
+        STANDARD.ask_timeout_s,
     )
-    found = await asyncio.wait_for(asked, ASK_TIMEOUT_S / 2)
+    found = await asyncio.wait_for(asked, STANDARD.ask_timeout_s / 2)
     assert found is not None
     assert (found[0], found[2]) == (donor.peer_id, run.state.lineage_id)
     assert called.is_set()
@@ -177,7 +177,7 @@ async def test_a_donor_that_sleeps_holds_nobody_up(network, tmp_path):
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     for each in (sleeping, donor):
         rounds._fork_choice.nudge(each.peer_id, run.history.weight, run.state.lineage_id)
-    assert await asyncio.wait_for(rounds._fork_choice.catch_up(), FRAME_TIMEOUT_S / 2)
+    assert await asyncio.wait_for(rounds._fork_choice.catch_up(), STANDARD.frame_timeout_s / 2)
     assert called.is_set()  # it was asked first
     assert rounds.store.state.digest() == run.state.digest()
     (caught_up,) = [message.record for message in told if isinstance(message, RoundEnded)]

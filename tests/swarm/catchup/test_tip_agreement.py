@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,12 @@ from peer.outer.record import RoundRecord
 from peer.protocol.identity import Identity
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import HistoryRequest, Kind
-from peer.swarm.catchup import history_client, tip_agreement
 from peer.swarm.catchup.history_client import CatchUpError
 from peer.swarm.catchup.history_server import HistoryServer, history_name
 from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, donors_matching_quorum, members_of, most_named
-from peer.swarm.lineage import round_loop as rounds_module
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state.snapshot_cache import SnapshotCache
+from peer.system.clock import boot_clock
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.played import rounds_at_genesis
 from tests.swarm.runs import RUN, Run
@@ -98,8 +99,8 @@ async def test_a_state_that_members_did_not_carry_on_is_replaced(network, run, j
 
 
 @pytest.mark.parametrize("silence", ["says nothing", "has no such state", "says too little", "cannot be reached"])
-async def test_who_does_not_say_holds_nobody_up_for_long(network, run, joiner, monkeypatch, silence):
-    monkeypatch.setattr(history_client, "PATIENCE_S", 0.5)
+async def test_who_does_not_say_holds_nobody_up_for_long(network, run, joiner, silence):
+    network.retime(state_patience_s=0.5)
     donor, other = await members(network, run, 2)
     await answers(other, silence)
     if silence == "cannot be reached":
@@ -122,9 +123,9 @@ async def answers(donor, silence):
     await donor.node.serve(history_name(RUN), "history", answer)
 
 
-async def test_who_answers_at_once_does_not_outvote_those_that_need_a_moment(network, run, joiner, monkeypatch):
+async def test_who_answers_at_once_does_not_outvote_those_that_need_a_moment(network, run, joiner):
     """They are about to apply the round, or hash what it led to."""
-    monkeypatch.setattr(tip_agreement, "AGAIN_S", 0.02)
+    network.retime(state_recheck_s=0.02)
     liar, *honest = await members(network, run, 4)
     liar.poison()
     asked = dict.fromkeys((donor.peer_id for donor in honest), 0)
@@ -168,8 +169,7 @@ def test_two_thirds_or_all_who_answer_decide(run, said, named, of_first, of_seco
             assert isinstance(caught.value, UndecidedError) is (outcome == "undecided")
 
 
-async def test_two_thirds_are_enough_and_the_rest_have_a_moment_more(run, monkeypatch):
-    monkeypatch.setattr(tip_agreement, "GRACE_S", 0.05)
+async def test_two_thirds_are_enough_and_the_rest_have_a_moment_more(run):
     link, ids = run.history.chain[-1].link, [identity.peer_id for identity in run.identities]
 
     async def ask(peer_id, _):
@@ -177,7 +177,8 @@ async def test_two_thirds_are_enough_and_the_rest_have_a_moment_more(run, monkey
             return "a" * 64
         await asyncio.Event().wait()
 
-    asking = ask_all(ask, link, ids, 60.0, {ids[3]: "a" * 64})
+    timing = replace(STANDARD, quorum_grace_s=0.05)
+    asking = ask_all(ask, link, ids, 60.0, {ids[3]: "a" * 64}, timing=timing, clock=boot_clock)
     assert await asyncio.wait_for(asking, 5.0) == dict.fromkeys((ids[3], *ids[:2]), "a" * 64)
     assert members_of(link, ["nobody", *ids[:2]]) == ids[:2]
 
@@ -270,7 +271,7 @@ async def test_one_members_word_topples_nobody(network, run, tmp_path, caplog):
 
 
 async def test_a_peer_without_a_valid_state_makes_no_round(network, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(rounds_module, "RECHECK_S", 0.0)
+    network.retime(recheck_s=0.0)
     rounds, began = rounds_at_genesis(network, tmp_path, run, []), []
 
     async def one_round(due):

@@ -102,7 +102,7 @@ async def test_who_sends_nonsense_is_named_and_the_round_made_alone(network, tmp
 async def test_who_stops_half_way_is_waited_for_no_longer_than_the_round_may_take(network, tmp_path, frames):
     """Three frames are all there are: then it only never says that it holds everything."""
     puppet, victim = await pair(network, tmp_path)
-    victim.rounds._budget = DeadlineEstimator(0.5)
+    victim.rounds._budget = DeadlineEstimator(0.5, 10.0)
     round = asyncio.ensure_future(victim.round())
     await puppet.speak(1, *puppet.honest()[:frames])
     record = await round

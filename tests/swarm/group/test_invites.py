@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
-from peer.swarm.group.regrouping import FIRST_WAIT_S, LONGEST_WAIT_S, RegroupPolicy
+from peer.swarm.group.regrouping import RegroupPolicy
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN
 
@@ -23,9 +24,9 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
     members = frozenset({first.peer_id, second.peer_id})
     matchmaker = second.matchmaker
     second.itself.members = members
-    matchmaker._regrouping = RegroupPolicy(clock)
+    matchmaker._regrouping = RegroupPolicy(STANDARD, clock)
     answers = []
-    for wait_s in (0.0, 0.0, FIRST_WAIT_S):
+    for wait_s in (0.0, 0.0, STANDARD.first_regroup_wait_s):
         clock.now += wait_s
         stream = await third.node.open(second.peer_id, f"atoll/{RUN[:16]}/invite", "round")
         await stream.send_message(
@@ -37,7 +38,7 @@ async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_do
         matchmaker._regrouping.missed([third.peer_id])
         stream.close()
     assert answers == [(True, True), (True, True), (False, False)]
-    assert LONGEST_WAIT_S > FIRST_WAIT_S
+    assert STANDARD.longest_regroup_wait_s > STANDARD.first_regroup_wait_s
 
 
 async def test_where_peers_call_for_rounds_whoever_invites_is_answered_and_else_the_leader_alone(network):

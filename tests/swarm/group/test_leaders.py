@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import Kind, RejectMessage, StatusMessage
-from peer.swarm.group import follower, lobby
-from peer.swarm.group import invites as invites_module
+from peer.swarm.group import follower
 from peer.swarm.net.stream import StreamClosedError, StreamTimeoutError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.system.clock import boot_clock
 from tests.swarm.gathering import INVITE_NAME, JOIN_NAME, NEXT, PARENT, gather, join_of, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -40,9 +39,9 @@ async def test_nobody_waits_at_a_leader_that_sleeps(network, since):
     for_ever.set()
 
 
-async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(network, monkeypatch):
-    monkeypatch.setattr(lobby, "AWAKE_EVERY_S", 0.05)
-    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.5)
+async def test_a_leader_that_waits_says_that_it_is_awake_until_it_has_a_group(network):
+    network.retime(awake_period_s=0.05)
+    network.retime(probe_timeout_s=0.5)
     leader, member = await gather(network, 2)
     following = asyncio.ensure_future(member.match())
     await until(lambda: member.peer_id in leader.matchmaker._lobby)
@@ -72,7 +71,7 @@ async def test_a_leader_that_is_named_is_believed_level_only_by_who_is(network, 
     first, second, third = await gather(network, 3)
     third.directory.peers[first.peer_id] = first.record(lineage_id="c" * 64)  # as the directory has heard before
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT if level else NEXT)
-    await third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic())
+    await third.matchmaker._follower._heed(reject, second.peer_id, boot_clock())
     assert (first.peer_id == third.matchmaker.membership.leader()) == level
 
 
@@ -86,7 +85,7 @@ async def test_nobody_waits_for_the_directory_to_follow_a_leader_that_it_shows(n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic())
+    await third.matchmaker._follower._heed(reject, second.peer_id, boot_clock())
     assert read == []
     assert third.matchmaker.membership.leader() == first.peer_id
 
@@ -102,11 +101,11 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
 
     third.directory.refresh = refresh
     reject = RejectMessage(reason="follow", leader=first.peer_id, round=5, lineage_id=PARENT)
-    await asyncio.wait_for(third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic()), 5.0)
+    await asyncio.wait_for(third.matchmaker._follower._heed(reject, second.peer_id, boot_clock()), 5.0)
     assert third.matchmaker.membership.leader() == first.peer_id
     await asyncio.wait_for(reading.wait(), 5.0)  # beside that
     third.matchmaker.membership.avoid(first.peer_id)  # it was not there
-    waiting = asyncio.ensure_future(third.matchmaker._follower._heed(reject, second.peer_id, time.monotonic()))
+    waiting = asyncio.ensure_future(third.matchmaker._follower._heed(reject, second.peer_id, boot_clock()))
     third.matchmaker.membership.company = ()
     await asyncio.wait({waiting}, timeout=0.1)
     assert not waiting.done()
@@ -114,10 +113,10 @@ async def test_a_leader_that_nobody_else_has_spoken_of_is_followed_at_once_but_n
     await asyncio.wait_for(waiting, 5.0)
 
 
-async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(network, monkeypatch):
+async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(network):
     """That one has waited for it before."""
-    monkeypatch.setattr(follower, "SILENT_S", 0.05)
-    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 20.0)
+    network.retime(leader_silent_s=0.05)
+    network.retime(probe_timeout_s=20.0)
     asleep, second, third = await gather(network, 3)
     called, for_ever = asyncio.Event(), asyncio.Event()
 
@@ -135,8 +134,8 @@ async def test_nobody_waits_long_at_a_silent_leader_when_another_one_invites(net
     for_ever.set()
 
 
-async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_is_awake(network, monkeypatch):
-    monkeypatch.setattr(follower, "SILENT_S", 0.05)
+async def test_an_invitation_from_another_calls_nobody_away_from_a_leader_that_is_awake(network):
+    network.retime(leader_silent_s=0.05)
     leader, second, third = await gather(network, 3)
     waiting = asyncio.ensure_future(third.match())
     await until(lambda: third.peer_id in leader.matchmaker._lobby)
@@ -158,7 +157,7 @@ async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(net
         await stream.receive({Kind.JOIN: 4096})
         reject = RejectMessage(reason="follow", leader=second.peer_id, round=5, lineage_id=PARENT)
         await stream.send_message(Kind.REJECT, reject)
-        await stream.finish()
+        await stream.finish(5.0)
 
     await first.node.serve(JOIN_NAME, "round", sends_away)
     first.training = False
@@ -190,10 +189,10 @@ async def test_a_leader_whose_window_ended_at_another_one_waits_for_who_is_on_it
 
 @pytest.mark.parametrize("gone", ["asleep", "dead"])
 async def test_who_wakes_where_the_leader_is_gone_looks_around_before_it_waits_for_anybody_else(
-    network, monkeypatch, gone
+    network, gone
 ):
     """The others have gone on meanwhile: it would lead whoever sleeps as well."""
-    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.1)
+    network.retime(probe_timeout_s=0.1)
     asleep, member = await gather(network, 2)
     for_ever = asyncio.Event()
 
@@ -219,27 +218,25 @@ async def test_who_is_sent_to_another_leader_goes_there_whatever_it_has_heard_of
     assert {len(group.members) for group in groups} == {3}
 
 
-async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader(monkeypatch):
+async def test_a_member_whose_own_machine_slept_waits_on_for_its_leader():
     """Its timer is overdue as it wakes, and what the leader has sent meanwhile is not read yet."""
-    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.1)
-    said, loop = asyncio.Event(), asyncio.get_running_loop()
+    said, slept_s = asyncio.Event(), 0.0
 
     async def receive(_):
         await said.wait()
         return Kind.STATUS, b""
 
     stream = SimpleNamespace(receive=receive, remote="leader")
-    waiting = asyncio.ensure_future(follower._frame(stream, {}))
+    waiting = asyncio.ensure_future(follower._frame(stream, {}, 0.1, lambda: boot_clock() + slept_s))
     await asyncio.sleep(0)
-    slept_s, time_of = 100.0, loop.time
-    monkeypatch.setattr(loop, "time", lambda: time_of() + slept_s)
-    await asyncio.wait({waiting}, timeout=0.01)
+    slept_s = 100.0
+    await asyncio.wait({waiting}, timeout=0.15)
     assert not waiting.done()
     said.set()
     assert await waiting == (Kind.STATUS, b"")
     said.clear()
     with pytest.raises(StreamTimeoutError, match="sent nothing for"):
-        await follower._frame(stream, {})
+        await follower._frame(stream, {}, 0.1, boot_clock)
 
 
 async def test_nobody_listens_for_ever_to_a_leader_that_is_awake(network):
@@ -265,9 +262,9 @@ async def test_a_member_follows_to_a_leader_that_it_had_not_heard_of(network):
 
 
 @pytest.mark.parametrize("due", [True, False])
-async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there(network, monkeypatch, due):
+async def test_whoever_sits_at_a_peer_that_hears_of_another_leader_is_sent_there(network, due):
     """The window is 30 s: it would wait there for as long, and the others at their leader for it."""
-    monkeypatch.setattr(lobby, "AWAKE_EVERY_S", 60.0 if due else 0.05)
+    network.retime(awake_period_s=60.0 if due else 0.05)
     first, second, third = await gather(network, 3)
     unheard = [each.directory.peers.pop(first.peer_id) for each in (second, third)]
     waiting = asyncio.ensure_future(third.match())

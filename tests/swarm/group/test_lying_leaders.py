@@ -13,12 +13,12 @@ from peer.outer.round import Due, RoundAborted
 from peer.protocol.identity import Identity
 from peer.protocol.records import dump_json, seal
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, Kind, RejectMessage, StatusMessage
-from peer.swarm.group import follower, membership
-from peer.swarm.group import invites as invites_module
-from peer.swarm.group import leader as leader_module
+from peer.swarm.group import follower
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
+from peer.system.clock import boot_clock
 from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, rank, together
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -33,7 +33,7 @@ async def liars_and_honest(network, answer, count=3, **settings):
         with contextlib.suppress(StreamClosedError):
             await stream.receive({Kind.JOIN: 4096})
             await answer(stream, liar)
-            await stream.finish()
+            await stream.finish(5.0)
 
     await liar.node.serve(JOIN_NAME, "round", on_join)
     return liar, honest
@@ -47,8 +47,8 @@ def outranking(peer_id):
 
 
 @pytest.mark.parametrize("named", ["nobody", "somebody made up", "no peer id"])
-async def test_who_sends_everybody_away_is_passed_over(network, monkeypatch, named):
-    monkeypatch.setattr(follower, "ASKED_S", 0.2)
+async def test_who_sends_everybody_away_is_passed_over(network, named):
+    network.retime(sent_away_s=0.2)
     unreachable = iter(f"0OIl{number}" for number in range(10**6))
 
     async def sends_away(stream, liar):
@@ -70,11 +70,11 @@ async def test_who_was_in_a_round_since_is_as_good_as_anybody(network, monkeypat
     monkeypatch.setattr(one._rosters, "_seen", lambda: seen)
     for name in (leader.peer_id, third.peer_id):
         for _ in range(2):
-            one._waste(name, time.monotonic() - follower.WASTED_S - 1.0)
+            one._waste(name, boot_clock() - STANDARD.wasted_s - 1.0)
     assert all(map(one._membership.disbelieves, (leader.peer_id, third.peer_id)))
     assert one._membership.leader() == member.peer_id
     one.begin()
-    assert one._wasted_by(leader.peer_id) > 2 * follower.WASTED_S
+    assert one._wasted_by(leader.peer_id) > 2 * STANDARD.wasted_s
     seen[leader.peer_id] = 1
     one.begin()
     assert one._wasted_by(leader.peer_id) == 0.0
@@ -87,7 +87,7 @@ async def test_leaders_that_waste_time_are_not_remembered_without_end(network, m
     (member,) = await gather(network, 1)
     one = member.matchmaker._follower
     for number in range(10):
-        one._waste(f"leader {number}", time.monotonic())
+        one._waste(f"leader {number}", boot_clock())
     assert list(one._wasted) == ["leader 7", "leader 8", "leader 9"]
 
 
@@ -107,12 +107,12 @@ async def test_who_talks_nonsense_is_not_followed_again(network, kind):
 
 
 @pytest.mark.parametrize("then", ["goes on", "hangs up", "is excluded", "is silent", "names one that is gone"])
-async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes_to_wait(network, monkeypatch, then):
+async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes_to_wait(network, then):
     """Members come at different times, and wait there again, while others wait for them elsewhere."""
-    monkeypatch.setattr(leader_module, "SOLO_PATIENCE_S", 0.2)
-    monkeypatch.setattr(invites_module, "PROBE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(follower, "WASTED_S", 0.4)
-    monkeypatch.setattr(membership, "GONE_FOR_S", 0.3)
+    network.retime(solo_patience_s=0.2)
+    network.retime(probe_timeout_s=0.2)
+    network.retime(wasted_s=0.4)
+    network.retime(gone_for_s=0.3)
 
     async def hold(stream, liar):
         message = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=liar.peer_id)
@@ -172,7 +172,7 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
         member.directory.peers = {leader.peer_id: leader.record(), clients[1].peer_id: clients[1].record()}
         waste = member.matchmaker._follower._waste
         for _ in range(2):
-            waste(leader.peer_id, time.monotonic() - follower.WASTED_S - 1.0)
+            waste(leader.peer_id, boot_clock() - STANDARD.wasted_s - 1.0)
         assert member.matchmaker.membership.disbelieves(leader.peer_id) == (number == 0)
 
 

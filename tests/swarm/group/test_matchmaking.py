@@ -7,9 +7,9 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
-from peer.swarm.group.regrouping import LONGEST_WAIT_S
 from peer.swarm.group.roster import roster_key
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import (
     INVITE_NAME,
     NEXT,
@@ -212,10 +212,11 @@ async def test_clients_have_turns(network):
     leader, first, second = await gather(network, 3, clients=(1, 2))
     pair = frozenset((leader.peer_id, first.peer_id))
     now = leader.matchmaker._formed
-    for later, expected in ((LONGEST_WAIT_S - 1.0, []), (LONGEST_WAIT_S + 1.0, [second.peer_id])):
+    longest_s = STANDARD.longest_regroup_wait_s
+    for later, expected in ((longest_s - 1.0, []), (longest_s + 1.0, [second.peer_id])):
         leader.matchmaker._clock = lambda later=later: now + later
         assert leader.matchmaker.newcomers(pair) == expected
-    leader.matchmaker._formed = now + LONGEST_WAIT_S
+    leader.matchmaker._formed = now + longest_s
     assert leader.matchmaker.newcomers(frozenset((leader.peer_id,))) == sorted((first.peer_id, second.peer_id))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
-from peer.swarm.group.membership import KNOCK_S, MAX_KNOCKING, SEEN_EVERY_S
+from peer.swarm.group.membership import MAX_KNOCKING
 from peer.swarm.runtime.expiring import ExpiringMap
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
+from peer.system.clock import boot_clock
 from tests.swarm.gathering import NEXT, PARENT, gather, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -48,7 +49,7 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
     view.avoid(other.peer_id)
     view.knock(other.peer_id)
     assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
-    later = time.monotonic() + SEEN_EVERY_S - 1.0
+    later = boot_clock() + STANDARD.seen_period_s - 1.0
     set_clock(view, lambda: later)
     view.avoid(other.peer_id)
     view.knock(other.peer_id)
@@ -64,7 +65,7 @@ async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved
 
 async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
     one, *_ = await gather(network, 2)
-    view, now = one.matchmaker.membership, time.monotonic()
+    view, now = one.matchmaker.membership, boot_clock()
     set_clock(view, lambda: now)
     view.company = ("companion",)
     for number in range(MAX_KNOCKING):
@@ -73,7 +74,7 @@ async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_stran
     view.expect("companion")
     assert "one more" not in view.expected()
     assert "companion" in view.expected()
-    now += KNOCK_S - 0.1
+    now += STANDARD.knock_s - 0.1
     view.expect("stranger 7")
     now += 0.2
     assert {"stranger 7"} == {peer for peer in view.expected() if peer.startswith("stranger")}

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from peer.swarm.group.regrouping import EXCUSED_EVERY_S, FIRST_WAIT_S, INTERRUPTS_AFTER_S, LONGEST_WAIT_S, RegroupPolicy
+from peer.swarm.group.regrouping import RegroupPolicy
+from peer.swarm.runtime.timing import STANDARD
 
 
 class Clock:
@@ -16,7 +17,7 @@ class Clock:
 
 def test_whoever_does_not_come_is_tried_ever_more_rarely():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     tries = []
     for _ in range(4000):
         if newcomers.among(["x"]):
@@ -24,14 +25,14 @@ def test_whoever_does_not_come_is_tried_ever_more_rarely():
             newcomers.missed(["x"])
         clock.now += 0.25
     waits = [after - before for before, after in itertools.pairwise(tries)]
-    assert waits[0] == FIRST_WAIT_S
-    assert all(after == min(LONGEST_WAIT_S, 2 * before) for before, after in itertools.pairwise(waits))
-    assert waits[-1] == LONGEST_WAIT_S
+    assert waits[0] == STANDARD.first_regroup_wait_s
+    assert all(after == min(STANDARD.longest_regroup_wait_s, 2 * before) for before, after in itertools.pairwise(waits))
+    assert waits[-1] == STANDARD.longest_regroup_wait_s
 
 
 def test_whoever_came_is_a_newcomer_like_any_other_the_next_time():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     newcomers.missed(["x", "y"])
     assert newcomers.among(["z", "y", "x"]) == ["z"]
     newcomers.came(["x"])
@@ -40,26 +41,26 @@ def test_whoever_came_is_a_newcomer_like_any_other_the_next_time():
 
 def test_missing_it_twice_in_one_wait_counts_once():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     newcomers.missed(["x"])
     newcomers.missed(["x"])
-    clock.now += FIRST_WAIT_S
+    clock.now += STANDARD.first_regroup_wait_s
     assert newcomers.among(["x"]) == ["x"]
 
 
 def test_old_entries_are_forgotten():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     for number in range(1000):
         newcomers.missed([f"peer {number}"])
         clock.now += 1.0
-    assert len(newcomers._waits) <= FIRST_WAIT_S + LONGEST_WAIT_S + 1
+    assert len(newcomers._waits) <= STANDARD.first_regroup_wait_s + STANDARD.longest_regroup_wait_s + 1
 
 
 @pytest.mark.parametrize("how", ["knocked", "invited"])
 def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     shown = getattr(newcomers, how)
     tries = 0
     for _ in range(4 * 1000):  # somebody who shows itself without end, and with whom no group ever forms
@@ -67,7 +68,7 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
             tries += 1
             newcomers.missed(["x"])
         clock.now += 0.25
-    quiet = RegroupPolicy(clock)
+    quiet = RegroupPolicy(STANDARD, clock)
     tries_without = 0
     for _ in range(4 * 1000):
         if quiet.among(["x"]):
@@ -80,10 +81,10 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
 
 def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     for _ in range(5):  # it was away for minutes, and group after group has formed without it
         newcomers.missed(["x"])
-        clock.now += FIRST_WAIT_S * 32
+        clock.now += STANDARD.first_regroup_wait_s * 32
     newcomers.missed(["x"])
     for shown in (newcomers.knocked, newcomers.invited):
         assert newcomers.among(["x"]) == []
@@ -98,7 +99,7 @@ def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
 
 
 def test_who_comes_back_sits_and_leaves_has_no_excuse():
-    newcomers = RegroupPolicy(Clock())
+    newcomers = RegroupPolicy(STANDARD, Clock())
     newcomers.knocked("x")
     assert newcomers.sits("x")
     newcomers.left("x")
@@ -108,16 +109,16 @@ def test_who_comes_back_sits_and_leaves_has_no_excuse():
 
 def test_excuses_are_rare_and_forgotten():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     excused = 0
-    for second in range(10 * int(EXCUSED_EVERY_S)):  # it knocks each second, and is never in a group
+    for second in range(10 * int(STANDARD.excuse_period_s)):  # it knocks each second, and is never in a group
         newcomers.knocked("x")
         newcomers._waits.clear()
         newcomers.missed(["x"])
         excused += not newcomers._waits
         newcomers.knocked(f"another {second}")
     assert excused == 1  # the clock has stood still
-    for _ in range(10 * int(EXCUSED_EVERY_S)):
+    for _ in range(10 * int(STANDARD.excuse_period_s)):
         clock.now += 1.0
         newcomers.knocked("x")
         newcomers._waits.clear()
@@ -129,22 +130,22 @@ def test_excuses_are_rare_and_forgotten():
 
 def test_nobody_interrupts_a_group_again_and_again():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     interrupted = []
     for _ in range(400):
         if newcomers.interrupts("x"):
             interrupted.append(clock.now)
         clock.now += 0.25
-    assert interrupted == [100.0 + INTERRUPTS_AFTER_S * turn for turn in range(10)]
+    assert interrupted == [100.0 + STANDARD.interrupt_pause_s * turn for turn in range(10)]
     assert newcomers.interrupts("y")
-    clock.now += INTERRUPTS_AFTER_S
+    clock.now += STANDARD.interrupt_pause_s
     assert newcomers.interrupts("z")
     assert list(newcomers._interrupted) == ["z"]
 
 
 def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
     clock = Clock()
-    newcomers = RegroupPolicy(clock)
+    newcomers = RegroupPolicy(STANDARD, clock)
     for _ in range(5):
         newcomers.missed(["x"])
         assert newcomers.among(["x"]) == []
@@ -155,6 +156,6 @@ def test_who_sits_there_is_taken_in_each_time_unless_it_leaves_its_seat():
         tries += newcomers.sits("y") and bool(newcomers.among(["y"]))
         newcomers.left("y")
         clock.now += 0.25
-    assert 5 <= tries <= 2 + 0.25 * turns / FIRST_WAIT_S / 20
+    assert 5 <= tries <= 2 + 0.25 * turns / STANDARD.first_regroup_wait_s / 20
     newcomers.came(["y"])
     assert newcomers.sits("y")

@@ -9,8 +9,8 @@ import pytest
 
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, StatusMessage
-from peer.swarm.group.regrouping import LONGEST_WAIT_S
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import INVITE_NAME, NEXT, PARENT, RUN, gather, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -31,10 +31,11 @@ async def test_a_standing_group_forms_anew_for_whoever_it_lacks(network):
 async def test_a_full_group_forms_anew_only_now_and_then(network):
     first, second, third = await gather(network, 3, high=2)
     now = first.matchmaker._formed
-    for later, expected in ((LONGEST_WAIT_S - 1.0, []), (LONGEST_WAIT_S + 1.0, [third.peer_id])):
+    longest_s = STANDARD.longest_regroup_wait_s
+    for later, expected in ((longest_s - 1.0, []), (longest_s + 1.0, [third.peer_id])):
         first.matchmaker._clock = lambda later=later: now + later
         assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == expected
-    first.matchmaker._formed = now + LONGEST_WAIT_S
+    first.matchmaker._formed = now + longest_s
     assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == []
     assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from peer.swarm.group import return_notice
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.gathering import INVITE_NAME, NEXT, gather, names, together, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -63,9 +63,9 @@ async def test_who_is_in_a_group_says_no_more_that_it_is_back(network):
     await until(lambda: not others[0].matchmaker._invites._inviters)
 
 
-async def test_it_is_not_said_for_ever(network, monkeypatch):
+async def test_it_is_not_said_for_ever(network):
     """Whoever has an invitation from another waits only half as long for its leader to speak."""
-    monkeypatch.setattr(return_notice, "INVITED_S", 0.05)
+    network.retime(refresh_period_s=0.05 / 3)
     one, others = await returned(network, 3, 2)
     one.matchmaker.caught_up()
     await until(lambda: all(other.matchmaker._invites._inviters for other in others))
@@ -92,10 +92,10 @@ async def test_it_is_said_now_and_then_and_not_where_it_would_call_for_a_round(n
     matchmaker._returning._clock = lambda: now[0]
     matchmaker.caught_up()
     (first,) = matchmaker._returning._saying
-    now[0] += 0.9 * return_notice.RETURN_EVERY_S
+    now[0] += 0.9 * STANDARD.return_period_s
     matchmaker.caught_up()
     assert matchmaker._returning._saying == (first,)
-    now[0] += 0.2 * return_notice.RETURN_EVERY_S
+    now[0] += 0.2 * STANDARD.return_period_s
     one.itself.called = True
     matchmaker.caught_up()
     assert matchmaker._returning._saying == (first,)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +12,12 @@ from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
-from peer.swarm.lineage import retry as retry_module
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state.chain import ChainStore
 from tests.swarm.gathering import PARENT, gather
 from tests.swarm.runs import RUN, make_state
@@ -47,9 +46,11 @@ async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
     assert ended == [("this peer leaves", True)]
 
 
-async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network, monkeypatch):
+async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network):
+    now = 100.0
+    network.clock = lambda: now
     leader, liar = await gather(network, 2)
-    monkeypatch.setattr(retry_module, "RECHECK_S", 0.0)
+    network.retime(recheck_s=0.0)
 
     async def nobody_shows_it():
         return False
@@ -59,15 +60,15 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
 
     directory = SimpleNamespace(refresh=refresh)
     following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
-    after = RetryPolicy(leader.peer_id, directory, leader.matchmaker, following, None, None, random.Random(1))
+    after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, None, random.Random(1))
     membership = leader.matchmaker.membership
     assert membership.expected() == [liar.peer_id]
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
     await after.of(record)
     assert membership.expected() == []
-    monkeypatch.setattr(membership._disbelieved, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S - 1.0)
+    now += STANDARD.unproven_s - 1.0
     assert membership.expected() == []
-    monkeypatch.setattr(membership._disbelieved, "_clock", lambda: time.monotonic() + retry_module.UNPROVEN_S)
+    now += 1.0
     assert membership.expected() == [liar.peer_id]
 
 
@@ -104,13 +105,13 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     assert asked == ["donor"]
 
 
-async def test_however_often_rounds_fail_the_next_one_is_tried(network, monkeypatch):
+async def test_however_often_rounds_fail_the_next_one_is_tried(network):
     leader, _ = await gather(network, 2)
-    monkeypatch.setattr(retry_module, "MAX_BACKOFF_S", 0.0)
+    network.retime(max_backoff_s=0.0)
     wanted = []
     following = SimpleNamespace(donors=list)
     slot = SimpleNamespace(want_snapshot=lambda: wanted.append(1))
-    after = RetryPolicy(leader.peer_id, None, leader.matchmaker, following, slot, None, random.Random(1))
+    after = RetryPolicy(leader.node, None, leader.matchmaker, following, slot, None, random.Random(1))
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, phase="match", reason="x", instead="retry")
     for _ in range(1100):
         await after.of(record)

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from peer.outer.round import Due, RoundAborted
-from peer.swarm.catchup.late_commits import ASK_TIMEOUT_S
-from peer.swarm.lineage.round_loop import CAUGHT_UP_S
 from peer.swarm.runtime.tasks import cancel_and_wait
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.donor import ScriptedDonor, two_donors
 from tests.swarm.gathering import until
 from tests.swarm.played import rounds_at_genesis
@@ -36,7 +35,7 @@ async def test_who_has_slept_asks_its_last_group_whether_that_went_on(network, t
     rounds._matchmaker.match = match
     round = rounds.match(Due(1, 100, rounds.store.memory.snapshot))
     with pytest.raises(RoundAborted) as caught:
-        await asyncio.wait_for(round, ASK_TIMEOUT_S / 2)
+        await asyncio.wait_for(round, STANDARD.ask_timeout_s / 2)
     assert (caught.value.behind, caught.value.culprit) == ((False, None) if fresh else (True, donor.peer_id))
     assert (bool(matched), called.is_set()) == (fresh, not fresh)
 
@@ -54,7 +53,7 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     assert rounds._matchmaker.membership.expected() == [donor.peer_id]
     await rounds._look_around()
     assert not called.is_set()
-    rounds._fork_choice.caught_up_at -= CAUGHT_UP_S
+    rounds._fork_choice.caught_up_at -= STANDARD.caught_up_s
     await rounds._look_around()
     assert called.is_set()
 
@@ -139,9 +138,9 @@ async def test_who_has_slept_goes_on_with_its_last_group_whatever_the_directory_
 
     rounds._matchmaker.match, rounds._directory.refresh = match, refresh
     for _ in range(2):
-        rounds._fork_choice.caught_up_at = asyncio.get_running_loop().time()
+        rounds._fork_choice.caught_up_at = rounds._node.clock()
         with pytest.raises(RoundAborted, match="nobody is there"):
-            await asyncio.wait_for(rounds.match(Due(1, 100, rounds.store.memory.snapshot)), ASK_TIMEOUT_S / 2)
+            await asyncio.wait_for(rounds.match(Due(1, 100, rounds.store.memory.snapshot)), STANDARD.ask_timeout_s / 2)
         await asyncio.wait_for(reading.wait(), 5.0)
     assert expected == [[sleeping.peer_id, donor.peer_id]] * 2
     assert reads == [True]  # beside that, and not one beside the other

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 from peer.protocol.identity import Identity
 from peer.protocol.records import PEER_TTL_S, PeerRecord, dump_json, seal
-from peer.swarm.net import directory
 from peer.swarm.net.directory import Directory
 from tests.swarm.gathering import until
 from tests.swarm.runs import RUN
@@ -24,9 +23,8 @@ class Store:
         return True
 
 
-async def test_a_swarm_of_quick_rounds_does_not_announce_each_of_them(network, monkeypatch):
-    monkeypatch.setattr(directory, "ANNOUNCE_PAUSE_S", 0.2)
-    monkeypatch.setattr(directory, "REFRESH_PERIOD_S", 1000.0)
+async def test_a_swarm_of_quick_rounds_does_not_announce_each_of_them(network):
+    network.retime(announce_pause_s=0.2, refresh_period_s=1000.0)
     node = network.node()
     node.dht = Store()
     announcer = Directory(node, RUN)
@@ -58,8 +56,8 @@ class Silent(Store):
         return SimpleNamespace(value={owner: SimpleNamespace(value=blob)})
 
 
-async def test_a_dht_that_is_silent_takes_nobody_from_the_directory_before_its_record_expires(network, monkeypatch):
-    monkeypatch.setattr(directory, "DHT_TIMEOUT_S", 0.05)
+async def test_a_dht_that_is_silent_takes_nobody_from_the_directory_before_its_record_expires(network):
+    network.retime(dht_timeout_s=0.05)
     now, other = 1000.0, Identity.generate()
     node = network.node()
     node.dht = Silent()

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from peer.swarm.net import preopened
 from peer.swarm.net.preopened import PreopenedStream
 from peer.swarm.net.stream import StreamClosedError
+from peer.swarm.runtime.timing import STANDARD
+from peer.system.clock import boot_clock
 
 
 class Opened:
@@ -43,7 +44,7 @@ async def turn():
 
 
 async def test_the_first_who_asks_takes_it_and_the_next_opens_another(opener):
-    stream = PreopenedStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor", STANDARD.preopened_kept_s, boot_clock)
     opener.allowed.set()
     await turn()
     assert len(opener.opened) == 1  # before anybody has asked
@@ -54,16 +55,15 @@ async def test_the_first_who_asks_takes_it_and_the_next_opens_another(opener):
     assert not any(one.closed for one in opener.opened)
 
 
-async def test_one_that_the_donor_may_have_given_up_is_closed_and_replaced(opener, monkeypatch):
-    monkeypatch.setattr(preopened, "KEPT_S", -1.0)
+async def test_one_that_the_donor_may_have_given_up_is_closed_and_replaced(opener):
     opener.allowed.set()
-    stream = PreopenedStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor", -1.0, boot_clock)
     assert await stream.open("donor") is opener.opened[1]
     assert [one.closed for one in opener.opened] == [True, False]
 
 
 async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
-    stream = PreopenedStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor", STANDARD.preopened_kept_s, boot_clock)
     opener.error = StreamClosedError("donor", "cannot be reached")
     opener.allowed.set()
     await turn()
@@ -72,7 +72,8 @@ async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
     opener.error = None
     assert await stream.open("donor") is opener.opened[0]
 
-    opener.error, stream = StreamClosedError("donor", "cannot be reached"), PreopenedStream(opener, "donor")
+    opener.error = StreamClosedError("donor", "cannot be reached")
+    stream = PreopenedStream(opener, "donor", STANDARD.preopened_kept_s, boot_clock)
     await turn()
     opener.error = None
     assert await stream.open("donor") is opener.opened[1]
@@ -80,7 +81,7 @@ async def test_one_that_failed_before_anybody_asked_is_tried_again(opener):
 
 @pytest.mark.parametrize("when", ["opening", "open", "failed"])
 async def test_what_nobody_took_is_closed(opener, when):
-    stream = PreopenedStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor", STANDARD.preopened_kept_s, boot_clock)
     if when == "failed":
         opener.error = StreamClosedError("donor", "cannot be reached")
     if when != "opening":
@@ -92,7 +93,7 @@ async def test_what_nobody_took_is_closed(opener, when):
 
 
 async def test_who_gives_up_while_it_opens_leaves_nothing_open(opener):
-    stream = PreopenedStream(opener, "donor")
+    stream = PreopenedStream(opener, "donor", STANDARD.preopened_kept_s, boot_clock)
     asking = asyncio.ensure_future(stream.open("donor"))
     await turn()
     asking.cancel()

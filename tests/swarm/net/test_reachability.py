@@ -11,8 +11,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer.errors import ProtocolError
 from peer.protocol.records import parse_json
 from peer.protocol.wire import Kind, ReachMessage, ReachRequest
-from peer.swarm.net import reachability
 from peer.swarm.net.reachability import GREETING, REACH_NAME, DialBackServer, accepts_connections, greets, tcp_ports
+from peer.swarm.runtime.timing import STANDARD
 
 
 async def listener(greeting: bytes = bytes([len(GREETING)]) + GREETING):
@@ -39,12 +39,12 @@ def seen_at(node, peer_id, *addresses):
 async def ask(network, *ports, addresses=("/ip4/127.0.0.1/tcp/1",)):
     helper, asker = network.node(), network.node()
     seen_at(helper, asker.peer_id, *addresses)
-    await helper.serve(REACH_NAME, "reach", DialBackServer(helper.p2p).answer)
+    await helper.serve(REACH_NAME, "reach", DialBackServer(helper.p2p, network.timing).answer)
 
     async def maddrs():
         return [f"/ip4/10.0.0.2/tcp/{port}" for port in ports]
 
-    return await accepts_connections(asker.p2p, [helper.peer_id], maddrs, 1)
+    return await accepts_connections(asker.p2p, [helper.peer_id], maddrs, 1, network.timing)
 
 
 async def test_a_host_that_answers_is_reached(network):
@@ -70,17 +70,17 @@ async def test_only_where_the_asker_is_seen_is_dialled(network):
     server, port = await listener()
     async with server:
         assert await ask(network, port, addresses=("/ip4/127.0.0.2/tcp/1",)) is False
-        assert not await greets("127.0.0.2", port)
-        assert await greets("127.0.0.1", port)
+        assert not await greets("127.0.0.2", port, STANDARD)
+        assert await greets("127.0.0.1", port, STANDARD)
 
 
-async def test_nobody_who_can_say(network, monkeypatch):
-    monkeypatch.setattr(reachability, "RETRY_PAUSE_S", 0.0)
+async def test_nobody_who_can_say(network):
+    network.retime(dial_back_pause_s=0.0)
     assert await ask(network, 1, addresses=()) is None
 
 
-async def test_whoever_did_not_say_is_asked_again(network, monkeypatch):
-    monkeypatch.setattr(reachability, "RETRY_PAUSE_S", 0.0)
+async def test_whoever_did_not_say_is_asked_again(network):
+    network.retime(dial_back_pause_s=0.0)
     helper, asker = network.node(), network.node()
     answers = [ReachMessage(reached=False, tried=False), ReachMessage(reached=False, tried=True)]
 
@@ -93,7 +93,7 @@ async def test_whoever_did_not_say_is_asked_again(network, monkeypatch):
     async def maddrs():
         return ["/ip4/10.0.0.2/tcp/4001"]
 
-    assert await accepts_connections(asker.p2p, [helper.peer_id], maddrs, 1) is False
+    assert await accepts_connections(asker.p2p, [helper.peer_id], maddrs, 1, network.timing) is False
     assert answers == []
 
 

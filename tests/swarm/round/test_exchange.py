@@ -13,8 +13,8 @@ from peer.outer.state.outer_state import CHUNK
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import FrameStream
-from peer.swarm.round import deadline as budget_module
-from peer.swarm.round.deadline import MIN_BUDGET_S, DeadlineEstimator
+from peer.swarm.round.deadline import DeadlineEstimator
+from peer.swarm.runtime.timing import STANDARD
 from tests.swarm.runs import contributions, reduce_all
 from tests.swarm.table import Table
 
@@ -196,15 +196,15 @@ async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
 
 
 def test_the_budget_follows_what_bytes_took_within_the_cap():
-    budget = DeadlineEstimator(100.0)
-    assert budget.seconds(10_000_000) == MIN_BUDGET_S + 80.0
+    budget = DeadlineEstimator(100.0, STANDARD.min_exchange_s)
+    assert budget.seconds(10_000_000) == STANDARD.min_exchange_s + 80.0
     budget.learn(10_000_000, 2.0)
-    assert budget.seconds(10_000_000) == MIN_BUDGET_S + 8.0
+    assert budget.seconds(10_000_000) == STANDARD.min_exchange_s + 8.0
     assert budget.seconds(10**12) == 100.0
 
 
-async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network, monkeypatch):
-    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 0.1)
+async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network):
+    network.retime(min_exchange_s=0.1)
     table = Table(network, 2, timeout_s=0.5)
     await table.absorb(1)
     exchange, budgets = table.exchanges[0], []

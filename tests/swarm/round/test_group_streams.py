@@ -70,7 +70,7 @@ async def test_who_comes_to_a_group_that_has_ended_is_told_at_once(network, capl
 
 
 async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is(network, monkeypatch, caplog):
-    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.2)
+    network.retime(first_frame_s=0.2)
     table, outsider = Table(network, 2), network.node()
     await table.exchanges[0].start()
     group_streams, told = table.exchanges[0].group_streams, []
@@ -93,8 +93,8 @@ async def test_a_member_is_told_once_that_its_group_has_ended_and_nobody_else_is
     assert identifier not in group_streams._ended
 
 
-async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkeypatch, caplog):
-    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.05)
+async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, caplog):
+    network.retime(first_frame_s=0.05)
     table, outsider = Table(network, 2), network.node()
     for exchange in table.exchanges:
         await exchange.start()
@@ -112,7 +112,7 @@ async def test_an_abort_of_a_stranger_to_the_group_means_nothing(network, monkey
 
 async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, caplog):
     monkeypatch.setattr(hellos_module, "EARLY_STREAMS", 2)
-    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.2)
+    network.retime(first_frame_s=0.2)
     table = Table(network, 2)
     await table.exchanges[0].start()
     streams = [await table.speak(1, 0) for _ in range(3)]
@@ -121,7 +121,7 @@ async def test_streams_for_unknown_groups_are_limited(network, monkeypatch, capl
 
 
 async def test_streams_for_unknown_groups_are_limited_for_each_peer(network, monkeypatch, caplog):
-    monkeypatch.setattr(hellos_module, "HELLO_TIMEOUT_S", 0.5)
+    network.retime(first_frame_s=0.5)
     monkeypatch.setattr(hellos_module, "EARLY_STREAMS", 4)
     table = Table(network, 3)
     for exchange in table.exchanges:

@@ -19,7 +19,6 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind, group_id
 from peer.swarm.catchup.donors import ahead
-from peer.swarm.group import leader
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
@@ -229,8 +228,8 @@ async def test_of_eight_peers_a_full_group_of_four_forms_and_all_know_what_each_
         }
 
 
-async def test_peers_that_do_not_know_each_other_are_too_few(network, monkeypatch):
-    monkeypatch.setattr(leader, "SOLO_PATIENCE_S", 0.1)
+async def test_peers_that_do_not_know_each_other_are_too_few(network):
+    network.retime(solo_patience_s=0.1)
     members = await gather(network, 4)
     for member in members:
         member.directory.peers = {}

@@ -19,9 +19,7 @@ from peer.outer.state.reduced_update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.roster import roster_key
-from peer.swarm.round import deadline as budget_module
-from peer.swarm.round import exchange as exchange_module
-from peer.swarm.runtime import buffer_pool
+from peer.system.clock import boot_clock
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 
@@ -182,9 +180,8 @@ async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(net
     assert isinstance(outcomes[0][0].join, JoinMessage)
 
 
-async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(network, monkeypatch):
-    monkeypatch.setattr(exchange_module, "MIN_SENDING_S", 0.2)  # for whoever does not read, once there is a certificate
-    monkeypatch.setattr(budget_module, "MIN_BUDGET_S", 20.0)
+async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(network):
+    network.retime(min_sending_s=0.2, min_exchange_s=20.0)  # the first for whoever does not read after the votes
     circle = await Circle(network, 4).start()
     await circle.round()
     slow = circle.seats[3]
@@ -203,7 +200,7 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
         *(circle.one_round(index, local, None) for index, local in enumerate(locals_)), return_exceptions=True
     )
     assert circle.seats[0].state.round == 2, outcomes  # committed, and applied
-    assert buffers.deadline > time.monotonic()  # nobody waited for its end
+    assert buffers.deadline > boot_clock()  # nobody waited for its end
     assert circle.seats[0].exchange.can_continue(circle.seats[0].position) == frozenset()
 
 
@@ -243,7 +240,7 @@ async def test_what_a_round_brought_is_free_once_it_is_applied(network):
     await until(lambda: gc.collect() >= 0 and [reference() for reference in before] == [None] * 3)
 
 
-async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(network, monkeypatch):
+async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(network):
     circle = await Circle(network, 2, numel=5000).start()
 
     def places(update):
@@ -256,6 +253,6 @@ async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(net
     assert [places(update) for _, update in outcomes] == first
     own = circle.seats[0].exchange._pool
     assert own.size == sum(map(len, outcomes[0][1].parts))
-    monkeypatch.setattr(buffer_pool, "KEPT_S", 0.0)
+    network.retime(buffer_kept_s=0.0)
     await circle.round()
     await until(lambda: own.size == 0)

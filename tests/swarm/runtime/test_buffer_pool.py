@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from peer.swarm.runtime import buffer_pool
 from peer.swarm.runtime.buffer_pool import BufferPool
 
 LENGTH = 10_000
@@ -75,14 +74,13 @@ async def test_no_more_is_kept_than_an_update(own):
     assert own.size == 0
 
 
-async def test_it_is_given_back_when_no_round_follows(own, monkeypatch):
-    monkeypatch.setattr(buffer_pool, "KEPT_S", 0.0)
+async def test_it_is_given_back_when_no_round_follows(own):
     own.lend(LENGTH)
-    own.rest()
+    own.rest(0.0)
     own.wake(2 * LENGTH)  # a round follows
     for _ in range(5):
         await asyncio.sleep(0)
     assert own.size == LENGTH
-    own.rest()
+    own.rest(0.0)
     while own.size:
         await asyncio.sleep(0)

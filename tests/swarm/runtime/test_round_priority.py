@@ -9,6 +9,7 @@ import pytest
 
 from peer.swarm.runtime import round_priority
 from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.runtime.timing import STANDARD
 
 
 async def settled():
@@ -59,7 +60,7 @@ async def test_a_turn_comes_when_the_round_is_over():
 
 
 async def test_what_is_left_to_do_for_a_round_goes_first_too(clock):
-    rounds, order = RoundPriority(clock), []
+    rounds, order = RoundPriority(clock=clock), []
     first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
     rounds.round_begins()
     rounds.round_ends(first)
@@ -85,12 +86,12 @@ async def until(condition):
 
 
 async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
-    rounds, order = RoundPriority(clock), []
+    rounds, order = RoundPriority(clock=clock), []
     rounds.round_begins()
     turns = [asyncio.ensure_future(taken(rounds, clock, order, name, 0.03125)) for name in range(2)]
     await settled()
     assert not order
-    clock.now += round_priority.PATIENCE_S - 0.01
+    clock.now += STANDARD.round_untouched_s - 0.01
     await settled()
     assert not order
     clock.now += 0.01
@@ -104,32 +105,32 @@ async def test_joiners_take_their_share_of_a_round_that_lasts(clock):
 
 
 async def test_nobody_waits_for_longer_than_a_joiner_has_patience(clock):
-    rounds, order = RoundPriority(clock), []
+    rounds, order = RoundPriority(clock=clock), []
     rounds.round_begins()
-    clock.now += round_priority.PATIENCE_S
+    clock.now += STANDARD.round_untouched_s
     async with rounds.turn():  # of somebody who does not read
         other = asyncio.ensure_future(taken(rounds, clock, order, "other", 0.0))
         await settled()
         assert not order
-        clock.now += round_priority.MOST_S
+        clock.now += STANDARD.io_turn_s
         await other
-    assert order == [("other", 105.0 + round_priority.MOST_S)]
+    assert order == [("other", 105.0 + STANDARD.io_turn_s)]
 
 
 async def test_a_chunk_that_took_long_holds_the_next_one_up_no_longer_than_that(clock):
-    rounds, order = RoundPriority(clock), []
+    rounds, order = RoundPriority(clock=clock), []
     rounds.round_begins()
-    clock.now += round_priority.PATIENCE_S
+    clock.now += STANDARD.round_untouched_s
     await taken(rounds, clock, order, "slow", 5.0)
     turn = asyncio.ensure_future(taken(rounds, clock, order, "next", 0.0))
     await settled()
-    clock.now += round_priority.MOST_S
+    clock.now += STANDARD.io_turn_s
     await turn
-    assert order == [("slow", 105.0), ("next", 110.0 + round_priority.MOST_S)]
+    assert order == [("slow", 105.0), ("next", 110.0 + STANDARD.io_turn_s)]
 
 
 async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
-    rounds, order = RoundPriority(clock), []
+    rounds, order = RoundPriority(clock=clock), []
 
     def work(aside):
         aside()
@@ -147,10 +148,10 @@ async def test_a_turn_that_a_round_overtakes_stands_aside_in_its_thread(clock):
 
 
 async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
-    rounds = RoundPriority(clock)
+    rounds = RoundPriority(clock=clock)
     async with rounds.turn() as turn:
         rounds.round_begins()
-        clock.now += round_priority.PATIENCE_S
+        clock.now += STANDARD.round_untouched_s
         turn.aside()
         await turn.wait()
         async with rounds.turn() as inside:  # which has its part of the round: nobody else has, until it is over
@@ -159,13 +160,13 @@ async def test_a_turn_stands_aside_no_longer_than_it_would_have_waited(clock):
             waiting = asyncio.ensure_future(turn.wait())
             await settled()
             assert not waiting.done()
-            clock.now += round_priority.MOST_S - round_priority.PATIENCE_S
+            clock.now += STANDARD.io_turn_s - STANDARD.round_untouched_s
             turn.aside()
             await waiting
 
 
 async def test_a_turn_that_a_round_overtakes_waits_in_the_loop(clock):
-    rounds = RoundPriority(clock)
+    rounds = RoundPriority(clock=clock)
     async with rounds.turn() as turn:
         await turn.wait()  # for nobody
         rounds.round_begins()

@@ -12,7 +12,6 @@ import pytest
 
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.tls import client_side, server_side
-from peer.swarm.runtime import tasks as tasks_module
 from peer.swarm.runtime.tasks import cancel_and_wait, hush_foreign_noise, staggered
 from tests.swarm.uvlooped import run_on_uvloop
 
@@ -54,7 +53,7 @@ class Called:
 
 async def test_the_next_is_called_when_the_first_is_silent_and_the_rest_is_cancelled():
     called = Called()
-    async with aclosing(staggered(lambda: "abcd", called.call, 0.01)) as outcomes:
+    async with aclosing(staggered(lambda: "abcd", called.call, 0.01, 0.5)) as outcomes:
         waiting = asyncio.ensure_future(anext(outcomes))
         while called.begun != ["a", "b"]:
             await asyncio.sleep(0)
@@ -65,10 +64,9 @@ async def test_the_next_is_called_when_the_first_is_silent_and_the_rest_is_cance
     assert called.begun == ["a", "b"]
 
 
-async def test_whoever_comes_while_the_only_one_is_silent_is_called_too(monkeypatch):
-    monkeypatch.setattr(tasks_module, "LOOK_AGAIN_S", 0.01)
+async def test_whoever_comes_while_the_only_one_is_silent_is_called_too():
     called, names = Called(), ["a"]
-    async with aclosing(staggered(lambda: names, called.call, 0.0)) as outcomes:
+    async with aclosing(staggered(lambda: names, called.call, 0.0, 0.01)) as outcomes:
         waiting = asyncio.ensure_future(anext(outcomes))
         while called.begun != ["a"]:
             await asyncio.sleep(0)
@@ -82,7 +80,7 @@ async def test_whoever_comes_while_the_only_one_is_silent_is_called_too(monkeypa
 
 async def test_the_next_is_called_at_once_when_the_caller_wants_another():
     called, names = Called(), []
-    async with aclosing(staggered(lambda: "abc", called.call, 60.0)) as outcomes:
+    async with aclosing(staggered(lambda: "abc", called.call, 60.0, 0.5)) as outcomes:
         waiting = asyncio.ensure_future(anext(outcomes))
         for name in "abc":
             while name not in called.ends:
@@ -97,7 +95,7 @@ async def test_the_next_is_called_at_once_when_the_caller_wants_another():
 
 
 async def test_nobody_to_call_is_no_outcome():
-    assert [name async for name, _ in staggered(list, Called().call, 1.0)] == []
+    assert [name async for name, _ in staggered(list, Called().call, 1.0, 0.5)] == []
 
 
 async def test_only_waits_for_an_event_are_destroyed_without_a_word(caplog):

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import math
+from dataclasses import replace
 
 import pytest
 
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import CHUNK, PIECE
 from peer.swarm.runtime.round_priority import IoSlot
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state import live_snapshot, snapshot_file
 from peer.swarm.state import snapshot_cache as shelf_module
 from peer.swarm.state.snapshot_cache import SnapshotCache
@@ -213,8 +215,8 @@ async def test_no_file_is_made_of_one_of_another_lineage(run, snapshot_cache, tm
     assert "not what it was" not in caplog.text
 
 
-async def test_a_file_that_is_served_does_not_make_room_for_one_that_cannot_be_made(run, snapshot_cache, monkeypatch):
-    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
+async def test_a_file_that_is_served_does_not_make_room_for_one_that_cannot_be_made(run, snapshot_cache):
+    run.timing = replace(STANDARD, file_held_s=0.0)
     files = [await snapshot_cache.offer(None, LATEST)]
     run.commit()
     files.append(await snapshot_cache.offer(None, LATEST))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.catchup.history_server import HistoryServer, history_name
+from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state import snapshot_cache as shelf_module
 from peer.swarm.state import snapshot_file
 from peer.swarm.state.snapshot_cache import SnapshotCache
@@ -35,8 +37,8 @@ async def test_one_file_serves_the_rounds_that_follow(run, snapshot_cache):
     assert second.path.read_bytes() == content(run.state)
 
 
-async def test_who_compares_lineages_gets_the_newest(run, snapshot_cache, monkeypatch):
-    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
+async def test_who_compares_lineages_gets_the_newest(run, snapshot_cache):
+    run.timing = replace(STANDARD, file_held_s=0.0)
     await snapshot_cache.offer(None, 0)
     run.commit()
     assert (await snapshot_cache.offer(None, 2)).meta.round == 2
@@ -44,7 +46,7 @@ async def test_who_compares_lineages_gets_the_newest(run, snapshot_cache, monkey
     assert (await snapshot_cache.offer(None, LATEST)).meta.round == 3
 
 
-async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(run, snapshot_cache, monkeypatch):
+async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(run, snapshot_cache):
     before, old = content(run.state), await snapshot_cache.offer(None, LATEST)
     run.commit()
     with old.reading() as descriptor:
@@ -56,14 +58,14 @@ async def test_two_files_are_kept_while_they_are_read_and_no_third_is_written(ru
         assert on_disk(run) == names(lineage(run, 1), lineage(run, 2))
         assert snapshot_file.os.pread(descriptor, len(before), 0) == before
     assert await snapshot_cache.offer(None, LATEST) is new  # a reader may have lost its stream only
-    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
+    run.timing = replace(STANDARD, file_held_s=0.0)
     assert (await snapshot_cache.offer(None, LATEST)).meta.round == 3
     assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
     assert await snapshot_cache.get(old.meta.lineage_id) is None
 
 
-async def test_the_oldest_of_two_files_is_written_over_unless_somebody_reads_it(run, snapshot_cache, monkeypatch):
-    monkeypatch.setattr(snapshot_file, "HELD_S", 0.0)
+async def test_the_oldest_of_two_files_is_written_over_unless_somebody_reads_it(run, snapshot_cache):
+    run.timing = replace(STANDARD, file_held_s=0.0)
     places = []
     for _ in range(2):
         places.append((await snapshot_cache.offer(None, 0)).path.stat().st_ino)
@@ -113,7 +115,7 @@ async def test_nobody_takes_a_file_from_a_newcomer_that_checks_its_chain_first(n
 def age(*files):
     """As if nobody had been seen at them for long enough."""
     for file in files:
-        file.used_at -= snapshot_file.HELD_S
+        file.used_at -= STANDARD.file_held_s
 
 
 async def test_the_second_attempt_writes_over_what_the_first_has_left(run, snapshot_cache):
@@ -124,13 +126,13 @@ async def test_the_second_attempt_writes_over_what_the_first_has_left(run, snaps
     assert on_disk(run) == names(run.state.lineage_id)
 
 
-async def test_nobody_can_keep_old_files_for_ever(run, snapshot_cache, monkeypatch):
+async def test_nobody_can_keep_old_files_for_ever(run, snapshot_cache):
     before, old = content(run.state), await snapshot_cache.offer(None, LATEST)
     run.commit()
     with old.reading() as descriptor:
         await snapshot_cache.offer(None, LATEST)
         run.commit()
-        monkeypatch.setattr(snapshot_file, "MAX_HELD_S", 0.0)
+        run.timing = replace(STANDARD, longest_file_held_s=0.0)
         assert (await snapshot_cache.offer(None, LATEST)).meta.round == 3
         assert on_disk(run) == names(lineage(run, 2), lineage(run, 3))
         assert snapshot_file.os.pread(descriptor, len(before), 0) == before  # what is open stays readable

@@ -9,7 +9,8 @@ import pytest
 from peer.outer.round import RoundAborted
 from peer.protocol.records import parse_json
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind, RejectMessage
-from peer.swarm.trust.strikes import FIRST_REFUSAL_S, LONGEST_REFUSAL_S, STRIKES, StrikeCounter
+from peer.swarm.runtime.timing import STANDARD
+from peer.swarm.trust.strikes import STRIKES, StrikeCounter
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import gather, join_of, until
 from tests.swarm.table import NAME
@@ -24,7 +25,7 @@ class Clock:
 
 def test_refusals_grow_and_end():
     clock = Clock()
-    strikes = StrikeCounter(clock)
+    strikes = StrikeCounter(STANDARD, clock)
     waits = []
     for _ in range(8):
         for strike in range(STRIKES):
@@ -34,13 +35,13 @@ def test_refusals_grow_and_end():
         while strikes.refuses("x"):
             clock.now += 1.0
         waits.append(clock.now - began)
-    assert waits[:3] == [FIRST_REFUSAL_S, 2 * FIRST_REFUSAL_S, 4 * FIRST_REFUSAL_S]
-    assert waits[-1] == LONGEST_REFUSAL_S
+    assert waits[:3] == [STANDARD.first_refusal_s, 2 * STANDARD.first_refusal_s, 4 * STANDARD.first_refusal_s]
+    assert waits[-1] == STANDARD.longest_refusal_s
     assert not strikes.refuses("y")
 
 
 def test_whoever_never_shows_anything_is_refused_and_whoever_does_is_not():
-    strikes = StrikeCounter(Clock())
+    strikes = StrikeCounter(STANDARD, Clock())
     for turn in range(10):
         strikes.unanswered("often")
         strikes.unanswered("often")
@@ -51,7 +52,7 @@ def test_whoever_never_shows_anything_is_refused_and_whoever_does_is_not():
 
 
 def test_no_number_of_offenders_fills_the_memory():
-    strikes = StrikeCounter(Clock())
+    strikes = StrikeCounter(STANDARD, Clock())
     for number in range(5000):
         strikes.saw(str(number), "x")
     assert len(strikes._pasts) <= 1024

@@ -29,7 +29,7 @@ class AttackRow:
         honest_drops_by_gate: which gate dropped the honest.
         counted_as_their_copy: honest contributions dropped as near-duplicates of an attacker's.
         honest_cosine: the mean between honest contributions; None where there is none.
-        clean_loss: of the same seed under the plain mean with nobody bad.
+        clean_loss: of the same seed under the plain mean with honest peers only.
         contributions: honest and bad, to all parts.
         passed: see `judged`.
     """

@@ -11,10 +11,10 @@ MINUTES ?= 60
 RESUME ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint test slices bench chaos clean
+.PHONY: help env demo lint test slices architectures bench chaos clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## create .venv with everything pinned (PYTHON=python3.12 picks the interpreter)
 
@@ -40,6 +40,9 @@ test: lint ## lint, then all tests, WORKERS=2 at a time
 
 slices: env ## real swarms under kills, stops, attacks, liars, partitions, bad links, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q
+
+architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
+	$(BIN)/python -m tests.sim.architectures
 
 bench: env ## the headline numbers, one after another (about 15 minutes on two cores), into docs/results/
 	@set -e; for name in join memory rounds loop simulator; do echo "== $$name"; \

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,7 +126,11 @@ class GenesisBuild:
                 child.kill()
             await child.wait()
         if child.returncode not in (0, 2):
-            raise UserError(f"building the initial model of {self._manifest_path} failed (see the messages above)")
+            killed = child.returncode == -signal.SIGKILL
+            raise UserError(
+                f"building the initial model of {self._manifest_path} ended with code {child.returncode}",
+                "probably out of memory: free some, or choose a smaller model" if killed else "a bug: please report it",
+            )
         said = json.loads(output.splitlines()[-1])
         if child.returncode == 2:
             raise UserError(said["what"], said["hint"])

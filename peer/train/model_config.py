@@ -136,10 +136,10 @@ def _new_config(spec: ModelSpec, vocab_size: int) -> PretrainedConfig:
 def _raise_problems(architecture: str, problems: list[tuple[str, str]]) -> None:
     """All keys that cannot be taken at once: who copies a published file has several."""
     if len(problems) == 1:
-        raise UserError(f"{problems[0][0]} in model.config of {architecture}", problems[0][1])
+        raise UserError(f"model.config of {architecture}: {problems[0][0]}", problems[0][1])
     if problems:
         lines = "\n".join(f"{what}; {remedy}" for what, remedy in problems)
-        raise UserError(f"{len(problems)} keys in model.config of {architecture} cannot be taken", lines)
+        raise UserError(f"model.config of {architecture}: {len(problems)} keys cannot be taken", lines)
 
 
 def _refusals(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -152,7 +152,7 @@ def _refusals(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if reason is None and path == key and key in GenerationConfig._get_default_generation_params():
             reason = "it is about generating text"
         if reason is not None:
-            yield f"{path} cannot be set, {reason}", f"remove {key!r}"
+            yield f"{path!r} cannot be set: {reason}", f"remove {key!r}"
 
 
 def _unknown(config: Mapping[str, Any], defaults: PretrainedConfig, prefix: str) -> Iterator[tuple[str, str]]:

@@ -42,11 +42,14 @@ BEFORE_THE_NETWORK = {
     "unknown key in the settings file": Case(
         line="join <dead> --config <here>/s.yaml", files={"s.yaml": "save_step: 5\n"},
         says=("unknown setting save_step in <here>/s.yaml", "did you mean 'save_steps'?")),
+    "key twice in the settings file": Case(
+        line="join <dead> --config <here>/s.yaml", files={"s.yaml": "save_steps: 5\nbf16: no\nsave_steps: 6\n"},
+        says=("settings file <here>/s.yaml", "line 3: the key 'save_steps' is there twice, first in line 1")),
     "bad value in the settings file": Case(
         line="join <dead> --config <here>/s.yaml", files={"s.yaml": "save_total_limit: 0\n"},
         says=("save_total_limit=0 in <here>/s.yaml", "greater than or equal to 1")),
     "settings file that is absent": Case(
-        line="join <dead> --config <here>/s.yaml", says=("cannot read the settings file <here>/s.yaml", "--config")),
+        line="join <dead> --config <here>/s.yaml", says=("settings file <here>/s.yaml cannot be read", "--config")),
     "unknown variable": Case(
         line="join <dead>", env={"ATOLL_SAVE_STEP": "5"}, says=("ATOLL_SAVE_STEP", "did you mean 'save_steps'?")),
     "bad value in a variable": Case(
@@ -99,7 +102,27 @@ BOOTSTRAP = {
     "manifest that is not text": Case(
         line="<here>/run.yaml", files={"run.yaml": "\0\1"}, says=("<here>/run.yaml cannot be read",)),
     "manifest that is absent": Case(
-        line="<here>/run.yaml", says=("cannot read the manifest <here>/run.yaml: No such file", "configs/runs/")),
+        line="<here>/run.yaml", says=("manifest <here>/run.yaml cannot be read: No such file", "configs/runs/")),
+    "manifest that is too large": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL + "#" * 32_000},
+        says=(f"manifest <here>/run.yaml is {len(SMALL) + 32_000} bytes; the limit is 16384",)),
+    "key twice in the manifest": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL + "\nseed: 4\n"}, says=("the key 'seed' is there twice",)),
+    "folder of this machine as the model": Case(
+        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {pretrained: ./tiny}"},
+        says=("model.pretrained='./tiny'", "other peers cannot read a folder of this machine")),
+    "architecture of several models": Case(
+        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {architecture: musicgen}"},
+        says=("musicgen cannot be trained", "choose another architecture")),
+    "architecture that looks ahead": Case(
+        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {architecture: bert, config: {hidden_size: 12}}"},
+        says=("bert cannot be trained: what it predicts depends on later tokens", "is_decoder")),
+    "code from elsewhere": Case(
+        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {architecture: llama, config: {auto_map: {a: b}}}"},
+        says=("'auto_map' cannot be set: code from elsewhere is never run", "remove 'auto_map'")),
+    "special token beyond the vocabulary": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL.replace("pad_token_id: 0", "pad_token_id: 264")},
+        says=("pad_token_id=264: must be from 0 to 263", "vocab_size to at least 265")),
     "model that does not fit": Case(
         line="<here>/run.yaml", files={"run.yaml": WIDE},
         says=("a model of 1340050.3M parameters needs 14976.23 GiB", "GiB free", "smaller model")),

@@ -30,7 +30,7 @@ def run_job(job: Job, windows: WindowPair, progress: OnProgress | None = None) -
         task = language_task(manifest, windows, job.seed)
         return row_of(job, Simulation(setup_of(job), task, progress=progress).run().row())
     except UserError as error:
-        return failed_row(job, "stopped", error.what)
+        return failed_row(job, "stopped", error.what) | {"hint": error.hint}
     except Exception as error:      # the root of one run: the others must not be lost to a bug in one recipe
         return failed_row(job, "failed", f"{type(error).__name__}: {error}") | {"traceback": traceback.format_exc()}
 

@@ -113,6 +113,6 @@ def _check_outputs(options: SimulateOptions) -> None:
 
 def _raise_failure(row: Row) -> None:
     if row["status"] == "stopped":
-        raise UserError(row["note"], "try another --network or --recipe")
+        raise UserError(row["note"], row["hint"] or "try another --network or --recipe")
     if row["status"] == "failed":
         raise RuntimeError(f"{row['note']}\n{row.get('traceback', '')}")    # a bug: it keeps its traceback

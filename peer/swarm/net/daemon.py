@@ -48,6 +48,14 @@ class NodeConfig:
         return all(address.startswith(("/ip4/127.", "/ip6/::1/")) for address in self.host_maddrs)
 
 
+class RunningTasks(dict[Any, asyncio.Task[Any]]):
+    """Tasks until they end. hivemind keeps for ever the task of a call that its caller cancels, or dies in."""
+
+    def __setitem__(self, key: Any, task: asyncio.Task[Any]) -> None:
+        super().__setitem__(key, task)
+        task.add_done_callback(lambda _: self.pop(key, None))
+
+
 async def is_client(config: NodeConfig, p2p: Any) -> bool:
     """As the settings say, or else whether those that this host joins through cannot dial it."""
     if config.client_mode is not None:
@@ -71,7 +79,7 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
     """
     P2P._UNIX_SOCKET_PREFIX = f"/unix{open_socket_folder()}/"
     try:
-        return await P2P.create(
+        p2p = await P2P.create(
             initial_peers=list(config.initial_peers),
             host_maddrs=list(config.host_maddrs),
             announce_maddrs=list(config.announce_maddrs) or None,
@@ -88,6 +96,8 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
         if "bootstrap peers" in str(error):
             raise explain_join_failure(error, config.initial_peers) from None
         raise UserError(f"the libp2p daemon did not start: {error}", _remedy_of(str(error))) from None
+    p2p._client.control._handler_tasks = RunningTasks()
+    return p2p
 
 
 def _remedy_of(trouble: str) -> str:

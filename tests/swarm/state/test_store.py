@@ -185,5 +185,5 @@ async def test_a_full_disk_costs_those_who_catch_up_an_update_and_no_round(run, 
     await store.written()
     assert (store.valid, store.position.round) == (True, 2)
     assert await store.snapshot_cache.update(first[1].link.update_digest) is None
-    assert "the update of round 1 is not kept for those who catch up" in caplog.text
+    assert "the update of round 1 is not kept for peers that catch up" in caplog.text
     assert "No space left" in caplog.text

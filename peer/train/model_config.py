@@ -163,6 +163,8 @@ def _unknown(config: Mapping[str, Any], defaults: PretrainedConfig, prefix: str)
         default = _default_of(defaults, key)
         if isinstance(default, PretrainedConfig) and isinstance(value, dict):
             yield from _unknown(value, default, f"{prefix}{key}.")
+        elif prefix and key in _OF_THE_WHOLE:
+            continue
         elif key not in known | refused | _UNUSED and key not in _read_by_code(defaults):
             yield f"unknown key {prefix + key!r}", did_you_mean(key, known)
 

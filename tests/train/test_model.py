@@ -184,7 +184,8 @@ PUBLISHED = {
                 "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
                                  "original_max_position_embeddings": 4096, "truncate": False}},
     "smollm3": {**GROUPED, "no_rope_layers": [1, 0], "no_rope_layer_interval": 2, "rope_scaling": None},
-    "gemma3": {"text_config": {**GROUPED, "head_dim": 8, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+    "gemma3": {"text_config": {**GROUPED, "model_type": "gemma3_text", "head_dim": 8,
+                               "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
                "vision_config": {**TINY, "image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4},
 }
 

@@ -21,7 +21,9 @@ from peer.demo.play import KILLED_AFTER_ROUND, LATECOMER, DemoError, Play, PlayS
 from peer.demo.report import MIN_ROUNDS, demo_report, shortcomings
 from peer.errors import UserError
 from peer.settings import ENV_PREFIX
+from peer.swarm.net.socket_folder import open_socket_folder
 from peer.system.output_files import check_output_file, named_path, replace_file
+from peer.system.preflight import check_shared_memory
 from peer.telemetry.console import LiveSwarm, human_count, setup_logging
 from peer.telemetry.metrics import finite_json
 
@@ -88,11 +90,13 @@ def run_demo(options: DemoOptions) -> int:
         0 when everything happened that should; 1 when a process died or something did not happen; 130 on Ctrl-C.
 
     Raises:
-        UserError: the output folder cannot be used.
+        UserError: the output folder, shared memory or a folder for sockets cannot be used.
     """
     console = Console()
     if options.report is not None:
         check_output_file(options.report, "--report", options.output_dir)
+    check_shared_memory()
+    open_socket_folder()
     with fresh_folder(options.output_dir) as folder:
         (folder / "run.yaml").write_text(manifest_text(options.rounds, options.seed), encoding="utf-8")
         setup_logging(folder / "demo.log", "info", options.json_lines, console)

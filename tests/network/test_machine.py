@@ -152,10 +152,12 @@ def _denied(command: str, folder: Path) -> list[str]:
     (folder / "run.yaml").write_text(SMALL)
     if command == "bootstrap":
         return ["bootstrap.cli", str(folder / "run.yaml"), "--state-dir", str(folder / "state")]
+    if command == "demo":
+        return ["peer.cli", "demo", "--output-dir", str(folder / "out")]
     return ["peer.cli", "join", f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{PEER_ID}", "--output-dir", str(folder / "out")]
 
 
-@pytest.mark.parametrize("command", ["bootstrap", "join"])
+@pytest.mark.parametrize("command", ["bootstrap", "join", "demo"])
 @pytest.mark.parametrize(("prepare", "reason"), [
     ("mount -t tmpfs -o ro none /dev/shm", "Read-only file system"),
     ("mount -t tmpfs -o size=4k,nr_inodes=1 none /dev/shm", "No space left on device"),
@@ -192,7 +194,7 @@ def test_sockets_are_in_a_private_folder_below_tmpdir(tmp_path: Path, opened: Bo
     opened.until_open()
 
 
-@pytest.mark.parametrize("command", ["bootstrap", "join"])
+@pytest.mark.parametrize("command", ["bootstrap", "join", "demo"])
 def test_without_any_place_for_sockets_the_remedy_is_told(tmp_path: Path, command: str) -> None:
     line = " ".join([sys.executable, "-m", *_denied(command, tmp_path)])
     place = tmp_path / ("x" * 90)

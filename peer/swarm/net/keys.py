@@ -50,7 +50,8 @@ def _load(path: Path) -> Identity:
         raise UserError(f"cannot read the identity file {path}: {error.strerror}") from None
     if mode & 0o077:
         raise UserError(
-            f"the identity file {path} has mode {mode:04o}: others could read the key", f"run: chmod 600 {path}"
+            f"the identity file {path} has mode {mode:04o}: others could read the key",
+            f"run: chmod 600 {path}\nwhere the file system has no modes, give an --identity-path on another one",
         )
     try:
         return Identity.from_bytes(content)

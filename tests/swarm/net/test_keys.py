@@ -47,7 +47,7 @@ def test_a_key_that_others_could_read_is_refused(path, mode):
     path.chmod(mode)
     with pytest.raises(UserError, match=f"has mode {mode:04o}") as caught:
         load_or_create_identity(path)
-    assert caught.value.hint == f"run: chmod 600 {path}"
+    assert caught.value.hint.startswith(f"run: chmod 600 {path}\n")
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x08\x01\x12\x40" + bytes(63), bytes(68), b"-----BEGIN" + bytes(58)])

@@ -142,11 +142,11 @@ def _own_files(patterns: tuple[str, ...]) -> list[tuple[str, Path]]:
 
 def _expand(pattern: str) -> list[tuple[str, Path]]:
     path = Path(pattern)
-    if path.is_dir():
+    if os.path.isdir(path):  # false, too, for a name that no system takes
         # A checkout's .git is not text to learn.
         files = _walk(path, lambda folder: not folder.startswith(".") and folder != "__pycache__")
         return [(name, file) for name, file in files if not file.name.startswith(".")]
-    if path.is_file():
+    if os.path.isfile(path):
         return [(path.name, path)]
     fixed = list(itertools.takewhile(lambda part: not has_magic(part), path.parts))
     matches = [Path(match) for match in glob(pattern, recursive=True)] if has_magic(pattern) else []

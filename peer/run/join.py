@@ -9,13 +9,14 @@ import os
 import sys
 from pathlib import Path
 
+from peer.errors import UserError
 from peer.protocol.address import parse_peer_address
-from peer.settings import LATEST, load_settings, setting_overrides
+from peer.settings import LATEST, PeerSettings, load_settings, setting_overrides
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.system.file_lock import lock_folder
 from peer.system.gc_pause import starting
-from peer.system.output_files import check_output_file
+from peer.system.output_files import check_output_file, check_output_folder
 from peer.system.preflight import (
     check_host_ports,
     check_output_dir,
@@ -36,22 +37,22 @@ def join(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
-    if settings.report is not None:
-        check_output_file(settings.report, "--report", settings.output_dir)
+    _check_paths(settings)
     check_shared_memory()
     open_socket_folder()
     check_output_dir(settings.output_dir)
-    if settings.resume_from_checkpoint not in (None, LATEST):
-        check_resumable(Path(settings.resume_from_checkpoint).expanduser())
     identity_path = settings.identity_path or settings.output_dir / "identity.key"
     with lock_identity(identity_path), lock_folder(settings.output_dir, "output_dir", LOCK_NAME):
         check_identity(identity_path)
         check_host_ports(settings.host_maddrs)
         reachable = check_reachable(addresses)
-        from peer.link.supervisor import AgentProcess
+        from peer.link.supervisor import AgentGoneError, AgentProcess
 
         agent = AgentProcess(settings.output_dir / "agent.log")
-        agent.start()  # it imports for seconds, and so does this process
+        try:
+            agent.start()  # it imports for seconds, and so does this process
+        except AgentGoneError as gone:
+            raise UserError(f"the agent process did not start: {gone}", "Free memory or end other programs.") from None
         with starting():
             from peer.run.lifecycle import live
 
@@ -61,3 +62,17 @@ def join(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(OSError):  # its reader may have exited
         sys.stdout.flush()
     os._exit(code)
+
+
+def _check_paths(settings: PeerSettings) -> None:
+    """What the settings name, before any folder is made."""
+    if settings.report is not None:
+        check_output_file(settings.report, "--report", settings.output_dir)
+    if settings.resume_from_checkpoint not in (None, LATEST):
+        check_resumable(Path(settings.resume_from_checkpoint).expanduser())
+    if settings.identity_path is not None:
+        try:
+            check_output_folder(settings.identity_path.parent)
+        except OSError as error:
+            what = f"identity_path={settings.identity_path}: its folder cannot be written to: {error.strerror}"
+            raise UserError(what, "Choose another file with --identity-path.") from None

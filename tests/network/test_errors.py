@@ -196,6 +196,36 @@ def test_bootstrap_says_what_is_wrong(name: str, tmp_path: Path, listener: socke
     check(case, "bootstrap.cli", tmp_path, listener.getsockname()[1], extra)
 
 
+WRONG_PATHS = {
+    "join --report": ("join <dead> --output-dir <here>/out --report <here>/none/r.json", "there is no folder"),
+    "join --report, a folder": ("join <dead> --output-dir <here>/out --report <here>", "it is a folder"),
+    "join --resume-from-checkpoint": ("join <dead> --output-dir <here>/out --resume-from-checkpoint <long>", "no such"),
+    "join --identity-path": ("join <dead> --output-dir <here>/out --identity-path /proc/a/key", "cannot be written"),
+    "join --output-dir": ("join <dead> --output-dir <here>/a/b/<name>", "File name too long"),
+    "demo --report": ("demo --output-dir <here>/out --report <here>/none/r.json", "there is no folder"),
+    "demo --output-dir": ("demo --output-dir <long>", "File name too long"),
+    "compare --report": ("compare diloco --report <here>/none/r.json", "there is no folder"),
+    "compare --plots": ("compare diloco --plots /proc/pictures", "cannot be written"),
+    "simulate --report": ("simulate --report /proc/r.json", "cannot be written"),
+    "simulate --plot": ("simulate --plot <long>", "File name too long"),
+    "simulate --train-files": ("simulate --train-files <long>", "matches no file"),
+    "rounds": ("rounds <long>", "no such folder"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PATHS)
+def test_a_path_that_cannot_be_used_is_said_at_the_start_and_leaves_no_trace(name: str, tmp_path: Path) -> None:
+    line, reason = WRONG_PATHS[name]
+    for mark, value in {"<here>": str(tmp_path), "<long>": str(tmp_path / ("x" * 300)), "<name>": "x" * 300,
+                        "<dead>": f"/ip4/127.0.0.1/tcp/{_free_port()}/p2p/{PEER_ID}"}.items():
+        line = line.replace(mark, value)
+    code, said = run("peer.cli", line.split())
+    assert code == 2, said
+    assert reason in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- what only a swarm can tell ---------------------------------------------------------------------------------------
 
 

@@ -25,10 +25,14 @@ def load_or_create_identity(path: Path) -> Identity:
             f"cannot create the identity file {path}: {error.strerror}", "give another --identity-path"
         ) from None
     identity = Identity.generate()
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(identity.to_bytes())
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(identity.to_bytes())
+            file.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        path.unlink()  # half a key would be a damaged one for ever
+        raise UserError(f"cannot write the identity file {path}: {error.strerror}", "check the disk") from None
     return identity
 
 

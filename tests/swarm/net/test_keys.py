@@ -73,3 +73,15 @@ def test_a_folder_or_a_missing_folder_is_the_users_mistake(path, tmp_path):
         load_or_create_identity(tmp_path)
     with pytest.raises(UserError, match="cannot create the identity file"):
         load_or_create_identity(path / "below" / "nothing")
+
+
+def test_a_disk_that_takes_no_key_keeps_no_half_of_one(path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=r"cannot write the identity file .*: No space left"):
+            load_or_create_identity(path)
+    assert not path.exists()
+    assert load_or_create_identity(path).peer_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any, Protocol
 
@@ -31,7 +32,9 @@ class Channel:
         self._writer.write(encode(message))
 
     async def flush(self) -> None:
-        await self._writer.drain()
+        """Return when all is sent, or the trainer is gone."""
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
 
     async def receive(self) -> Message | None:
         """The next message; None when the trainer is gone."""

@@ -22,3 +22,13 @@ async def test_who_asks_an_agent_that_starts_for_its_state_is_not_left_waiting()
     writer.close()
     with pytest.raises(EOFError, match="the trainer is gone"):
         await channel.expect(Stop)
+
+
+async def test_a_trainer_that_left_messages_unread_is_gone_and_nothing_else():
+    ours, theirs = socket.socketpair()
+    channel = await Channel.over(theirs)
+    channel.tell(Saved(path="/a", round=1, lineage_id="a" * 64))
+    ours.close()
+    assert await channel.receive() is None
+    channel.tell(Saved(path="/a", round=1, lineage_id="a" * 64))
+    await channel.flush()

@@ -20,6 +20,7 @@ Connect = Callable[[PeerAddress, float], "str | None"]
 
 RETRY_PAUSE_S = 1.0
 MAX_PROBES_AT_ONCE = 16
+SHARED_LOCKS = 8  # more than hivemind makes; each takes a page
 
 
 def check_output_dir(path: Path, setting: str = "output_dir") -> None:
@@ -58,7 +59,7 @@ def check_shared_memory() -> None:
         UserError: /dev/shm is missing, full or read-only.
     """
     try:
-        multiprocessing.Lock()
+        [multiprocessing.Lock() for _ in range(SHARED_LOCKS)]
     except OSError as error:
         raise UserError(
             f"shared memory (/dev/shm) cannot be used: {_reason(error)}",

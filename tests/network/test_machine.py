@@ -160,7 +160,7 @@ def _denied(command: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("command", ["bootstrap", "join", "demo"])
 @pytest.mark.parametrize(("prepare", "reason"), [
     ("mount -t tmpfs -o ro none /dev/shm", "Read-only file system"),
-    ("mount -t tmpfs -o size=4k,nr_inodes=1 none /dev/shm", "No space left on device"),
+    ("mount -t tmpfs -o size=16k none /dev/shm", "No space left on device"),
     ("mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9", ""),
 ], ids=["read-only", "full", "missing"])  # fmt: skip
 def test_shared_memory_that_cannot_be_used_is_told_first(

@@ -189,8 +189,8 @@ def _check_arguments(
 def _check_space(root: Path, tensors: Mapping[str, Mapping[str, Tensor]], extra_files: Sequence[Path]) -> None:
     tensor_bytes = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
     needed = tensor_bytes + sum(file.stat().st_size for file in extra_files) + _FREE_MARGIN_BYTES
-    free = shutil.disk_usage(root).free
-    if needed > free:
+    total, _, free = shutil.disk_usage(root)
+    if needed > free and total > 0:  # 0: some network and FUSE mounts tell no size
         raise CheckpointError(
             f"a checkpoint needs {needed / 2**20:.1f} MiB; {free / 2**20:.1f} MiB free in {root}",
             "free space, lower save_total_limit, or choose another output_dir",

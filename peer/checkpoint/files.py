@@ -7,16 +7,37 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 _HASH_CHUNK_BYTES = 2**20
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
+def open_plain(path: Path, max_bytes: int | None = None) -> BinaryIO:
+    """Open a file that another person may have made: no link is followed, no pipe waited for, no device read.
+
+    Raises:
+        OSError: it is no regular file, holds more than `max_bytes`, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes; the limit is {max_bytes}")
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, 64 hex digits, in constant memory."""
+    """SHA-256 of a regular file's bytes, 64 hex digits, in constant memory."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while chunk := file.read(_HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

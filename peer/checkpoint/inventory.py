@@ -4,19 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
-from peer.checkpoint.files import sha256_file
+from peer.checkpoint.files import open_plain, sha256_file
 from peer.errors import UserError
+from peer.protocol.manifest import Digest, Spec
+from peer.protocol.problems import explain_validation
 
 INVENTORY_FILE = "manifest.json"
+FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+STEM_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+MAX_INVENTORY_BYTES = 32 * 2**20
+MAX_TENSORS_BYTES = 2**42  # of one file, where the caller knows no better limit
+MAX_OTHER_BYTES = 2**30
 _FORMAT = 2
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class FileEntry(Spec):
+    """One file as it was written."""
+
+    bytes: Count
+    sha256: Digest
+
+
+class Inventory(Spec):
+    """The list itself; names are those of files in the folder, never paths."""
+
+    format: int
+    step: Count
+    round: Count
+    run_id: Annotated[str, Field(max_length=64)]
+    files: dict[Annotated[str, Field(pattern=FILE_PATTERN)], FileEntry]
+    tensors: dict[Annotated[str, Field(pattern=STEM_PATTERN)], dict[str, Digest]]
+    sha256: Digest
 
 
 class CheckpointError(UserError):
@@ -57,26 +87,34 @@ def describe(folder: Path, place: Place, tensors: Mapping[str, Mapping[str, str]
 def read_place(folder: Path) -> Place | None:
     """Where the checkpoint in a folder stands, unverified; None where its inventory is no inventory."""
     try:
-        listed = json.loads((folder / INVENTORY_FILE).read_bytes())
-        return Place(step=int(listed["step"]), round=int(listed["round"]), run_id=str(listed["run_id"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        listed = _read(folder)
+    except CheckpointError:
         return None
+    return Place(step=listed.step, round=listed.round, run_id=listed.run_id)
 
 
-def verify_files(folder: Path) -> dict[str, Any]:
-    """The inventory of a checkpoint all of whose listed files are there, unchanged.
+def verify_files(folder: Path, max_tensors_bytes: int = MAX_TENSORS_BYTES) -> Inventory:
+    """The inventory of a checkpoint all of whose files are listed and unchanged. Nothing outside of it is read.
+
+    Args:
+        max_tensors_bytes: of a file of tensors; more are not read.
 
     Raises:
-        CheckpointError: which file is missing or differs, and how.
+        CheckpointError: which file is missing, unexpected or differs, and how.
     """
     listed = _read(folder)
-    for name, expected in listed["files"].items():
+    for entry in os.scandir(folder):
+        if entry.name != INVENTORY_FILE and entry.name not in listed.files:
+            raise _corrupt(folder, f"{entry.name[:128]!r} is not in its list of files")
+    for name, expected in listed.files.items():
         path = folder / name
+        limit = max_tensors_bytes if path.suffix == ".safetensors" else MAX_OTHER_BYTES
         try:
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                raise _corrupt(folder, f"{name} has {size} bytes instead of {expected['bytes']}")
-            if sha256_file(path) != expected["sha256"]:
+            with open_plain(path, limit) as file:
+                size = os.fstat(file.fileno()).st_size
+            if size != expected.bytes:
+                raise _corrupt(folder, f"{name} has {size} bytes instead of {expected.bytes}")
+            if sha256_file(path) != expected.sha256:
                 raise _corrupt(folder, f"{name} has another SHA-256 than when it was written")
         except OSError as error:
             raise _corrupt(folder, f"{name} cannot be read: {error.strerror}") from None
@@ -96,21 +134,26 @@ def verify_tensors(folder: Path, stem: str, named: Mapping[str, Tensor], expecte
             raise _corrupt(folder, f"{stem}: tensor {name!r} has another SHA-256 than when it was written")
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> Inventory:
     try:
-        content = (folder / INVENTORY_FILE).read_bytes()
+        with open_plain(folder / INVENTORY_FILE, MAX_INVENTORY_BYTES) as file:
+            content = file.read(MAX_INVENTORY_BYTES)
         listed = json.loads(content)
+        # Compared as bytes: a changed byte that JSON does not mind is still a changed byte.
+        body = {key: value for key, value in listed.items() if key != "sha256"} if isinstance(listed, dict) else {}
+        if not body or content != _with_own_digest(body):
+            raise _corrupt(folder, f"{INVENTORY_FILE} does not match its own SHA-256")
+        if body.get("format") != _FORMAT:
+            raise _corrupt(folder, f"{INVENTORY_FILE} has format {body.get('format')!r:.20}; this atoll reads {_FORMAT}")
+        return Inventory.model_validate(listed, strict=True)
     except OSError as error:
         raise _corrupt(folder, f"{INVENTORY_FILE} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise _corrupt(folder, f"{INVENTORY_FILE}: {explain_validation(error, Inventory).splitlines()[0]}") from None
+    except RecursionError:
+        raise _corrupt(folder, f"{INVENTORY_FILE} is nested too deep") from None
     except ValueError as error:
         raise _corrupt(folder, f"{INVENTORY_FILE} is not JSON: {error}") from None
-    body = {key: value for key, value in listed.items() if key != "sha256"} if isinstance(listed, dict) else {}
-    # Compared as bytes: a changed byte that JSON does not mind is still a changed byte.
-    if not body or content != _with_own_digest(body):
-        raise _corrupt(folder, f"{INVENTORY_FILE} does not match its own SHA-256")
-    if body["format"] != _FORMAT:
-        raise _corrupt(folder, f"{INVENTORY_FILE} has format {body['format']!r}; this atoll reads {_FORMAT}")
-    return body
 
 
 def _with_own_digest(body: Mapping[str, Any]) -> bytes:

@@ -28,16 +28,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peer.checkpoint import inventory
-from peer.checkpoint.files import flush, link_or_copy, remove_tree, unify_modes, write_bytes
+from peer.checkpoint.files import flush, link_or_copy, open_plain, remove_tree, unify_modes, write_bytes
 from peer.checkpoint.inventory import CheckpointError, Place
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 _FREE_MARGIN_BYTES = 2**20
+_ANOTHER = "resume from another checkpoint"
 _NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
-_STEM = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_EXTRA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_STEM = re.compile(inventory.STEM_PATTERN)
+_EXTRA = re.compile(inventory.FILE_PATTERN)
+MAX_STATE_BYTES = 2**20
 
 
 def write_checkpoint(
@@ -103,10 +105,12 @@ class Found:
 def look_up(root: Path, run_id: str | None = None) -> list[Found]:
     """The checkpoints in `root` and in its run folders, newest first; those of one run, if it is named.
 
-    Leftovers of a crash are not among them; one whose inventory cannot be read comes first.
+    Leftovers of a crash and links to other places are not among them; one whose inventory cannot be read comes first.
     """
     found = []
     for path in (*root.glob("checkpoint-*"), *root.glob("*/checkpoint-*")):
+        if path.is_symlink() or (path.parent != root and path.parent.is_symlink()):
+            continue
         place = inventory.read_place(path)
         mine = run_id is None or place is None or place.run_id == run_id
         if _NAME.fullmatch(path.name) and path.is_dir() and mine:
@@ -119,24 +123,27 @@ def list_checkpoints(root: Path, run_id: str | None = None) -> list[Path]:
     return [one.path for one in look_up(root, run_id)]
 
 
-def find_checkpoint(root_or_path: Path, run_id: str | None = None) -> Path:
+def find_checkpoint(
+    root_or_path: Path, run_id: str | None = None, max_tensors_bytes: int = inventory.MAX_TENSORS_BYTES
+) -> Path:
     """The newest valid checkpoint below a folder, or the folder itself if it is one.
 
     A corrupt checkpoint is passed over with a warning that says why; one that was named is an error.
 
     Args:
         run_id: whose checkpoints; None: all.
+        max_tensors_bytes: of a file of tensors; more are not read.
 
     Raises:
         CheckpointError: nothing valid there.
     """
     if (root_or_path / inventory.INVENTORY_FILE).exists() or _NAME.fullmatch(root_or_path.name):
-        inventory.verify_files(root_or_path)
+        inventory.verify_files(root_or_path, max_tensors_bytes)
         return root_or_path
     reasons = []
     for path in list_checkpoints(root_or_path, run_id):
         try:
-            inventory.verify_files(path)
+            inventory.verify_files(path, max_tensors_bytes)
         except CheckpointError as error:
             log.warning("passing over %s", error.what)
             reasons.append(error.what)
@@ -147,21 +154,46 @@ def find_checkpoint(root_or_path: Path, run_id: str | None = None) -> Path:
     raise CheckpointError(f"no valid checkpoint{of_run} in {root_or_path}", hint)
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def read_checkpoint(
+    path: Path, max_tensors_bytes: int = inventory.MAX_TENSORS_BYTES
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """(file stem -> name -> tensor on the CPU, state) of a checkpoint whose every byte was verified.
 
     Raises:
         CheckpointError: which file or tensor is missing or differs.
     """
-    listed = inventory.verify_files(path)
-    try:
-        tensors = {stem: load_file(path / f"{stem}.safetensors") for stem in listed["tensors"]}
-        state = json.loads((path / STATE_FILE).read_bytes())
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error}", "resume from another checkpoint") from error
+    listed = inventory.verify_files(path, max_tensors_bytes)
+    if missing := {STATE_FILE, *(f"{stem}.safetensors" for stem in listed.tensors)} - set(listed.files):
+        raise CheckpointError(f"checkpoint {path} has no {min(missing)}", _ANOTHER)
+    tensors = {stem: load_tensors(path / f"{stem}.safetensors") for stem in listed.tensors}
+    state = _read_state(path / STATE_FILE)
     for stem, named in tensors.items():
-        inventory.verify_tensors(path, stem, named, listed["tensors"][stem])
+        inventory.verify_tensors(path, stem, named, listed.tensors[stem])
     return tensors, state
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file of a verified checkpoint.
+
+    Raises:
+        CheckpointError: it is no safetensors file, or of types that this torch has not.
+    """
+    try:
+        return load_file(path)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]!r}"
+        raise CheckpointError(f"checkpoint file {path} cannot be read: {reason}", _ANOTHER) from error
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        with open_plain(path, MAX_STATE_BYTES) as file:
+            state = json.loads(file.read())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"checkpoint file {path} cannot be read: {error}", _ANOTHER) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"checkpoint file {path} holds {type(state).__name__}, no mapping", _ANOTHER)
+    return state
 
 
 def _written(path: Path) -> int:

@@ -32,7 +32,7 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
 from peer.protocol import hashing
 from peer.protocol.manifest import RunManifest
-from peer.run.resume import Resumed, read_resumed, text_digest
+from peer.run.resume import CHAIN_FILE, Resumed, read_resumed, text_digest
 from peer.settings import PeerSettings
 from peer.train.device import check_fits, pick_device
 from peer.train.gradient import KeptGradient
@@ -116,7 +116,7 @@ def assemble(
     check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)
     text = load_text(settings, manifest, tokenizer, published.peer_id)
     model = build_initial_model(manifest)
-    resumed = read_resumed(settings, manifest)
+    resumed = read_resumed(settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers)
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
     check_trains(manifest.model, model, manifest.data.sequence_length)
@@ -170,7 +170,7 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
         numel=layout.numel,
         num_buffers=optimizer.num_buffers,
         shapes=layout.shapes,
-        chain_path=str(resumed.folder / "chain.jsonl") if resumed else None,
+        chain_path=str(resumed.folder / CHAIN_FILE) if resumed and (resumed.folder / CHAIN_FILE).exists() else None,
     )
     return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
 

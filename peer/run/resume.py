@@ -6,21 +6,57 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from safetensors.torch import load_file
+import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
-from peer.checkpoint.store import Found, find_checkpoint, look_up, read_checkpoint
+from peer.checkpoint.inventory import CheckpointError, Count
+from peer.checkpoint.store import find_checkpoint, load_tensors, look_up, read_checkpoint
 from peer.errors import UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import RunManifest
+from peer.protocol.manifest import MAX_ROUNDS, Digest, RunManifest, Spec
+from peer.protocol.problems import explain_validation
 from peer.settings import LATEST, PeerSettings
 
 log = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 OUTER_FILE = "outer.safetensors"
+CHAIN_FILE = "chain.jsonl"
+FILE_MARGIN_BYTES = 16 * 2**20
+FEWEST_VECTORS = 4  # of the model's size in one file: what an inner optimizer keeps, and more
+_ANOTHER = "resume from another checkpoint"
 _ORIGIN = {"text": "text", "tokenizer": "tokenizer", "batch_sequences": "batch size", "data_seed": "data seed"}
+
+
+class Progress(Spec):
+    """What `SwarmSync.progress` says."""
+
+    round: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
+    step: Count
+    tokens: Count
+    steps_since_snapshot: Count
+    unsent_tokens: Count
+
+
+class Order(Spec):
+    """What `DataState.to_dict` says."""
+
+    seed: Count
+    epoch: Count
+    position: Count
+
+
+class SavedState(Spec):
+    """The numbers beside the tensors of a checkpoint."""
+
+    run_id: Digest
+    lineage_id: Digest
+    round: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
+    progress: Progress
+    data: Order
+    origin: Annotated[dict[str, Annotated[str, Field(max_length=64)] | Count], Field(max_length=16)]
 
 
 @dataclass(frozen=True)
@@ -61,11 +97,15 @@ def text_digest(texts: Iterable[str]) -> str:
     return hasher.digest().hex()
 
 
-def read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | None:
+def read_resumed(settings: PeerSettings, manifest: RunManifest, numel: int, num_buffers: int) -> Resumed | None:
     """The checkpoint that the settings ask for; the log says which, or that there is none.
 
+    Args:
+        numel: values of the model's flat vector.
+        num_buffers: of the outer optimizer.
+
     Raises:
-        UserError: it is not valid, or belongs to another run.
+        UserError: it is not valid, or belongs to another run or to another model.
     """
     wanted, run_id = settings.resume_from_checkpoint, manifest.run_id
     own = checkpoint_folder(settings.output_dir, run_id)
@@ -80,23 +120,51 @@ def read_resumed(settings: PeerSettings, manifest: RunManifest) -> Resumed | Non
     if wanted == LATEST and not known:
         log.info("no checkpoint of this run in %s yet; starting fresh", own)  # a machine can always start with 'latest'
         return None
-    folder = find_checkpoint(own if wanted == LATEST else Path(wanted).expanduser(), run_id)
-    return _read(folder, run_id, known if wanted == LATEST else [])
+    max_bytes = 4 * numel * max(FEWEST_VECTORS, 1 + num_buffers) + FILE_MARGIN_BYTES
+    folder = find_checkpoint(own if wanted == LATEST else Path(wanted).expanduser(), run_id, max_bytes)
+    resumed = _read(folder, run_id, max_bytes)
+    _check_tensors(resumed, numel, num_buffers)
+    progress = resumed.state["progress"]
+    log.info("resuming from %s: step %d, round %d", folder, progress["step"], progress["round"])
+    last = max(known if wanted == LATEST else [], key=lambda one: one.written, default=None)
+    if last is not None and last.path != folder:
+        log.warning("%s was written after it; name it to resume from that one", last.in_words)
+    return resumed
 
 
-def _read(folder: Path, run_id: str, others: list[Found]) -> Resumed:
-    tensors, state = read_checkpoint(folder)
-    if state.get("run_id") != run_id:
+def _read(folder: Path, run_id: str, max_bytes: int) -> Resumed:
+    tensors, document = read_checkpoint(folder, max_bytes)
+    try:
+        state = SavedState.model_validate(document, strict=True)
+    except ValidationError as error:
+        raise CheckpointError(f"the checkpoint {folder} has no valid state", explain_validation(error, SavedState)) \
+            from None
+    if state.run_id != run_id:
         raise UserError(
-            f"the checkpoint {folder} belongs to run {str(state.get('run_id'))[:16]}, not {run_id[:16]}",
+            f"the checkpoint {folder} belongs to run {state.run_id[:16]}, not {run_id[:16]}",
             "join without --resume-from-checkpoint, or give the address of the other run",
         )
     outer = folder / OUTER_FILE  # written by the agent, verified by its hash like every file
     if not outer.exists():
-        raise UserError(f"the checkpoint {folder} holds no {OUTER_FILE}", "resume from another checkpoint")
-    progress = state["progress"]
-    log.info("resuming from %s: step %d, round %d", folder, progress["step"], progress["round"])
-    last = max(others, key=lambda one: one.written, default=None)
-    if last is not None and last.path != folder:
-        log.warning("%s was written after it; name it to resume from that one", last.in_words)
-    return Resumed(folder, {**tensors, "outer": load_file(outer)}, state)
+        raise UserError(f"the checkpoint {folder} holds no {OUTER_FILE}", _ANOTHER)
+    return Resumed(folder, {**tensors, "outer": load_tensors(outer)}, state.model_dump())
+
+
+def _check_tensors(resumed: Resumed, numel: int, num_buffers: int) -> None:
+    """Refuse tensors of another model, and numbers that no training could go on from."""
+    if "optimizer" not in resumed.tensors:
+        raise CheckpointError(f"the checkpoint {resumed.folder} holds no optimizer", _ANOTHER)
+    vectors = {"inner": ["parameters"], "outer": ["anchor", *(f"buffer{index}" for index in range(num_buffers))]}
+    for stem, names in vectors.items():
+        if set(resumed.tensors.get(stem, {})) != set(names):
+            raise CheckpointError(f"the checkpoint {resumed.folder}: {stem} must hold {', '.join(names)}", _ANOTHER)
+    for stem, named in resumed.tensors.items():
+        for name, tensor in named.items():
+            what = f"the checkpoint {resumed.folder}: {stem} {name[:64]!r}"
+            if stem in vectors and (tensor.dtype, tensor.shape) != (torch.float32, torch.Size([numel])):
+                raise CheckpointError(
+                    f"{what} is {tensor.dtype} {list(tensor.shape)[:8]}; this model's is {torch.float32} {[numel]}",
+                    "resume from a checkpoint of the same model",
+                )
+            if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+                raise CheckpointError(f"{what} holds values that are no finite numbers", _ANOTHER)

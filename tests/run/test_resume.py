@@ -6,17 +6,13 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from peer.checkpoint.store import write_checkpoint
 from peer.errors import UserError
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.run.resume import Resumed, checkpoint_folder, read_resumed, text_digest
 from peer.settings import LATEST, PeerSettings
 from tests.network.bootstraps import DILOCO, MANIFEST
-
-ORIGIN = {"text": "aa", "tokenizer": "bb", "batch_sequences": 4, "data_seed": 1}
+from tests.run.saved import NUMEL, ORIGIN, save
 
 
 @pytest.fixture
@@ -29,16 +25,8 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def save(root: Path, run_id: str, step: int, round: int) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
-    outer = root / "outer.safetensors"
-    save_file({"anchor": torch.ones(2)}, outer)
-    state = {"run_id": run_id, "round": round, "progress": {"step": step, "round": round}}
-    return write_checkpoint(root, step, {"inner": {"parameters": torch.zeros(2)}}, state, (outer,), keep=9)
-
-
 def resume(folder: Path, manifest: RunManifest, wanted: str | None) -> Resumed | None:
-    return read_resumed(PeerSettings(output_dir=folder, resume_from_checkpoint=wanted), manifest)
+    return read_resumed(PeerSettings(output_dir=folder, resume_from_checkpoint=wanted), manifest, NUMEL, 0)
 
 
 def test_nothing_to_resume_is_said(tmp_path, manifest, caplog):

@@ -20,6 +20,7 @@ from peer.protocol.records import dump_json, parse_json
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
 PIECE = 1 << 20
+MAX_LINE_BYTES = 1 << 20  # of a certificate: 64 members and their signatures need a fiftieth
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,7 +53,7 @@ class ChainStore:
 
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
-        chain = read_chain(path)
+        chain = read_chain(path, lineage_id)
         ids = [self.genesis, *(certificate.link.id for certificate in chain)]
         if lineage_id not in ids:
             return False
@@ -192,17 +193,25 @@ class ChainStore:
         return self.folder / f"update-{digest}.bin"
 
 
-def read_chain(path: Path) -> list[Certificate]:
-    """Certificates in a chain file; stops at the first damaged line (a torn write)."""
+def read_chain(path: Path, until: str | None = None) -> list[Certificate]:
+    """Certificates in a chain file; stops at the first damaged line (a torn write).
+
+    Args:
+        path: of the file, which may be another peer's.
+        until: the lineage id that ends it; None: read all.
+    """
     chain: list[Certificate] = []
     if not path.exists():
         return chain
-    for line in path.read_bytes().splitlines():
-        try:
-            chain.append(parse_json(Certificate, line))
-        except ProtocolError as error:
-            log.warning("%s: ignoring what follows round %d: %s", path, len(chain), error)
-            break
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            try:
+                chain.append(parse_json(Certificate, line))
+            except ProtocolError as error:
+                log.warning("%s: ignoring what follows round %d: %s", path, len(chain), error)
+                break
+            if chain[-1].link.id == until:
+                break
     return chain
 
 

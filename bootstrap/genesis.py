@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import Digest, RunManifest, Spec
+from peer.protocol.manifest import COMMIT_PATTERN, Digest, RunManifest, Spec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0
+Commit = Annotated[str, Field(pattern=f"^{COMMIT_PATTERN}$")]
 MAX_CHANGES = 5  # that a message lists
 
 
@@ -40,6 +41,7 @@ class Figures(Spec):
         manifest: what it was built from, without a genesis.
         digest: of the state.
         chunks: digests of its chunks.
+        commits: what the branches that it names on the hub were then, by section.
     """
 
     manifest: RunManifest
@@ -47,6 +49,7 @@ class Figures(Spec):
     numel: Annotated[int, Field(ge=1)]
     num_buffers: Annotated[int, Field(ge=0)]
     chunks: tuple[Digest, ...]
+    commits: dict[Literal["model", "tokenizer", "data"], Commit] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,11 @@ class GenesisBuild:
 
         digests = [bytes.fromhex(digest) for digest in figures.chunks]
         snapshot = SnapshotFile(self._state_path, _meta_of(figures), digests)
-        return Genesis(self._manifest.model_copy(update={"genesis": figures.digest}), snapshot)
+        pinned: dict[str, Any] = {
+            section: getattr(self._manifest, section).model_copy(update={"revision": commit})
+            for section, commit in figures.commits.items()
+        }
+        return Genesis(self._manifest.model_copy(update={"genesis": figures.digest, **pinned}), snapshot)
 
     def _read_figures(self) -> Figures | None:
         try:

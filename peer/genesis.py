@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
+from peer.hub import pin
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import run_recipe, wire_format
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import RunManifest, read_manifest
+from peer.protocol.manifest import RunManifest, on_hub, read_manifest
 from peer.system.death_signal import die_with_parent
 from peer.train.device import check_memory
 from peer.train.model import build_model, check_trains, count_parameters, end_texts_with
@@ -70,13 +71,18 @@ def main() -> None:
         die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
-        state = checked_genesis(read_manifest(arguments.manifest))
+        manifest = pin(read_manifest(arguments.manifest))
+        state = checked_genesis(manifest)
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))
         sys.exit(2)
     digests = [digest.hex() for digest in state.chunk_digests()]
-    figures = {"digest": state.digest(), "numel": state.numel, "num_buffers": len(state.buffers), "chunks": digests}
+    commits = {section: revision for section, _, revision in on_hub(manifest)}
+    figures = {
+        "digest": state.digest(), "numel": state.numel, "num_buffers": len(state.buffers), "chunks": digests,
+        "commits": commits,
+    }  # fmt: skip
     print(json.dumps(figures))
 
 

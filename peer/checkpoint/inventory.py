@@ -144,7 +144,7 @@ def _read(folder: Path) -> Inventory:
         if not body or content != _with_own_digest(body):
             raise _corrupt(folder, f"{INVENTORY_FILE} does not match its own SHA-256")
         if body.get("format") != _FORMAT:
-            raise _corrupt(folder, f"{INVENTORY_FILE} has format {body.get('format')!r:.20}; this atoll reads {_FORMAT}")
+            raise _corrupt(folder, f"{INVENTORY_FILE} has format {body.get('format')!r:.20}, not {_FORMAT}")
         return Inventory.model_validate(listed, strict=True)
     except OSError as error:
         raise _corrupt(folder, f"{INVENTORY_FILE} cannot be read: {error.strerror}") from None

@@ -20,6 +20,8 @@ from peer.protocol.manifest import DataSpec
 log = logging.getLogger(__name__)
 
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+_HUB = "hf://datasets/"
+_ARCHIVES = ("zip://", "tar://", "gzip://", "bz2://", "xz://", "lz4://", "zstd://")
 _OWN_FILES_HINT = "train_files takes files, folders and globs of UTF-8 text"
 
 
@@ -156,9 +158,13 @@ def _expand(pattern: str) -> list[tuple[str, Path]]:
 def _load_hub(spec: DataSpec, cache_dir: Path | None) -> datasets.Dataset:
     where = f"{spec.name}" + (f" (subset {spec.subset!r})" if spec.subset else "")
     try:
-        rows = datasets.load_dataset(
-            str(spec.name), spec.subset, split=spec.split, cache_dir=str(cache_dir) if cache_dir else None
+        # the prefix keeps `datasets` from looking for a folder of that name here
+        builder = datasets.load_dataset_builder(
+            f"{_HUB}{spec.name}", spec.subset, revision=spec.revision, cache_dir=str(cache_dir) if cache_dir else None
         )
+        _check_files(builder, str(spec.name))
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split=spec.split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
             f"cannot load the data set {where}, split {spec.split!r}: {' '.join(str(error).split())}",
@@ -174,6 +180,16 @@ def _load_hub(spec: DataSpec, cache_dir: Path | None) -> datasets.Dataset:
         rows = rows.rename_column(spec.text_column, "text")
     paths = [f"{spec.name}/{spec.subset or 'default'}/{spec.split}/{index}" for index in range(len(rows))]
     return rows.add_column("path", paths)
+
+
+def _check_files(builder: datasets.DatasetBuilder, name: str) -> None:
+    """Refuse data files that are not in the data set's own repository: its card may name paths of this machine."""
+    for files in (builder.config.data_files or {}).values():
+        for file in files:
+            *archives, place = str(file).split("::")
+            inside = place.startswith(f"{_HUB}{name}@") and ".." not in place.split("/")
+            if not inside or not all(archive.startswith(_ARCHIVES) for archive in archives):
+                raise ValueError(f"it names the file {str(file)[:128]!r} outside of itself")
 
 
 @contextmanager

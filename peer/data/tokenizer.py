@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from huggingface_hub.errors import HfHubHTTPError
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from peer.errors import UserError
+from peer.hub import TOKENIZER_FILES, fetch
 from peer.protocol.manifest import TokenizerSpec
 
 TokenIds = npt.NDArray[np.int32]
@@ -116,8 +118,9 @@ def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     if spec.kind == "bytes":
         return ByteTokenizer()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(spec.name, revision=spec.revision, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        folder = fetch(str(spec.name), spec.revision, TOKENIZER_FILES)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
         raise UserError(
             f"cannot load the tokenizer {spec.name} at revision {spec.revision!r}: {' '.join(str(error).split())}",
             "check the name and the network; tokenizers that need their own code are not accepted",

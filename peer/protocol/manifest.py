@@ -28,9 +28,11 @@ MAX_PATH_CHARS = 1024
 # No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
 HUB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$"
-HubName = Annotated[str, Field(pattern=HUB_PATTERN)]
+# With an owner: without one it is a format, such as `text`, of files in the working directory.
+DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
 ALONE = {"alone": True}  # validation context of a manifest that no other machine will read
 Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
+COMMIT_PATTERN = r"[0-9a-f]{40}"
 Text = Annotated[str, Field(pattern=TEXT_PATTERN)]
 Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
@@ -53,7 +55,7 @@ def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
                          "machine (atoll simulate and atoll compare can)")
     if not name.isprintable() or not 0 < len(name) <= MAX_PATH_CHARS:
         raise ValueError(f"must be a name on the hub or a folder of at most {MAX_PATH_CHARS} printable characters")
-    return str(Path(name).expanduser())
+    return str(Path(name).expanduser().absolute())  # what loaders may look up on the disk is told apart by that
 
 
 HubNameOrFolder = Annotated[str, AfterValidator(_hub_name_or_folder)]
@@ -92,7 +94,8 @@ class DataSpec(Spec):
     """The default text of the run; a peer may train on its own files instead (setting `train_files`)."""
 
     source: Literal["python-stdlib", "hub"] = "python-stdlib"
-    name: HubName | None = None
+    name: DataName | None = None
+    revision: Revision = "main"
     subset: Text | None = None
     split: Text = "train"
     text_column: Text = "text"
@@ -208,6 +211,31 @@ class RunManifest(Spec):
     def run_id(self) -> str:
         """SHA-256 of the canonical form, as 64 hex digits."""
         return hashlib.sha256(self.canonical()).hexdigest()
+
+
+def on_hub(manifest: RunManifest) -> list[tuple[str, str, str]]:
+    """(section, name, revision) of everything that a run takes from the hub."""
+    model, tokenizer, data = manifest.model, manifest.tokenizer, manifest.data
+    named = [
+        ("model", model.pretrained, model.revision), ("tokenizer", tokenizer.name, tokenizer.revision),
+        ("data", data.name, data.revision),
+    ]  # fmt: skip
+    return [(section, name, revision) for section, name, revision in named if name and not Path(name).is_absolute()]
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision names one state for ever, as a branch or a tag does not."""
+    return re.fullmatch(COMMIT_PATTERN, revision) is not None
+
+
+def check_pinned(manifest: RunManifest, origin: str) -> None:
+    """Raise UserError where a manifest from the network leaves open what peers take from the hub."""
+    for section, name, revision in on_hub(manifest):
+        if not is_commit(revision):
+            raise UserError(
+                f"{origin} names {section}.revision={revision!r} of {name}, which is no commit: it may change",
+                "ask the organiser to restart the run with a current atoll-bootstrap, which writes the commit there",
+            )
 
 
 def read_manifest(path: str | Path, *, alone: bool = False) -> RunManifest:

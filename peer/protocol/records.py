@@ -21,6 +21,7 @@ from peer.protocol.manifest import (
     Name,
     RunManifest,
     Spec,
+    check_pinned,
     check_protocol,
 )
 
@@ -131,4 +132,6 @@ def _strict_manifest(text: bytes, origin: str) -> RunManifest:
     if not isinstance(document, dict):
         raise ProtocolError(f"{origin} is not a JSON object")
     check_protocol(document.get("protocol"), origin)
-    return parse_json(RunManifest, text)
+    manifest = parse_json(RunManifest, text)
+    check_pinned(manifest, origin)
+    return manifest

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from peer.errors import UserError
+from peer.hub import MODEL_FILES, fetch
 from peer.protocol.manifest import ModelSpec
 from peer.train.model_config import cannot_load, guarded, load_config
 from peer.train.step import language_loss
@@ -39,8 +40,9 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
         if spec.pretrained is None:
             return guarded(spec, lambda: _from_config(config))
         try:
+            folder = fetch(spec.pretrained, spec.revision, MODEL_FILES)
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                spec.pretrained, revision=spec.revision, config=config, dtype=torch.float32, use_safetensors=True,
+                folder, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=True,
                 trust_remote_code=False,
             )
         except Exception as error:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from peer.errors import UserError, did_you_mean
+from peer.hub import CONFIG_FILES, fetch
 from peer.protocol.manifest import ModelSpec
 
 T = TypeVar("T")
@@ -258,9 +259,14 @@ def _pretrained_config(spec: ModelSpec, name: str) -> PretrainedConfig:
             "remove 'config', or give an 'architecture' instead of 'pretrained'",
         )
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=spec.revision, trust_remote_code=False)
+        folder = fetch(name, spec.revision, CONFIG_FILES)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise cannot_load(spec, error) from None
+    for path, value in _paths(config.to_dict()).items():
+        key = path.rpartition(".")[2]
+        if value and _REFUSED.get(key) == _FETCHES:
+            raise UserError(f"the model {name} sets {path}: {_FETCHES}", "choose another model")
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"the model {name} is quantised: its weights cannot be trained", "name the original model")
     if type(config) not in AutoModelForCausalLM._model_mapping:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
+from pydantic import ValidationError
 
 from peer.data import sources
 from peer.data.sources import load_documents, split_documents
@@ -92,13 +94,56 @@ def test_an_unreachable_hub_is_a_users_problem_not_a_traceback():
 
 def test_hub_columns(monkeypatch):
     rows = datasets.Dataset.from_dict({"content": ["one", "two"], "stars": [1, 2]})
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_args, **_kwargs: rows)
+    builder = SimpleNamespace(
+        config=SimpleNamespace(data_files={"train": ["hf://datasets/o/n@abc/data.parquet"]}),
+        download_and_prepare=lambda: None, as_dataset=lambda split: {"train": rows}[split],
+    )  # fmt: skip
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_args, **_kwargs: builder)
     documents = load_documents(DataSpec(source="hub", name="o/n", text_column="content"), (), None)
     assert documents["text"][:] == ["one", "two"]
     assert documents["path"][:] == ["o/n/default/train/0", "o/n/default/train/1"]
     with pytest.raises(UserError, match="no column 'contents'") as caught:
         load_documents(DataSpec(source="hub", name="o/n", text_column="contents"), (), None)
     assert caught.value.hint == "did you mean 'content'?"
+
+
+@pytest.mark.parametrize("name", ["Documents/private", "json/json", "csv/data", "buckets/me"])
+def test_a_name_on_the_hub_is_never_a_folder_of_this_machine(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (folder / "diary.txt").write_text("dear diary")
+    with pytest.raises(UserError, match=f"cannot load the data set {name}"):
+        load_documents(DataSpec(source="hub", name=name), (), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "name", ["text", "json", "/etc", "~/private", "../private", "a/../b", "file:///etc", "hf://datasets/a/b", "./a/b",
+             "a/b/c"],
+)  # fmt: skip
+def test_what_is_no_name_of_an_owner_and_a_data_set_is_refused(name):
+    with pytest.raises(ValidationError, match="name"):
+        DataSpec(source="hub", name=name)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/etc/passwd", "file:///etc/passwd", "https://example.org/a.txt", "hf://datasets/other/one@abc/a.txt",
+        "zip://a.txt::/home/me/all.zip", "file:///etc/passwd::hf://datasets/o/n@abc/a.zip",
+        "hf://datasets/o/n@abc/../../../x",
+    ],
+)  # fmt: skip
+def test_a_data_set_whose_card_names_files_elsewhere_is_refused(monkeypatch, place):
+    read = []
+    builder = SimpleNamespace(
+        config=SimpleNamespace(data_files={"train": ["hf://datasets/o/n@abc/a.txt", place]}),
+        download_and_prepare=lambda: read.append(place),
+    )
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_args, **_kwargs: builder)
+    with pytest.raises(UserError, match="outside of itself"):
+        load_documents(DataSpec(source="hub", name="o/n"), (), None)
+    assert read == []
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from peer.data.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from peer.errors import UserError
-from peer.protocol.manifest import TokenizerSpec
+from peer.protocol.manifest import ALONE, TokenizerSpec
 
 REFERENCE = ByT5Tokenizer(extra_ids=0)
 
@@ -90,10 +90,14 @@ def test_a_hub_tokenizer_behaves_as_its_original(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path).encode("one two", add_special_tokens=False) == [2, 3]
 
 
+def _folder(name: str) -> TokenizerSpec:
+    return TokenizerSpec.model_validate({"kind": "hub", "name": name}, context=ALONE)
+
+
 def test_hub_loading_and_its_errors(tmp_path, monkeypatch):
     words_tokenizer(eos_token="<eos>").save_pretrained(tmp_path / "words")
     monkeypatch.chdir(tmp_path)
-    assert load_tokenizer(TokenizerSpec(kind="hub", name="words")).encode("one").tolist() == [2]
+    assert load_tokenizer(_folder("./words")).encode("one").tolist() == [2]
     with pytest.raises(UserError, match="cannot load the tokenizer no-owner/none at revision 'main'"):
         load_tokenizer(TokenizerSpec(kind="hub", name="no-owner/none"))
     with pytest.raises(UserError, match="words has no eos token"):

@@ -34,7 +34,7 @@ def test_every_shipped_manifest_is_valid_and_survives_its_canonical_form(file):
 
 def test_the_run_id_is_the_same_on_every_machine_and_version():
     assert small().canonical() == (
-        b'{"data":{"name":null,"sequence_length":128,"source":"python-stdlib","split":"train","subset":null,'
+        b'{"data":{"name":null,"revision":"main","sequence_length":128,"source":"python-stdlib","split":"train","subset":null,'
         b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,'
         b'"betas":[0.9,0.95],"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
         b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
@@ -235,7 +235,7 @@ def test_a_manifest_that_peers_would_refuse_as_too_large_is_refused_here():
 def test_a_folder_of_this_machine_is_for_runs_of_this_machine_alone():
     text = "name: a\nmodel: {pretrained: ./tiny}\ntokenizer: {kind: hub, name: /srv/tiny}"
     manifest = parse_manifest(text, "test", alone=True)
-    assert (manifest.model.pretrained, manifest.tokenizer.name) == ("tiny", "/srv/tiny")
+    assert (manifest.model.pretrained, manifest.tokenizer.name) == (str(Path("tiny").absolute()), "/srv/tiny")
     with pytest.raises(UserError) as caught:
         parse_manifest(text, "test")
     assert caught.value.hint.count("other peers cannot read a folder of this machine") == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.errors import UserError
-from peer.protocol.manifest import ModelSpec
+from peer.protocol.manifest import ALONE, ModelSpec
 from peer.train.model import build_model, check_trains, count_parameters
 from tests.train.tiny import SPEC, tiny_model
 
@@ -104,15 +104,16 @@ def test_a_pretrained_model_loads_from_safetensors_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     original = tiny_model()
     original.save_pretrained("tiny")
-    loaded = build_model(ModelSpec(pretrained="tiny"), 259, 0)
+    spec = ModelSpec.model_validate({"pretrained": "./tiny"}, context=ALONE)
+    loaded = build_model(spec, 259, 0)
     assert loaded.training
     assert all(torch.equal(a, b) for a, b in zip(original.parameters(), loaded.parameters(), strict=True))
-    assert count_parameters(ModelSpec(pretrained="tiny"), 259) == sum(p.numel() for p in original.parameters())
+    assert count_parameters(spec, 259) == sum(p.numel() for p in original.parameters())
     with pytest.raises(UserError, match="smaller than the tokenizer's 50000"):
-        build_model(ModelSpec(pretrained="tiny"), 50000, 0)
+        build_model(spec, 50000, 0)
     (tmp_path / "tiny" / "model.safetensors").rename(tmp_path / "tiny" / "pytorch_model.bin")
-    with pytest.raises(UserError, match="cannot load the model tiny"):
-        build_model(ModelSpec(pretrained="tiny"), 259, 0)
+    with pytest.raises(UserError, match=f"cannot load the model {tmp_path / 'tiny'}"):
+        build_model(spec, 259, 0)
 
 
 def test_sequences_must_fit_the_positions():

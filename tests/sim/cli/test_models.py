@@ -44,7 +44,7 @@ def test_models_that_train(tiny, model):
     (f"{{architecture: phi3, config: {{{LLAMA}, pad_token_id: 32000}}}}", ["pad_token_id=32000", "vocab_size to"]),
     (f"{{architecture: llama, config: {{{SIZES}, max_position_embeddings: 8}}}}",
      ["sequence_length=16 is above the model's max_position_embeddings=8", "lower data.sequence_length"]),
-    ("{pretrained: ./nowhere}", ["cannot load the model nowhere"]),
+    ("{pretrained: ./nowhere}", ["cannot load the model /", "/nowhere at revision"]),
 ])
 def test_models_that_are_refused_with_the_reason(tiny, capsys, model, parts):
     assert simulate(tiny, model) == 2

@@ -22,12 +22,15 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import AnyUpdate, OuterState
+from peer.protocol.fork_choice import ForkRule
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
 from peer.protocol.weights import WeightRule
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import HistoryServer
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange, strategy_of
@@ -127,6 +130,9 @@ class StatePeer:
         store = self._new_keeper(str(self._fetches), folder)
         limits = RosterLimits(1, max(2, self._members), WeightRule(nominal_tokens=TOKENS))
         fetcher = HistoryClient(self._node, RUN, store.history.folder, limits)
+        checkpoints = NewestCheckpoint(store.history.folder, RUN, ())
+        rules = ChainRules(limits=limits, rule=ForkRule(), checkpoints=checkpoints)
+        scout = ChainScout(fetcher, RUN, rules, store.history)
         verified_at = 0.0
 
         async def adopt(path: Path, chain: list[Certificate]) -> None:
@@ -139,7 +145,8 @@ class StatePeer:
 
         began = time.monotonic()
         standing = LocalState(state=self.state, history=store.history, valid=False, digest=store.digest)
-        how = await fetcher.catch_up(donors[0], standing, apply, adopt, donors[1:])
+        chain = await scout.look(donors[0], self.state.round)
+        how = await fetcher.follow(donors[0], chain, standing, apply, adopt, donors[1:])
         said = await fetcher.said(store.history.chain[-1].link, donors, self._setup.timeout_s)
         return {
             "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,

@@ -7,11 +7,19 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.follower import ChainFollower
 from bootstrap.genesis import Genesis
 from peer.errors import ProtocolError, UserError
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.resolve import run_recipe
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import seal_manifest
+from peer.protocol.weights import WeightRule
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
+from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
+from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import HistoryServer
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, publish_manifest_forever
 from peer.swarm.net.node import Node, start_node
@@ -57,4 +65,22 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()
     directory = Directory(node, manifest.run_id)
     directory.follow()
+    recipe = run_recipe(manifest)
+    if not recipe.gossips:
+        await _follow(node, directory, manifest, recipe, history)
     return Bootstrap(node, genesis, directory)
+
+
+async def _follow(
+    node: Node, directory: Directory, manifest: RunManifest, recipe: Recipe, history: ChainStore
+) -> None:
+    """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
+    history.load_all()
+    run_id = manifest.run_id
+    checkpoints = NewestCheckpoint.of(history.folder, manifest, node.peer_id)
+    await CheckpointExchange(node, run_id, checkpoints).start()
+    nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
+    rules = ChainRules.of(manifest, WeightRule.of(manifest.trust, nominal_tokens), checkpoints, node.peer_id)
+    scout = ChainScout(HistoryClient(node, run_id, history.folder, rules.limits), run_id, rules, history)
+    follower = ChainFollower(node, directory, history, scout, checkpoints, manifest.rounds.total)
+    node.spawn(follower.run(), essential=True)

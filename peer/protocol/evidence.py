@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from peer.protocol.lineage import PeerIdText, SignatureHex
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.lineage import SignatureHex
+from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.records import MAX_RECORD_BYTES, Count
 from peer.protocol.statements import Sitting
 

@@ -15,13 +15,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from peer.errors import ProtocolError
-from peer.protocol.identity import MAX_PEER_ID_CHARS, verify
-from peer.protocol.manifest import Digest, Spec
+from peer.protocol.identity import verify
+from peer.protocol.manifest import Digest, PeerIdText, Spec
 from peer.protocol.records import Count, dump_json
 from peer.protocol.weights import WeightRule
 
 VOTE_DOMAIN = "vote"
-PeerIdText = Annotated[str, Field(min_length=1, max_length=MAX_PEER_ID_CHARS)]
 SignatureHex = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
@@ -84,17 +83,15 @@ class Certificate(Spec):
     signatures: Annotated[dict[PeerIdText, SignatureHex], Field(max_length=64)]
 
     def check(self) -> None:
-        """Raise ProtocolError unless two thirds of the roster signed this link."""
+        """Raise ProtocolError unless two thirds of the roster signed this link, and each signature is a member's."""
         members = {member.peer_id for member in self.link.roster}
         statement = bytes.fromhex(self.link.id)
-        signers = {
-            peer_id
-            for peer_id, signature in self.signatures.items()
-            if peer_id in members and verify(peer_id, VOTE_DOMAIN, statement, bytes.fromhex(signature))
-        }
-        if len(signers) < quorum(len(members)):
+        for peer_id, signature in self.signatures.items():
+            if peer_id not in members or not verify(peer_id, VOTE_DOMAIN, statement, bytes.fromhex(signature)):
+                raise ProtocolError(f"round {self.link.round} has no valid signature of {peer_id}")
+        if len(self.signatures) < quorum(len(members)):
             raise ProtocolError(
-                f"round {self.link.round} has {len(signers)} valid signatures; {quorum(len(members))} are needed"
+                f"round {self.link.round} has {len(self.signatures)} signatures; {quorum(len(members))} are needed"
             )
 
 

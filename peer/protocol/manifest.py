@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from peer.errors import UserError
+from peer.protocol.identity import MAX_PEER_ID_CHARS
 from peer.protocol.plain_json import TEXT_PATTERN, Key, PlainJson
 from peer.protocol.problems import explain_validation, show_value
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 
@@ -39,6 +40,7 @@ PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PeerIdText = Annotated[str, Field(min_length=1, max_length=MAX_PEER_ID_CHARS)]
 
 
 class Spec(BaseModel):
@@ -186,6 +188,7 @@ class TrustSpec(Spec):
     largest_weight: int = Field(default=3, ge=1, le=1000)
     probation_rounds: int = Field(default=10, ge=0, le=100_000)
     newcomers_share: float = Field(default=0.2, ge=0.01, le=0.99)
+    checkpoint_keys: Annotated[tuple[PeerIdText, ...], Field(max_length=8)] = ()
 
 
 class RunManifest(Spec):
@@ -206,6 +209,11 @@ class RunManifest(Spec):
     def canonical(self) -> bytes:
         """The one byte string that is hashed and signed: sorted keys, no spaces, UTF-8."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of one step of one peer."""
+        return self.inner.batch_sequences * self.data.sequence_length
 
     @property
     def run_id(self) -> str:

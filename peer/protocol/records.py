@@ -29,6 +29,7 @@ MAX_RECORD_BYTES = 4096
 MAX_EXPIRY_S = 120.0
 PEER_TTL_S = 15.0
 MANIFEST_TTL_S = 110.0
+CHECKPOINT_TTL_S = 110.0
 MANIFEST_KEY = "atoll/manifest"
 SpecT = TypeVar("SpecT", bound=Spec)
 
@@ -62,6 +63,11 @@ class PeerRecord(Spec):
 def peers_key(run_id: str) -> str:
     """DHT key under which the peers of a run announce themselves, one subkey a peer."""
     return f"atoll/{run_id}/peers"
+
+
+def checkpoints_key(run_id: str) -> str:
+    """DHT key under which the checkpoints of a run lie, one subkey a signer."""
+    return f"atoll/{run_id}/checkpoints"
 
 
 def seal(identity: Identity, domain: str, payload: bytes) -> bytes:

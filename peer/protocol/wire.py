@@ -14,8 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from peer.errors import ProtocolError
-from peer.protocol.lineage import PeerIdText
-from peer.protocol.manifest import MAX_ROUNDS, Digest, Spec
+from peer.protocol.manifest import MAX_ROUNDS, Digest, PeerIdText, Spec
 from peer.protocol.records import Count, Seconds, dump_json
 
 _HEADER = struct.Struct(">4sB3xI")

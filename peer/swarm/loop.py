@@ -33,6 +33,7 @@ class RunContext:
         manifest: of the run.
         recipe: of the run, `run_recipe(manifest)`.
         organiser: peer id that serves the genesis state.
+        introducers: peer ids in the addresses that a person gave.
         nominal_tokens: tokens of a regular contribution.
         trainer: is told of rounds, and of new anchors.
         rng: jitter, and which peer a newcomer asks.
@@ -43,6 +44,7 @@ class RunContext:
     manifest: RunManifest
     recipe: Recipe
     organiser: str
+    introducers: tuple[str, ...] = ()
     nominal_tokens: int
     trainer: TrainerLink
     rng: random.Random

@@ -98,7 +98,7 @@ BOOTSTRAP = {
         says=("recipe.outer_momentum=1.5", "less than 1")),
     "manifest of another version": Case(
         line="<here>/run.yaml", files={"run.yaml": "protocol: 999\n" + SMALL},
-        says=("uses protocol version 999; this atoll speaks 3", "upgrade atoll")),
+        says=("uses protocol version 999; this atoll speaks 4", "upgrade atoll")),
     "manifest that is not text": Case(
         line="<here>/run.yaml", files={"run.yaml": "\0\1"}, says=("<here>/run.yaml cannot be read",)),
     "manifest that is absent": Case(
@@ -288,7 +288,7 @@ IN_THE_SWARM = {
         _nothing, f"<live> --run-id {'0' * 64}",
         ("manifest hash mismatch: the swarm runs <hash>, not 0000000000", "check --run-id")),
     "incompatible protocol version": (
-        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 3", "upgrade atoll")),
+        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 4", "upgrade atoll")),
     "no manifest": (
         _nothing, "<empty>", ("holds no manifest (waited 10 s)", "the address that of an Atoll bootstrap")),
     "identity in use on this machine": (

@@ -10,12 +10,16 @@ from peer.errors import ProtocolError
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import chunks, state_digest
 from peer.protocol import hashing
+from peer.protocol.fork_choice import ForkRule, Verdict
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
+from peer.swarm.catchup.chunk_download import CatchUpError
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import history_name
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_file import load_snapshot
 from tests.swarm.runs import NUMEL, RUN, Run, make_state
@@ -126,6 +130,10 @@ class ScriptedDonor:
             request = await stream.receive_message(Kind.REQUEST, HistoryRequest)
 
 
+class NotFollowedError(CatchUpError):
+    """The rule keeps the joiner on its own chain."""
+
+
 class Joiner:
     """A peer that catches up; applies and adopts as `peer.swarm.lineage.round_loop` does."""
 
@@ -134,6 +142,7 @@ class Joiner:
         self.history = ChainStore(folder, self.state.lineage_id)
         self.folder, self.liars = folder, {}
         self.fetcher = HistoryClient(network.node(), RUN, folder, RosterLimits(), self.liars.__setitem__)
+        self.scout = self._scout()
         self.valid, self.applied, self.adopted = True, 0, 0
 
     async def apply(self, update, certificate):
@@ -149,6 +158,15 @@ class Joiner:
         self.history.replace(chain)
         self.adopted += 1
 
+    def stand_on(self, run):
+        """Take over where a run is."""
+        self.state, self.history = run.state, run.history
+        self.scout = self._scout()
+
+    def _scout(self):
+        rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=NewestCheckpoint(self.folder, RUN, ()))
+        return ChainScout(self.fetcher, RUN, rules, self.history)
+
     def standing(self):
         return LocalState(state=self.state, history=self.history, valid=self.valid, digest=self.digest)
 
@@ -157,8 +175,14 @@ class Joiner:
 
     async def catch_up(self, donor, *others):
         ids = [other.peer_id for other in others]
-        work = self.fetcher.catch_up(donor.peer_id, self.standing(), self.apply, self.adopt, ids, ids)
-        return await asyncio.wait_for(work, 20.0)
+        async with asyncio.timeout(20.0):
+            chain = await self.scout.look(donor.peer_id, 0)
+            own = self.history.chain
+            if self.scout.judge(chain) is not Verdict.FOLLOW and (self.valid or own != chain):
+                raise NotFollowedError(f"the chain of {donor.peer_id} is not followed")
+            return await self.fetcher.follow(
+                donor.peer_id, chain, self.standing(), self.apply, self.adopt, ids, ids
+            )
 
     async def refuses(self, donor, error=ProtocolError, match=None):
         """Catching up fails and leaves this peer exactly as it was."""

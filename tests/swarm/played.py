@@ -55,6 +55,6 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
         organiser=node.peer_id, nominal_tokens=10_000, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
-    rounds._fork_choice.fetcher._run_id = RUN
+    rounds._fork_choice.fetcher._run_id = rounds._fork_choice.scout._run_id = RUN
     rounds.joined = True
     return rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import torch
 
@@ -69,6 +70,18 @@ class Run:
             self.state.apply(update, self.state.round + 1, certificate.link.id)
             self.states.append(self.state.digest())
         return self
+
+    def fork(self, folder, identities):
+        """The same run up to here, which goes on with these members."""
+        other = Run(folder, self.state.numel, members=0)
+        other.identities, other.states = list(identities), list(self.states)
+        other.state.anchor.copy_(self.state.anchor)
+        other.state.buffers[0].copy_(self.state.buffers[0])
+        other.state.round, other.state.lineage_id = self.state.round, self.state.lineage_id
+        other.history.replace(list(self.history.chain))
+        for path in self.history.folder.glob("update-*.bin"):
+            shutil.copy(path, other.history.folder)
+        return other
 
     async def digest(self):
         """Of the state, as it was when it was new."""

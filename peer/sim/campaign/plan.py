@@ -136,7 +136,7 @@ def build_swarm(
         raise UserError(f"--evaluations={evaluations}: must be from 1 to {MAX_EVALUATIONS}", "10 draws a good curve")
     scenario = load_scenario(network)
     scenario.counts(peers)
-    each = manifest.inner.batch_sequences * manifest.data.sequence_length
+    each = manifest.tokens_per_step
     wanted = _default_tokens(manifest, each * peers) if tokens is None else parse_tokens(tokens)
     if wanted < each * peers:
         raise UserError(

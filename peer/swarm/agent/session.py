@@ -107,10 +107,10 @@ class AgentSession:
         folder = Path(start.directory)
         recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
         recipe = run_recipe(manifest)
-        per_step = manifest.inner.batch_sequences * manifest.data.sequence_length
         context = RunContext(
             node=node, directory=directory, manifest=manifest, recipe=recipe, organiser=organiser,
-            nominal_tokens=recipe.regular_steps(manifest.rounds.total) * per_step, trainer=recorder, rng=self._rng,
+            introducers=tuple(organisers), trainer=recorder, rng=self._rng,
+            nominal_tokens=recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)
         await rounds.start()

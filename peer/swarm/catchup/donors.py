@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.lineage import heavier
 from peer.protocol.records import PeerRecord
 from peer.swarm.state.chain import ChainStore
 
@@ -23,20 +22,6 @@ class LocalState:
     history: ChainStore
     valid: bool
     digest: Callable[[], Awaitable[str]]
-
-
-def ahead(peers: dict[str, PeerRecord], standing: LocalState, distrusted: set[str]) -> list[str]:
-    """Peers whose lineage beats ours by their own account, the heaviest first."""
-    weight, lineage_id = standing.history.weight, standing.state.lineage_id
-    better = [
-        peer_id
-        for peer_id, record in peers.items()
-        if peer_id not in distrusted
-        and (record.lineage_id != lineage_id or not standing.valid)
-        and record.state != "joining"
-        and (not standing.valid or heavier(record.lineage_weight, record.lineage_id, weight, lineage_id))
-    ]
-    return sorted(better, key=lambda peer_id: (-peers[peer_id].lineage_weight, peers[peer_id].lineage_id, peer_id))
 
 
 def helpers(peers: dict[str, PeerRecord], donor: str, distrusted: set[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from peer.errors import ProtocolError, in_words
@@ -12,10 +13,12 @@ from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import AnyUpdate
-from peer.protocol.lineage import Certificate, GivenUp, Position, RosterLimits, given_up, heavier, quorum
-from peer.swarm.catchup.donors import LocalState, ahead, helpers
+from peer.protocol.fork_choice import Verdict
+from peer.protocol.lineage import Certificate, GivenUp, Position, given_up, quorum
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
+from peer.swarm.catchup.donors import LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
-from peer.swarm.catchup.history_client import CaughtUp, HistoryClient, NotHeavierError
+from peer.swarm.catchup.history_client import CaughtUp, HistoryClient
 from peer.swarm.catchup.late_commits import LateCommits
 from peer.swarm.catchup.tip_agreement import UndecidedError, members_of, most_named
 from peer.swarm.net.directory import Directory
@@ -25,6 +28,8 @@ from peer.swarm.runtime.tasks import staggered
 from peer.swarm.state.store import StateStore
 
 log = logging.getLogger(__name__)
+LOOKS_AT_ONCE = 4
+DONOR_FAILURES = (TimeoutError, ProtocolError, StreamClosedError)
 
 
 class CatchUpHost(Protocol):
@@ -36,6 +41,9 @@ class CatchUpHost(Protocol):
     def on_answer(self, donor: str) -> None:
         """This donor answers."""
 
+    def on_ahead(self) -> None:
+        """A chain has been looked at that this peer shall follow."""
+
     async def on_counted(self) -> None:
         """A round that this peer gave up turns out to contain its contribution."""
 
@@ -45,7 +53,7 @@ class ForkChoice:
 
     Args:
         node, directory: the network and its live peers.
-        run_id, limits: the run, and what its rosters may be.
+        run_id, rules: the run, and which chains it allows and prefers.
         store: the outer state.
         host: is told of what this peer finds out.
         trainer: is told of each change.
@@ -57,17 +65,21 @@ class ForkChoice:
     """
 
     def __init__(
-        self, node: Node, directory: Directory, run_id: str, limits: RosterLimits, store: StateStore,
+        self, node: Node, directory: Directory, run_id: str, rules: ChainRules, store: StateStore,
         host: CatchUpHost, trainer: TrainerLink,
     ) -> None:  # fmt: skip
         self._own_id, self._directory, self._store = node.peer_id, directory, store
         self._node = node
         self._host, self._trainer = host, trainer
-        self.fetcher = HistoryClient(node, run_id, store.history.folder, limits, self._accuse)
+        self.fetcher = HistoryClient(node, run_id, store.history.folder, rules.limits, self._accuse)
+        self.scout = ChainScout(self.fetcher, run_id, rules, store.history)
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._distrusted: set[str] = set()
         self._nudged: dict[str, tuple[int, str]] = {}
+        self._preferred: tuple[str, Sequence[Certificate]] | None = None
+        self._look_now = asyncio.Event()
+        self._stood = store.position, node.clock()
 
     def standing(self) -> LocalState:
         """What this peer has."""
@@ -75,15 +87,84 @@ class ForkChoice:
         return LocalState(state=store.state, history=store.history, valid=store.valid, digest=store.digest)
 
     def donors(self) -> list[str]:
-        """The donors to ask for a heavier lineage: first those that claimed one here, then those that announce one."""
-        mine = (self._store.position.weight, self._store.position.lineage_id)
-        self._nudged = {donor: theirs for donor, theirs in self._nudged.items() if heavier(*theirs, *mine)}
-        nudged = [donor for donor in self._nudged if donor not in self._distrusted]
-        return list(dict.fromkeys([*nudged, *ahead(self._directory.reachable, self.standing(), self._distrusted)]))
+        """The donor whose chain has been looked at, and that this peer shall follow; empty if there is none."""
+        if self._preferred is not None and not self._follows(self._preferred[1]):
+            self._preferred = None
+        return [] if self._preferred is None else [self._preferred[0]]
 
     def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
-        """`donor` claims to be on this heavier lineage, whatever the directory shows."""
-        self._nudged[donor] = (weight, lineage_id)
+        """`donor` claims to be on this lineage, whatever the directory shows: the scout looks at it next."""
+        if not self._store.history.leads_through_id(lineage_id):
+            self._nudged[donor] = (weight, lineage_id)
+            self._look_now.set()
+
+    def offer(self, donor: str, chain: Sequence[Certificate]) -> None:
+        """A donor's chain from genesis, checked: this peer follows it if the rule says so."""
+        if self._follows(chain):
+            self._preferred = donor, chain
+            self._host.on_ahead()
+
+    async def look_around(self) -> None:
+        """Look at a few of the chains that others claim; `donors` has what comes of it."""
+        looks = [self._examine(donor) for donor in self._claims()[:LOOKS_AT_ONCE]]
+        for outcome in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, DONOR_FAILURES):
+                raise outcome
+
+    async def scout_forever(self) -> None:
+        """Look at what others claim, beside the rounds, until this is cancelled."""
+        while True:
+            self._look_now.clear()
+            await self.look_around()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), self._node.timing.recheck_s)
+
+    def _claims(self) -> list[str]:
+        records = self._directory.reachable
+        nudged = [donor for donor in self._nudged if donor not in self._distrusted]
+        claims = self.scout.claims(records, self._distrusted, lost=not self._store.valid)
+        wanted = dict.fromkeys([*nudged, *claims])
+        return sorted(wanted, key=lambda donor: not self.scout.has_say(donor))  # a stranger's claim comes last
+
+    async def _examine(self, donor: str) -> None:
+        """Look at one claim; `donors` has what comes of it. A claim that is not shown is not looked at for a while."""
+        self._nudged.pop(donor, None)
+        try:
+            chain = await self._look(donor)
+        except ProtocolError as error:
+            self._accuse(donor, str(error))
+            raise
+        except (TimeoutError, StreamClosedError) as error:
+            self._left(donor, error)
+            raise
+        self._host.on_answer(donor)
+        if self._follows(chain):
+            self.offer(donor, chain)
+        else:
+            self._distrust(donor, self._node.timing.not_heavier_s)
+
+    def _left(self, donor: str, error: Exception) -> None:
+        log.info("donor %s left: %s", donor, in_words(error))
+        # its record stays for a while: asking again would spin
+        timing = self._node.timing
+        self._distrust(donor, timing.silent_donor_s if isinstance(error, TimeoutError) else timing.unreachable_s)
+
+    async def _look(self, donor: str) -> list[Certificate]:
+        record = self._directory.reachable.get(donor)
+        return await self.scout.look(donor, record.round if record is not None else 0)
+
+    def _follows(self, chain: Sequence[Certificate]) -> bool:
+        """Whether this peer leaves its chain for another one, as both stand now."""
+        now, position = self._node.clock(), self._store.position
+        if self._stood[0] != position:
+            self._stood = position, now
+        own = self._store.history.chain
+        if not self._store.valid and own and chain and own[-1].link.id == chain[-1].link.id:
+            return True  # the same chain, whose state this peer has lost
+        verdict = self.scout.judge(chain)
+        if verdict is Verdict.WEIGHTLESS:
+            return now >= self._stood[1] + self._node.timing.abandoned_s
+        return verdict is Verdict.FOLLOW
 
     async def fetch_genesis(self, organiser: str) -> bool:
         """Take the initial state from the organiser or another peer; False if none has it."""
@@ -91,40 +172,21 @@ class ForkChoice:
         return await fetch_genesis(self.fetcher, donors, self.standing(), self._store.adopt)
 
     async def catch_up(self) -> bool:
-        """Follow the heaviest lineage in sight if it is not ours; True when the state changed."""
+        """Follow another chain if the rule says so; True when the state changed."""
         before, chain = self._store.position, tuple(self._store.history.chain)
         self.missed.begin()
         timing, clock = self._node.timing, self._node.clock
         until = clock() + timing.new_donors_s
 
         def names() -> list[str]:
-            return self.donors() if clock() < until else []
+            return self._claims() if clock() < until else []
 
-        calls = staggered(names, self._reach, timing.next_donor_s, timing.recheck_s)
+        if await self._follow_preferred(before, chain):
+            return True
+        calls = staggered(names, self._examine, timing.next_donor_s, timing.recheck_s)
         async with contextlib.aclosing(calls) as answers:
-            async for donor, answer in answers:
-                self._nudged.pop(donor, None)
-                try:
-                    answer.result()
-                    self._host.on_answer(donor)
-                    others = helpers(self._directory.reachable, donor, self._distrusted)
-                    how = await self.fetcher.catch_up(
-                        donor, self.standing(), self._replay, self._store.adopt, others,
-                        list(self._directory.reachable),
-                    )  # fmt: skip
-                except (NotHeavierError, UndecidedError) as error:
-                    log.info("%s", error)
-                    self._distrust(donor, timing.not_heavier_s)
-                except ProtocolError as error:
-                    self._accuse(donor, str(error))
-                except (TimeoutError, StreamClosedError) as error:
-                    log.info("donor %s left: %s", donor, in_words(error))
-                    # its record stays for a while: asking again would spin
-                    silent = isinstance(error, TimeoutError)
-                    self._distrust(donor, timing.silent_donor_s if silent else timing.unreachable_s)
-                else:
-                    lost = given_up(chain, self._store.history.chain, self._own_id)
-                    self._report(how, before, lost)
+            async for _, answer in answers:
+                if answer.exception() is None and await self._follow_preferred(before, chain):
                     return True
         if self._store.position == before:
             return False
@@ -132,8 +194,28 @@ class ForkChoice:
         self._report(CaughtUp(donor=None, replayed=replayed, snapshot_round=None), before)
         return True
 
-    async def _reach(self, donor: str) -> None:
-        await asyncio.wait_for(self.fetcher.reach(donor), self._node.timing.reach_timeout_s)
+    async def _follow_preferred(self, before: Position, chain: Sequence[Certificate]) -> bool:
+        """Take the state that the chosen chain leads to; False if there is none, or its donor does not show it."""
+        if not self.donors():
+            return False
+        assert self._preferred is not None
+        (donor, chosen), self._preferred = self._preferred, None
+        others = helpers(self._directory.reachable, donor, self._distrusted)
+        try:
+            how = await self.fetcher.follow(
+                donor, chosen, self.standing(), self._replay, self._store.adopt, others, list(self._directory.reachable)
+            )
+        except UndecidedError as error:
+            log.info("%s", error)
+            self._distrust(donor, self._node.timing.not_heavier_s)
+        except ProtocolError as error:
+            self._accuse(donor, str(error))
+        except (TimeoutError, StreamClosedError) as error:
+            self._left(donor, error)
+        else:
+            self._report(how, before, given_up(chain, self._store.history.chain, self._own_id))
+            return True
+        return False
 
     async def look_at_own_state(self) -> None:
         """After votes that differ: give the state up if two thirds of the round that led to it hold another one."""
@@ -171,7 +253,7 @@ class ForkChoice:
         )
         now = self._store.position
         if lost is not None and lost.rounds:
-            reason += f"; dropped {lost}: {now.weight} tokens are heavier than {before.weight}"
+            reason += f"; dropped {lost}: {now.weight} tokens, before {before.weight}"
         log.info("caught up to round %d: %s", now.round, reason)
         record = RoundRecord(
             status="caught_up", round=now.round, lineage_id=now.lineage_id, reason=reason, donor=how.donor,

@@ -14,9 +14,11 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.state.outer_state import AnyUpdate, OuterState, state_digest
 from peer.protocol import hashing
-from peer.protocol.lineage import Certificate, Link, RosterLimits, chain_weight, check_chain, heavier
+from peer.protocol.fork_choice import shared_links
+from peer.protocol.lineage import Certificate, Link, RosterLimits, check_chain
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
+from peer.swarm.catchup.chain_scout import LEAST_LINKS_PER_S
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
@@ -32,14 +34,11 @@ from peer.swarm.state.snapshot_file import chunk_lengths
 
 log = logging.getLogger(__name__)
 LATEST = 2**53 - 1
+ONWARD_LINKS = 256  # rounds that others may have made since
 DIGEST_BYTES = 32
 HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
-
-
-class NotHeavierError(CatchUpError):
-    """The donor's lineage is valid, but does not beat ours: nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,39 +76,37 @@ class HistoryClient:
         """Of the node."""
         return self._node.timing
 
-    async def catch_up(
-        self, donor: str, standing: LocalState, apply: Apply, adopt: Adopt, others: Sequence[str] = (),
-        witnesses: Sequence[str] = (),
+    async def follow(
+        self, donor: str, chain: Sequence[Certificate], standing: LocalState, apply: Apply, adopt: Adopt,
+        others: Sequence[str] = (), witnesses: Sequence[str] = (),
     ) -> CaughtUp:  # fmt: skip
-        """Bring the state to the donor's tip.
+        """Bring the state to the end of a donor's chain, which has been checked and chosen.
 
         Args:
             others: peers that may serve the same snapshot, the best first.
             witnesses: live peers: those that made the donor's state are asked for its digest.
 
         Raises:
-            CatchUpError, ProtocolError: the donor's data does not verify, or its lineage is not heavier.
+            CatchUpError, ProtocolError: the donor's data does not verify.
             StreamClosedError: it went away.
         """
-        if standing.valid:
-            onward = await self.onward(donor, standing)
+        own = standing.history.chain
+        if standing.valid and shared_links(own, chain) == len(own):
+            onward = list(chain[len(own) :])
             replayed = await self._replay(donor, onward, standing, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
-        return await self._snapshot(donor, standing, adopt, others, witnesses)
+        return await self._snapshot(donor, list(chain), standing, adopt, others, witnesses)
 
     async def onward(self, donor: str, standing: LocalState) -> list[Certificate]:
-        """The donor's certificates that follow this peer's position, checked; none if it is no further. As `catch_up`
-        raises.
+        """The donor's certificates that follow this peer's position, checked; none if it is no further.
+
+        Raises:
+            ProtocolError: they do not verify.
+            StreamClosedError: the donor went away.
         """
         history = standing.history
-        return await self._chain(donor, len(history.chain), standing.state.lineage_id, history.seen.copy())
-
-    async def reach(self, donor: str) -> None:
-        """Return once the donor has answered anything; raises ProtocolError, StreamClosedError."""
-        request = HistoryRequest(what="chain", run_id=self._run_id, from_round=LATEST)
-        async with self._asking(donor, request) as stream:
-            await self._body(stream, MAX_MESSAGE_BYTES)
+        return await self._onward(donor, history.chain, history.genesis, ONWARD_LINKS)
 
     async def genesis(self, donor: str, standing: LocalState, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
@@ -167,32 +164,23 @@ class HistoryClient:
         return len(onward)
 
     async def _snapshot(
-        self, donor: str, standing: LocalState, adopt: Adopt, others: Sequence[str], witnesses: Sequence[str]
-    ) -> CaughtUp:
-        """Verify the donor's chain from genesis, then its state chunk by chunk, from all peers that have it."""
+        self, donor: str, chain: list[Certificate], standing: LocalState, adopt: Adopt, others: Sequence[str],
+        witnesses: Sequence[str],
+    ) -> CaughtUp:  # fmt: skip
+        """Verify the state that the donor's chain leads to, chunk by chunk, from every peer that has it."""
         donors = [donor, *others[: DONORS_AT_ONCE - 1]]
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in donors[1:]]
-        # each of these takes several round trips, and none needs another's answer
+        # the connection takes several round trips, and needs no answer
         early = None if standing.valid else self._preopened(donor)  # a peer with a state may need no other
-        seen: Counter[str] = Counter()
         genesis = standing.history.genesis
-        offering = asyncio.ensure_future(self._offer(donor, standing))
-        linking = asyncio.ensure_future(self._chain(donor, 0, genesis, seen))
         try:
-            meta, digests = await offering
-            chain = await linking
-            if len(chain) < meta.round:  # rounds have been committed before the snapshot was written
-                parent = chain[-1].link.id if chain else genesis
-                chain += await self._chain(donor, len(chain), parent, seen)
+            meta, digests = await self._offer(donor, standing)
+            if len(chain) < meta.round:  # rounds have been committed since the chain was read
+                chain += await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
             chain, after = chain[: meta.round], chain[meta.round :]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
-            if standing.valid and not heavier(
-                chain_weight(chain), meta.lineage_id, standing.history.weight, standing.state.lineage_id
-            ):
-                PartialFile.discard(self._folder)
-                raise NotHeavierError(f"the chain of {donor} is not heavier than ours")
             open_stream = self._open if early is None else early.open
             if after:
                 _compare(donor, digests, meta, after[0].link.state_digest)
@@ -204,7 +192,7 @@ class HistoryClient:
             path, served = await self._chunks(donors, meta, digests, open_stream)
         finally:
             try:
-                await cancel_and_wait([offering, linking, *preparing])
+                await cancel_and_wait(preparing)
             finally:
                 if early is not None:
                     await early.close()
@@ -243,21 +231,38 @@ class HistoryClient:
             joined = await self._body(stream, 32 * num_chunks) or b""
         return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
 
-    async def _chain(self, donor: str, from_round: int, parent: str, seen: Counter[str]) -> list[Certificate]:
-        """The donor's certificates from a round on, each checked before the next is read; none if the first does not
-        follow `parent`: the donor is on another lineage, or no further than this peer. `seen`: up to `parent`.
+    async def _onward(
+        self, donor: str, chain: Sequence[Certificate], genesis: str, most: int
+    ) -> list[Certificate]:
+        """At most `most` certificates of the donor that follow a chain from genesis, checked; none if its own chain is
+        another one, or no longer.
         """
-        chain: list[Certificate] = []
+        parent, round = (chain[-1].link.id if chain else genesis), len(chain)
+        links = await self.links(donor, round, most)
+        if not links or links[0].link.parent != parent:
+            return []
+        seen = Counter(member.peer_id for one in chain for member in one.link.roster)
+        await asyncio.to_thread(check_chain, links, self._run_id, parent, round, self._limits, seen)
+        return links
+
+    async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:
+        """At most `count` certificates of the donor's chain from a round on, as it says: `ChainScout` checks them.
+
+        Raises:
+            ProtocolError: malformed.
+            StreamClosedError: the donor went away, or sends slower than `LEAST_LINKS_PER_S` after the first seconds.
+        """
+        links: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
-        async with self._asking(donor, request) as stream:
-            while (piece := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
-                certificate = parse_json(Certificate, piece)
-                if not chain and certificate.link.parent != parent:
-                    return []
-                check_chain([certificate], self._run_id, parent, from_round + len(chain), self._limits, seen)
-                parent = certificate.link.id
-                chain.append(certificate)
-        return chain
+        until = asyncio.get_running_loop().time() + self.timing.claim_s
+        try:
+            async with asyncio.timeout_at(until) as patience, self._asking(donor, request) as stream:
+                while len(links) < count and (piece := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
+                    links.append(parse_json(Certificate, piece))
+                    patience.reschedule(until + len(links) / LEAST_LINKS_PER_S)
+        except TimeoutError:
+            raise StreamClosedError(donor, f"sent {len(links)} links in {self.timing.claim_s:g} s and more") from None
+        return links
 
     async def _update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:
         digest = certificate.link.update_digest

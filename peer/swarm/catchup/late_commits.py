@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from peer.errors import ProtocolError, in_words
-from peer.protocol.lineage import Certificate, chain_weight
+from peer.protocol.lineage import Certificate
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.net.stream import StreamClosedError
@@ -66,8 +66,8 @@ class LateCommits:
 async def find_continuation(
     fetcher: HistoryClient, others: Sequence[str], standing: Callable[[], LocalState], rng: random.Random,
     patience_s: float, asleep: str | None = None,
-) -> tuple[str, int, str] | None:  # fmt: skip
-    """A peer that continued after a round that this one abandoned or slept through: (peer, weight, lineage id).
+) -> tuple[str, list[Certificate]] | None:  # fmt: skip
+    """A peer that continued after a round that this one abandoned or slept through: (peer, its chain from genesis).
 
     Args:
         patience_s: for each of them.
@@ -79,6 +79,7 @@ async def find_continuation(
     awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
     asked = rng.sample(awake, min(ASKED, len(awake)))
     beside, silent = [peer_id for peer_id in others if peer_id not in awake], 0
+    own = tuple(standing().history.chain)
 
     async def onward(peer_id: str) -> list[Certificate]:
         async with asyncio.timeout(fetcher.timing.hearsay_s if peer_id in beside else patience_s):
@@ -94,7 +95,7 @@ async def find_continuation(
                 silent += 1
                 continue
             if chain:
-                return peer_id, standing().history.weight + chain_weight(chain), chain[-1].link.id
+                return peer_id, [*own, *chain]
     if asked and silent == len(asked + beside):
         raise NobodyAnsweredError
     return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 
 from peer.link.contribution_slot import ContributionSlot
 from peer.outer.record import RoundRecord
+from peer.protocol.lineage import Certificate
 from peer.swarm.catchup.fork_choice import ForkChoice
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
 from peer.swarm.group.matchmaking import Matchmaker
@@ -26,16 +26,15 @@ class RetryPolicy:
     Args:
         node: this peer.
         directory, matchmaker, following, handover: its own.
-        nudge: called with (peer, weight, lineage id) of a peer that committed what this one abandoned.
         rng: jitter only.
     """
 
     def __init__(
         self, node: Node, directory: Directory, matchmaker: Matchmaker, following: ForkChoice, slot: ContributionSlot,
-        nudge: Callable[[str, int, str], None], rng: random.Random,
+        rng: random.Random,
     ) -> None:  # fmt: skip
         self._node, self._directory, self._matchmaker = node, directory, matchmaker
-        self._fork_choice, self._slot, self._nudge, self._rng = following, slot, nudge, rng
+        self._fork_choice, self._slot, self._rng = following, slot, rng
         self._failed_in_row = 0
         self._owed = False
 
@@ -79,9 +78,9 @@ class RetryPolicy:
             others = [peer_id for peer_id in record.members if peer_id != self._node.peer_id]
             missed = await self._went_on(others, record.culprit)
             if missed is not None:
-                self._nudge(*missed)
+                self._fork_choice.offer(*missed)
 
-    async def _went_on(self, others: list[str], culprit: str | None) -> tuple[str, int, str] | None:
+    async def _went_on(self, others: list[str], culprit: str | None) -> tuple[str, list[Certificate]] | None:
         """Ask them, and ask again for a while where this machine has slept: its network may need a moment to come back,
         and what it gives up unasked it would send twice.
         """

@@ -14,10 +14,13 @@ from peer.outer.policy.schedules import GradientChange
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import AnyUpdate, OuterState
-from peer.protocol.lineage import Certificate, Link, RosterLimits
+from peer.protocol.lineage import Certificate, Link
 from peer.protocol.weights import WeightRule
+from peer.swarm.catchup.chain_scout import ChainRules
+from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.fork_choice import ForkChoice
 from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.lineage.retry import RetryPolicy
@@ -47,10 +50,13 @@ class LineageRounds(RoundLoop[StateStore]):
         strategy = strategy_of(recipe, store.state.numel, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
         self._exchange = Exchange(node, rosters, timeout_s, strategy, self._matchmaker.gathering, self._guard)
-        limits = RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, rule)
-        self._fork_choice = ForkChoice(node, directory, manifest.run_id, limits, store, self, context.trainer)
+        self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
+        self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
+        self._introducers = context.introducers
+        rules = ChainRules.of(manifest, rule, self.checkpoints, node.peer_id)
+        self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
         self._retry = RetryPolicy(
-            node, directory, self._matchmaker, self._fork_choice, self.slot, self.nudge, context.rng
+            node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng
         )
         self._stood = False
         self._regrouped: str | None = None
@@ -93,6 +99,10 @@ class LineageRounds(RoundLoop[StateStore]):
         """See `CatchUpHost.on_answer`."""
         self._matchmaker.membership.seen(donor)
 
+    def on_ahead(self) -> None:
+        """See `CatchUpHost.on_ahead`."""
+        self.slot.work.set()
+
     async def on_counted(self) -> None:
         """See `CatchUpHost.on_counted`."""
         await self._exchange.counted()
@@ -103,11 +113,15 @@ class LineageRounds(RoundLoop[StateStore]):
         await self._matchmaker.start()
         await self._exchange.start()
         await self._guard.start()
+        await self._checkpoint_exchange.start()
+        self._node.spawn(self._fork_choice.scout_forever())
 
     async def join(self, resumed: Head | None) -> None:
         """Get a valid state no older than any heavier lineage in sight, and hand it to the trainer."""
         contributed = resumed.contributed if resumed is not None else None
         patience = self._node.clock() + self._node.timing.join_patience_s
+        if not self.store.history.chain:
+            await self._checkpoint_exchange.introduce(self._introducers, self._fork_choice.scout)
         while True:
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
@@ -232,7 +246,7 @@ class LineageRounds(RoundLoop[StateStore]):
                 following.fetcher, others, following.standing, self._rng, timing.look_around_s
             )
             if missed is not None:
-                self.nudge(*missed)
+                following.offer(*missed)
 
     async def _look_around(self) -> None:
         """Raise RoundAborted if others are ahead after a suspend: at its old position this peer would find only other
@@ -249,6 +263,7 @@ class LineageRounds(RoundLoop[StateStore]):
                     self._matchmaker.membership.expect(peer_id)
             elif not self._directory.peers:
                 await self._directory.refresh()
+                await self._fork_choice.look_around()
         if donors := self._fork_choice.donors():
             raise RoundAborted("match", f"{donors[0]} is on a heavier lineage", donors[0], behind=True)
 

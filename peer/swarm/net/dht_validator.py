@@ -12,7 +12,7 @@ from hivemind.utils import MSGPackSerializer
 from peer.errors import ProtocolError
 from peer.protocol.records import MAX_EXPIRY_S, MAX_RECORD_BYTES, open_sealed
 
-DOMAINS = ("peer", "manifest")  # the most frequent first: each is tried
+DOMAINS = ("peer", "manifest", "checkpoint")  # the most frequent first: each is tried
 _MSGPACK_OVERHEAD = 16
 _REMEMBERED = 1024  # of at most MAX_RECORD_BYTES each
 

@@ -75,13 +75,16 @@ class Timing:
     excuse_period_s: float = _lasts(30.0, "between two absences of a returning peer that are excused")
 
     # catchup
+    claim_s: float = _lasts(10.0, "for a donor's first links: after that it must send fifty a second")
+    abandoned_s: float = _lasts(600.0, "without a round before a chain that few established peers signed will do")
+    checkpoint_answer_s: float = _lasts(5.0, "for the newest checkpoint of another node")
+    checkpoint_period_s: float = _lasts(5.0, "between two reads of the checkpoints in the DHT")
     busy_period_s: float = _lasts(5.0, "between two words of a donor that it still writes its snapshot")
     writing_s: float = _lasts(120.0, "for a donor to write its snapshot: gigabytes, while its rounds go first")
     watch_period_s: float = _lasts(0.25, "between two looks for a slow donor")
     slow_floor_s: float = _lasts(2.0, "that any donor may take for a chunk, however fast the others are")
     busy_retry_s: float = _lasts(1.0, "before a busy donor is asked again")
     busy_patience_s: float = _lasts(60.0, "without any chunk before busy donors are given up")
-    reach_timeout_s: float = _lasts(10.0, "for a donor to answer at all")
     next_donor_s: float = _lasts(1.0, "of a donor's silence before the next one is asked as well")
     new_donors_s: float = _lasts(10.0, "in which donors are added to one attempt: a liar may invent any number")
     not_heavier_s: float = _lasts(3.0, "without a donor whose lineage is not heavier, or not agreed on")

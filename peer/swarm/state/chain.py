@@ -60,6 +60,16 @@ class ChainStore:
         self.replace(chain[: ids.index(lineage_id)])
         return True
 
+    def load_all(self) -> None:
+        """Take all of the chain that this folder holds, as far as its links follow each other."""
+        chain, parent = [], self.genesis
+        for certificate in read_chain(self.chain_path):
+            if certificate.link.parent != parent:
+                break
+            chain.append(certificate)
+            parent = certificate.link.id
+        self.replace(chain)
+
     def append(self, certificate: Certificate) -> None:
         """Record a committed round; it outlives this process from here on. Its update is kept apart.
 
@@ -86,6 +96,19 @@ class ChainStore:
         if lines:
             self._with_room(lambda: _append(self.chain_path, lines))
             self._unwritten.clear()
+
+    def advance(self, chain: list[Certificate]) -> None:
+        """Take a chain that may continue this one: what is new is appended, so that a long chain is not written again.
+
+        Raises:
+            OSError: see `append`.
+        """
+        known = len(self.chain)
+        if known and (len(chain) < known or chain[known - 1].link.id != self.lineage_id(known)):
+            self.replace(chain)
+            return
+        for certificate in chain[known:]:
+            self.append(certificate)
 
     def keep_update(self, *parts: Payload) -> None:
         """Write the update of the newest round, whose bytes are `parts`, and forget the oldest one.
@@ -152,6 +175,10 @@ class ChainStore:
     def leads_through(self, round: int, lineage_id: str) -> bool:
         """Whether that round had, or has, this lineage id here."""
         return round <= len(self.chain) and self.lineage_id(round) == lineage_id
+
+    def leads_through_id(self, lineage_id: str) -> bool:
+        """Whether this lineage has stood there in any of its newest rounds."""
+        return any(one.link.id == lineage_id for one in self.chain[-KEPT_UPDATES:])
 
     def certified(self, round: int) -> str | None:
         """The digest of the state of that round, which the link that carried it on names; None where none has."""

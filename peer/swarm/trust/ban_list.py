@@ -10,8 +10,7 @@ from pathlib import Path
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
 from peer.protocol.evidence import MAX_EVIDENCE_BYTES, Evidence
-from peer.protocol.lineage import PeerIdText
-from peer.protocol.manifest import Spec
+from peer.protocol.manifest import PeerIdText, Spec
 from peer.protocol.records import dump_json, parse_json
 from peer.swarm.trust.verdict import Verdict
 

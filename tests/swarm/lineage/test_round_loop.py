@@ -17,6 +17,7 @@ from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
+from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state.chain import ChainStore
 from tests.swarm.gathering import PARENT, gather
@@ -60,7 +61,7 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
 
     directory = SimpleNamespace(refresh=refresh)
     following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
-    after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, None, random.Random(1))
+    after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, random.Random(1))
     membership = leader.matchmaker.membership
     assert membership.expected() == [liar.peer_id]
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
@@ -97,11 +98,10 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
         organiser="organiser", nominal_tokens=64, trainer=SimpleNamespace(tell=print), rng=random.Random(0),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
-    running = asyncio.ensure_future(rounds.run())
+    running = [asyncio.ensure_future(work) for work in (rounds.run(), rounds._fork_choice.scout_forever())]
     for _ in range(200):  # turns of the loop
         await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait({running}, timeout=5.0)
+    await cancel_and_wait(running)
     assert asked == ["donor"]
 
 
@@ -111,7 +111,7 @@ async def test_however_often_rounds_fail_the_next_one_is_tried(network):
     wanted = []
     following = SimpleNamespace(donors=list)
     slot = SimpleNamespace(want_snapshot=lambda: wanted.append(1))
-    after = RetryPolicy(leader.node, None, leader.matchmaker, following, slot, None, random.Random(1))
+    after = RetryPolicy(leader.node, None, leader.matchmaker, following, slot, random.Random(1))
     record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, phase="match", reason="x", instead="retry")
     for _ in range(1100):
         await after.of(record)

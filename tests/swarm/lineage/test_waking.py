@@ -102,8 +102,10 @@ async def test_who_has_slept_looks_for_those_ahead_before_it_waits_for_anybody(n
     run, told = Run(tmp_path / "others"), []
     run.commit(2)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    ahead = run.identities[1].peer_id
-    record = SimpleNamespace(lineage_id=run.state.lineage_id, lineage_weight=run.history.weight, state="training")
+    ahead = (await ScriptedDonor(network.node(run.identities[1]), run).start()).peer_id
+    record = SimpleNamespace(
+        round=2, lineage_id=run.state.lineage_id, lineage_weight=run.history.weight, state="training"
+    )
 
     async def refresh():
         """Until now all records have expired."""

@@ -18,7 +18,6 @@ from peer.outer.compress.sliced import Sliced
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind, group_id
-from peer.swarm.catchup.donors import ahead
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
@@ -242,7 +241,7 @@ async def test_a_state_is_loaded_from_the_peer_that_is_furthest(network, tmp_pat
     donors = [await ScriptedDonor(network.node(), run).start() for run in runs]
     joiner = Joiner(network, tmp_path / "joiner")
     records = {donor.peer_id: record_of(run) for donor, run in zip(donors, runs, strict=True)}
-    order = ahead(records, joiner.standing(), set())
+    order = joiner.scout.claims(records, set())
     assert order == [donors[1].peer_id, donors[2].peer_id, donors[0].peer_id]
     by_id = {donor.peer_id: donor for donor in donors}
     await joiner.catch_up(by_id[order[0]])

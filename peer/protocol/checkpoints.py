@@ -1,0 +1,74 @@
+"""Checkpoints: the tips that an organiser has followed live, signed. No peer goes back behind the newest one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from peer.errors import ProtocolError
+from peer.protocol.fork_choice import ForkRule, Verdict
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import Certificate
+from peer.protocol.manifest import Digest, Spec
+from peer.protocol.records import Count, Seconds, dump_json, open_sealed, parse_json, seal
+
+CHECKPOINT_DOMAIN = "checkpoint"
+
+
+class Checkpoint(Spec):
+    """One tip of one run.
+
+    Attributes:
+        round: links from genesis to the tip, at least one.
+        serial: grows with each checkpoint of a key; an older one never replaces a newer one.
+        signed_at: wall-clock seconds, as the organiser's clock shows them.
+    """
+
+    run_id: Digest
+    round: Annotated[int, Field(ge=1, lt=2**53)]
+    lineage_id: Digest
+    serial: Count
+    signed_at: Seconds
+
+    def on(self, chain: Sequence[Certificate]) -> bool | None:
+        """Whether a chain from genesis leads through this tip; None if it is too short to tell."""
+        return chain[self.round - 1].link.id == self.lineage_id if self.round <= len(chain) else None
+
+
+def seal_checkpoint(identity: Identity, checkpoint: Checkpoint) -> bytes:
+    """Checkpoint -> signed record bytes."""
+    return seal(identity, CHECKPOINT_DOMAIN, dump_json(checkpoint))
+
+
+def open_checkpoint(blob: bytes, run_id: str, keys: Collection[str]) -> tuple[str, Checkpoint]:
+    """Signed record bytes -> (signer's peer id, checkpoint).
+
+    Raises:
+        ProtocolError: malformed, of another run, or not signed by one of `keys`.
+    """
+    signer, payload = open_sealed(CHECKPOINT_DOMAIN, blob)
+    if signer not in keys:
+        raise ProtocolError(f"checkpoint of {signer}, which the manifest does not name")
+    checkpoint = parse_json(Checkpoint, payload)
+    if checkpoint.run_id != run_id:
+        raise ProtocolError(f"checkpoint of run {checkpoint.run_id[:12]}, not {run_id[:12]}")
+    return signer, checkpoint
+
+
+def choose(
+    rule: ForkRule, newest: Checkpoint | None, ancestor: Sequence[Certificate], own: Sequence[Certificate],
+    other: Sequence[Certificate],
+) -> Verdict:  # fmt: skip
+    """`ForkRule.judge`, unless the newest checkpoint lies on one of the two chains and not on the other.
+
+    A newcomer starts at the newest checkpoint or beyond it.
+    """
+    if newest is None or newest.round <= len(ancestor):
+        return rule.judge(ancestor, own, other)
+    mine, theirs = newest.on([*ancestor, *own]), newest.on([*ancestor, *other])
+    if theirs:
+        return Verdict.FOLLOW
+    newcomer = not ancestor and not own
+    return Verdict.KEEP if mine or theirs is False or newcomer else rule.judge(ancestor, own, other)

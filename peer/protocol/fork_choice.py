@@ -1,0 +1,130 @@
+"""Which of two chains a peer follows: identities that cost nothing have no say. docs/security.md argues why.
+
+Two chains are compared at their common ancestor. The identities that had passed probation there are *established*;
+each weighs the tokens that it had contributed up to the ancestor, capped. A branch weighs what the established
+identities that signed it weigh together. An identity that signed both branches counts for neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median_low
+
+from peer.protocol.lineage import Certificate, chain_weight, heavier
+from peer.protocol.manifest import TrustSpec
+
+RECENT_LINKS = 10
+"""An extension is held against the signers of so many links before it."""
+FINAL_LINKS = 1000
+"""A peer gives up at most so many links of its own; further back only a checkpoint leads."""
+
+
+class Verdict(Enum):
+    """What a peer does about a chain that it has verified."""
+
+    FOLLOW = "follow"
+    KEEP = "keep"
+    WEIGHTLESS = "weightless"
+    """The chain only extends the peer's own, but fewer than half of those who were there signed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkRule:
+    """Compares chains of one run.
+
+    Attributes:
+        probation_rounds: committed rounds after which an identity is established. Of an ancestor that is younger,
+            two thirds of its rounds.
+        largest_weight: an established identity weighs at most this many times the median of them.
+        private: peers know each other: the chain with more committed tokens wins.
+    """
+
+    probation_rounds: int = 10
+    largest_weight: int = 3
+    private: bool = False
+
+    @classmethod
+    def of(cls, trust: TrustSpec) -> ForkRule:
+        """The rule of a run."""
+        return cls(
+            probation_rounds=trust.probation_rounds,
+            largest_weight=trust.largest_weight,
+            private=trust.mode == "private",
+        )
+
+    def established(self, ancestor: Sequence[Certificate]) -> dict[str, int]:
+        """Who has a say about what follows these links from genesis, and how much, in tokens; nobody at genesis."""
+        rounds: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        for certificate in ancestor:
+            for member in certificate.link.roster:
+                rounds[member.peer_id] += 1
+                tokens[member.peer_id] += member.tokens
+        needed = max(1, min(self.probation_rounds, -(-2 * len(ancestor) // 3)))
+        weights = {peer_id: tokens[peer_id] for peer_id, count in rounds.items() if count >= needed}
+        cap = self.largest_weight * median_low(weights.values()) if weights else 0
+        return {peer_id: min(weight, cap) for peer_id, weight in weights.items()}
+
+    def judge(
+        self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate]
+    ) -> Verdict:
+        """Whether a peer leaves its branch for the other one.
+
+        Args:
+            ancestor: the links from genesis that both chains share.
+            own, other: what follows on each; verified. `own` is empty where the other chain extends the peer's own.
+        """
+        if not other:
+            return Verdict.KEEP
+        if self.private:
+            return self._by_tokens(own, other)
+        if len(own) > FINAL_LINKS:
+            return Verdict.KEEP
+        weights = self.established(ancestor)
+        if not own:
+            return self._extends(weights, ancestor[-RECENT_LINKS:], other)
+        mine, theirs = signers(own), signers(other)
+        kept = sum(weights.get(peer_id, 0) for peer_id in mine - theirs)
+        offered = sum(weights.get(peer_id, 0) for peer_id in theirs - mine)
+        if kept == offered == 0:
+            return Verdict.KEEP  # no one has a say: a peer stays where it took part
+        first = (offered, other[0].link.id, kept, own[0].link.id)
+        return Verdict.FOLLOW if heavier(*first) else Verdict.KEEP
+
+    def _extends(
+        self, weights: dict[str, int], recent: Sequence[Certificate], other: Sequence[Certificate]
+    ) -> Verdict:
+        """Without links of its own a peer follows the half of the established that were there last."""
+        there = {member.peer_id for certificate in recent for member in certificate.link.roster}
+        active = sum(weight for peer_id, weight in weights.items() if peer_id in there)
+        if active == 0:
+            return Verdict.FOLLOW if not recent else Verdict.WEIGHTLESS
+        signed = sum(weights.get(peer_id, 0) for peer_id in signers(other))
+        return Verdict.FOLLOW if 2 * signed >= active else Verdict.WEIGHTLESS
+
+    @staticmethod
+    def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> Verdict:
+        if not own:
+            return Verdict.FOLLOW
+        first = (chain_weight(other), other[-1].link.id, chain_weight(own), own[-1].link.id)
+        return Verdict.FOLLOW if heavier(*first) else Verdict.KEEP
+
+
+def signers(branch: Iterable[Certificate]) -> set[str]:
+    """Whose valid signatures the (checked) certificates of a branch carry."""
+    return {peer_id for certificate in branch for peer_id in certificate.signatures}
+
+
+def shared_links(one: Sequence[Certificate], two: Sequence[Certificate]) -> int:
+    """How many links two chains from genesis have in common."""
+    low, high = 0, min(len(one), len(two))
+    while low < high:  # links name their parents, so equal ids mean equal chains up to there
+        middle = (low + high + 1) // 2
+        if one[middle - 1].link.id == two[middle - 1].link.id:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,194 @@
+"""Looks at the chains that others claim, beside the rounds: each costs bounded time, bytes and links, and no round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.errors import ProtocolError
+from peer.protocol.checkpoints import Checkpoint, choose
+from peer.protocol.fork_choice import FINAL_LINKS, ForkRule, Verdict, shared_links
+from peer.protocol.lineage import Certificate, RosterLimits, check_chain, heavier
+from peer.protocol.manifest import MAX_ROUNDS, RunManifest
+from peer.protocol.records import PeerRecord
+from peer.protocol.weights import WeightRule
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.state.chain import ChainStore
+
+FIRST_STEP = 16  # links to go back where a donor's chain does not follow this peer's; four times as many each time
+SLACK_LINKS = 256  # rounds that a donor may have made since its record was written
+CHECKED_AT_ONCE = 64
+PIECE_LINKS = 512
+MOST_LINKS = 4096
+LEAST_LINKS_PER_S = 50.0
+
+
+class LinkSource(Protocol):
+    """Where certificates come from."""
+
+    async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:
+        """At most `count` certificates of the donor's chain from a round on, as it says; nothing is checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRules:
+    """Which chains a run allows, and which of two it prefers.
+
+    Attributes:
+        limits: what a roster may be.
+        rule: compares two chains.
+        checkpoints: the newest that this node knows.
+        total: rounds of the run, if it ends.
+        own_id: this node.
+    """
+
+    limits: RosterLimits
+    rule: ForkRule
+    checkpoints: NewestCheckpoint
+    total: int | None = None
+    own_id: str = ""
+
+    @classmethod
+    def of(
+        cls, manifest: RunManifest, weights: WeightRule, checkpoints: NewestCheckpoint, own_id: str
+    ) -> ChainRules:
+        """The rules of a run."""
+        return cls(
+            limits=RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, weights),
+            rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, total=manifest.rounds.total, own_id=own_id,
+        )  # fmt: skip
+
+    def ends(self, chain: Sequence[Certificate]) -> bool:
+        """Whether a chain claims the run's end without proof: a checkpoint of it, or a round that this node was in."""
+        if self.total is None or len(chain) < self.total or self.rule.private:
+            return False
+        newest = self.checkpoints.newest
+        confirmed = newest is not None and newest.round >= self.total and newest.on(chain)
+        return not confirmed and all(one.link.place(self.own_id) is None for one in chain)
+
+
+class ChainScout:
+    """Fetches and judges the chains of others.
+
+    Args:
+        source: asks donors.
+        run_id, rules: the run, and which chains it allows and prefers.
+        history: this node's own chain.
+    """
+
+    def __init__(self, source: LinkSource, run_id: str, rules: ChainRules, history: ChainStore) -> None:
+        self._source, self._run_id, self._history = source, run_id, history
+        self._rules, self._rule, self._checkpoints = rules, rules.rule, rules.checkpoints
+        self._weighed: tuple[int, dict[str, int]] | None = None
+
+    def claims(self, records: Mapping[str, PeerRecord], avoided: Collection[str], lost: bool = False) -> list[str]:
+        """Peers that say they are on another chain, or further on this one: those with a say here first.
+
+        A record that stands on this node's own chain claims nothing, unless this node has lost the state of its tip.
+        """
+        history, weights = self._history, self._weights()
+        tip = history.lineage_id(len(history.chain))
+        wanted = self._wanted()
+        elsewhere = [
+            peer_id
+            for peer_id, record in records.items()
+            if peer_id not in avoided
+            and record.state != "joining"
+            and record.round > 0
+            and (lost or not history.leads_through(record.round, record.lineage_id))
+            and (lost or weights.get(peer_id) or wanted is not None or self._heavier(record, tip))
+        ]
+        return sorted(
+            elsewhere, key=lambda peer_id: (-weights.get(peer_id, 0), -records[peer_id].lineage_weight, peer_id)
+        )
+
+    def has_say(self, peer_id: str) -> bool:
+        """Whether a peer counts in what follows this node's tip."""
+        return peer_id in self._weights()
+
+    def _weights(self) -> dict[str, int]:
+        """Who has a say about what follows this node's tip."""
+        chain = self._history.chain
+        if self._weighed is None or self._weighed[0] != len(chain):
+            self._weighed = len(chain), self._rule.established(chain)
+        return self._weighed[1]
+
+    def _heavier(self, record: PeerRecord, tip: str) -> bool:
+        return heavier(record.lineage_weight, record.lineage_id, self._history.weight, tip)
+
+    def _wanted(self) -> Checkpoint | None:
+        """The newest checkpoint, where this node's chain does not lead through it."""
+        binding = self._checkpoints.binding(self._history.chain)
+        return binding if binding is not None and not binding.on(self._history.chain) else None
+
+    async def look(self, donor: str, claimed_round: int) -> list[Certificate]:
+        """The donor's chain from genesis, checked; of its links those that it shares with this node's are not fetched.
+
+        A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it.
+
+        Raises:
+            ProtocolError: it does not verify, or leaves this node's chain further back than any verdict could follow.
+            StreamClosedError: the donor went away, or sends slower than `LEAST_LINKS_PER_S`.
+        """
+        if claimed_round > self._most:
+            raise ProtocolError(f"{donor} claims round {claimed_round}; the run has {self._most}")
+        own = tuple(self._history.chain)
+        start, links = await self._meet(donor, own)
+        shared, more = start + shared_links(own[start:], links), len(links) == PIECE_LINKS
+        chain, links = list(own[:shared]), links[shared - start :]
+        seen = Counter(member.peer_id for one in chain for member in one.link.roster)
+        most = shared + MOST_LINKS if own else self._most
+        while links:
+            await self._check(chain, links, seen)
+            chain += links
+            left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
+            if left <= 0 or not more:
+                break
+            links = await self._source.links(donor, len(chain), min(left, PIECE_LINKS))
+            more = len(links) == PIECE_LINKS
+        return chain
+
+    async def _meet(self, donor: str, own: Sequence[Certificate]) -> tuple[int, list[Certificate]]:
+        """The first links of the donor that follow this node's chain, and from which round on they do."""
+        start, step, floor = len(own), FIRST_STEP, self._floor(own)
+        while True:
+            parent = own[start - 1].link.id if start else self._history.genesis
+            links = await self._source.links(donor, start, PIECE_LINKS)
+            if links and links[0].link.parent == parent:
+                return start, links
+            if start <= floor:
+                what = "leaves this one before" if links else "does not reach"
+                raise ProtocolError(f"the chain of {donor} {what} round {floor + 1}")
+            start, step = max(floor, start - step), 4 * step
+
+    @property
+    def _most(self) -> int:
+        """Rounds of the run."""
+        return self._rules.total or MAX_ROUNDS
+
+    def _floor(self, own: Sequence[Certificate]) -> int:
+        newest = self._checkpoints.newest
+        checkpointed = newest.round if newest is not None and newest.on(own) else 0
+        return max(checkpointed, 0 if self._rule.private else len(own) - FINAL_LINKS)
+
+    async def _check(
+        self, chain: Sequence[Certificate], links: Sequence[Certificate], seen: Counter[str]
+    ) -> None:
+        """That links follow a chain; `seen`: rounds of it that each peer was in."""
+        parent, round = (chain[-1].link.id if chain else self._history.genesis), len(chain)
+        for start in range(0, len(links), CHECKED_AT_ONCE):
+            some = links[start : start + CHECKED_AT_ONCE]
+            await asyncio.to_thread(check_chain, some, self._run_id, parent, round + start, self._rules.limits, seen)
+            parent = some[-1].link.id
+
+    def judge(self, chain: Sequence[Certificate]) -> Verdict:
+        """Whether this node follows a chain that `look` has returned, as its own stands now."""
+        own = self._history.chain
+        shared = shared_links(own, chain)
+        lived = bool(own) and shared == len(own)  # this node was there until now
+        if self._rules.ends(chain) and not lived:
+            return Verdict.KEEP
+        return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])

@@ -1,0 +1,125 @@
+"""A bootstrap follows the chain that members are on, without its state, and signs checkpoints of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from bootstrap.follower import CHECKPOINT_ROUNDS, ChainFollower
+from peer.protocol.checkpoints import Checkpoint, open_checkpoint, seal_checkpoint
+from peer.protocol.fork_choice import ForkRule
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import RosterLimits
+from peer.protocol.records import PeerRecord
+from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
+from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
+from peer.swarm.catchup.history_client import HistoryClient
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.state.chain import ChainStore
+from tests.swarm.conftest import network  # noqa: F401
+from tests.swarm.donor import ScriptedDonor
+from tests.swarm.runs import RUN, Run
+
+
+class Post:
+    """A follower, and the directory that it reads."""
+
+    def __init__(self, network, folder, genesis, total=None):  # noqa: F811
+        self.node, self.now = network.node(), 1000.0
+        self.history = ChainStore(folder, genesis)
+        self.checkpoints = NewestCheckpoint(folder, RUN, (self.node.peer_id,))
+        rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=self.checkpoints, total=total)
+        scout = ChainScout(HistoryClient(self.node, RUN, folder, rules.limits), RUN, rules, self.history)
+        self.directory = SimpleNamespace(reachable={})
+        self.follower = ChainFollower(
+            self.node, self.directory, self.history, scout, self.checkpoints, total, clock=lambda: self.now
+        )
+
+    async def sees(self, *donors):
+        """These announce themselves; -> the chain that is followed then."""
+        self.directory.reachable = dict(donors)
+        self.follower._avoided.clear()
+        for _ in donors:
+            await self.follower.look_around()
+        self.follower._sign()
+        return self.history.chain
+
+
+async def announced(network, run):  # noqa: F811
+    """A donor of a run and its record."""
+    donor = await ScriptedDonor(network.node(), run).start()
+    record = PeerRecord(
+        run_id=RUN, nickname="x", state="training", round=run.state.round, lineage_id=run.state.lineage_id,
+        lineage_weight=run.history.weight, expires_at=1e10,
+    )  # fmt: skip
+    return donor.peer_id, record
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run").commit(3)
+
+
+async def test_a_checkpoint_is_signed_every_few_rounds_and_once_a_minute(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    assert await post.sees(await announced(network, run)) == run.history.chain
+    assert post.checkpoints.newest.round == 3  # the first
+    run.commit(1)
+    await post.sees(await announced(network, run))
+    assert post.checkpoints.newest.round == 3
+    post.now += 60.0
+    await post.sees(await announced(network, run))
+    assert (post.checkpoints.newest.round, post.checkpoints.newest.lineage_id) == (4, run.state.lineage_id)
+    run.commit(CHECKPOINT_ROUNDS)
+    await post.sees(await announced(network, run))
+    assert post.checkpoints.newest.round == 4 + CHECKPOINT_ROUNDS
+    again = NewestCheckpoint(tmp_path / "post", RUN, (post.node.peer_id,))
+    assert again.newest == post.checkpoints.newest  # it is on disk
+
+
+async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    await post.sees(await announced(network, run))
+    forged = Run(tmp_path / "forged", members=16).commit(30, tokens=2**30)
+    beyond = run.fork(tmp_path / "beyond", [Identity.generate() for _ in range(4)]).commit(9, tokens=2**30)
+    for liar in (forged, beyond):
+        assert await post.sees(await announced(network, liar)) == run.history.chain
+    assert post.checkpoints.newest.lineage_id == run.state.lineage_id
+
+
+async def test_the_end_of_a_run_is_checkpointed_at_once(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis, total=4)
+    await post.sees(await announced(network, run))
+    run.commit(1)
+    await post.sees(await announced(network, run))
+    assert (len(post.history.chain), post.checkpoints.newest.round) == (4, 4)
+
+
+async def test_a_complete_chain_that_was_not_followed_live_is_no_end(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis, total=3)
+    assert await post.sees(await announced(network, run)) == []
+
+
+async def test_an_older_checkpoint_never_replaces_a_newer_one(tmp_path):
+    organiser = Identity.generate()
+    kept = NewestCheckpoint(tmp_path, RUN, (organiser.peer_id,))
+
+    def sealed(round, serial):
+        checkpoint = Checkpoint(run_id=RUN, round=round, lineage_id=f"{round:064x}", serial=serial, signed_at=0.0)
+        return seal_checkpoint(organiser, checkpoint)
+
+    assert [kept.offer(sealed(5, 10)), kept.offer(sealed(4, 99)), kept.offer(sealed(5, 9))] == [True, False, False]
+    assert kept.offer(sealed(6, 11))
+    assert open_checkpoint(kept.sealed, RUN, kept.keys)[1].round == 6
+    assert NewestCheckpoint(tmp_path, RUN, (organiser.peer_id,)).newest.round == 6
+    assert NewestCheckpoint(tmp_path, RUN, (Identity.generate().peer_id,)).newest is None
+
+
+async def test_a_newcomer_hears_of_the_checkpoint_from_whom_it_joins_through(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    await post.sees(await announced(network, run))
+    await CheckpointExchange(post.node, RUN, post.checkpoints).start()
+    mine = NewestCheckpoint(tmp_path / "mine", RUN, (post.node.peer_id,))
+    await CheckpointExchange(network.node(), RUN, mine).ask(post.node.peer_id)
+    assert mine.newest == post.checkpoints.newest

@@ -1,0 +1,161 @@
+"""Which of two chains a peer follows: honest splits heal, and keys that cost nothing move nobody."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import ProtocolError
+from peer.protocol.checkpoints import Checkpoint, choose, open_checkpoint, seal_checkpoint
+from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, Verdict, shared_links, signers
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import Certificate, Link, Member
+
+RUN, GENESIS = "1" * 64, "0" * 64
+RULE = ForkRule(probation_rounds=10, largest_weight=3)
+SALT = itertools.count()
+
+
+def extend(chain, rounds, members, *, tokens=64, absent=()):
+    """The chain with more rounds of these members; the absent are in the roster and do not sign."""
+    chain = list(chain)
+    for _ in range(rounds):
+        link = Link(
+            run_id=RUN, round=len(chain), parent=chain[-1].link.id if chain else GENESIS,
+            roster=tuple(Member(peer_id=peer_id, tokens=tokens) for peer_id in members),
+            update_digest=f"{next(SALT):064x}", state_digest=GENESIS,
+        )  # fmt: skip
+        signed = {peer_id: "0" * 128 for peer_id in members if peer_id not in absent}
+        chain.append(Certificate(link=link, signatures=signed))
+    return chain
+
+
+def judge(own, other, rule=RULE):
+    shared = shared_links(own, other)
+    return rule.judge(own[:shared], own[shared:], other[shared:])
+
+
+def crowd(size):
+    return [f"key{number}" for number in range(size)]
+
+
+def test_a_crowd_of_keys_moves_no_peer_from_genesis():
+    honest = extend([], 115, ["a", "b", "c"])
+    forged = extend([], 300, crowd(16), tokens=10**6)
+    assert judge(honest, forged) is Verdict.KEEP
+
+
+def test_a_crowd_and_one_former_member_do_not_outweigh_the_others():
+    past = extend([], 40, ["a", "b", "c", "m"])
+    honest = extend(past, 5, ["a", "b", "c"])
+    for back in (0, 1, 10, 39):
+        forged = extend(past[: len(past) - back], 300, ["m", *crowd(15)], tokens=10**6)
+        assert judge(honest, forged) is Verdict.KEEP
+    assert judge(past, extend(past, 300, ["m", *crowd(15)])) is Verdict.WEIGHTLESS  # and where no round followed yet
+
+
+def test_a_member_that_signed_both_sides_counts_for_neither():
+    past = extend([], 20, ["a", "b", "c"])
+    one, two = extend(past, 3, ["a", "b"]), extend(past, 30, ["b", "c", "x"])
+    assert judge(one, two) is not judge(two, one)  # a against c: a tie, which the lower id decides
+    three = extend(past, 1, ["c"])
+    assert judge(three, one) is Verdict.FOLLOW
+    assert judge(one, three) is Verdict.KEEP
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(1, 20))
+def test_both_sides_of_an_honest_split_decide_alike(left, right, rounds, others):
+    names = [f"p{number}" for number in range(8)]
+    past = extend([], 15, names)
+    one, two = extend(past, rounds, names[:left]), extend(past, others, names[8 - right :])
+    verdicts = judge(one, two), judge(two, one)
+    assert sorted(verdict.value for verdict in verdicts) == ["follow", "keep"]
+    if left != right:
+        assert (verdicts[0] is Verdict.KEEP) == (left > right)  # however many rounds either has made
+
+
+def test_a_peer_that_missed_rounds_follows_at_least_half_of_those_who_were_there():
+    past = extend([], 30, ["a", "b", "c", "d"])
+    assert judge(past, extend(past, 1, ["a", "b"])) is Verdict.FOLLOW
+    assert judge(past, extend(past, 50, ["a", *crowd(3)])) is Verdict.WEIGHTLESS
+    gone = extend(past, RECENT_LINKS, ["a", "b"])  # c and d have left since: a alone is half of those who stayed
+    assert judge(gone, extend(gone, 1, ["a", "new"])) is Verdict.FOLLOW
+
+
+def test_a_member_that_did_not_sign_supports_nothing():
+    past = extend([], 30, ["a", "b", "c"])
+    listed = extend(past, 5, ["m", "n", "o", "p", "q", "r", "a", "b", "c"], absent=("a", "b", "c"))
+    assert signers(listed[30:]) == {"m", "n", "o", "p", "q", "r"}
+    assert judge(past, listed) is Verdict.WEIGHTLESS
+
+
+def test_of_a_young_ancestor_two_thirds_of_its_rounds_establish():
+    assert RULE.established(extend([], 1, ["a"])) == {"a": 64}
+    assert RULE.established([]) == {}
+    late = extend(extend([], 4, ["a", "b"]), 2, ["a", "c"])
+    assert set(RULE.established(late)) == {"a", "b"}  # four of six rounds; c was in two
+
+
+def test_an_old_peer_weighs_at_most_three_times_the_median():
+    past = extend(extend([], 100, ["a"], tokens=1000), 10, ["a", "b", "c"], tokens=10)
+    assert RULE.established(past) == {"a": 300, "b": 100, "c": 100}
+
+
+def test_a_peer_gives_up_no_more_than_a_bounded_number_of_its_own_links():
+    past = extend([], 10, ["a", "b", "c"])
+    own, other = extend(past, FINAL_LINKS + 1, ["a"]), extend(past, 1, ["b", "c"])
+    assert judge(own[:-1], other) is Verdict.FOLLOW
+    assert judge(own, other) is Verdict.KEEP
+
+
+def test_in_a_private_run_committed_tokens_decide():
+    rule = ForkRule(private=True)
+    one, two = extend([], 3, ["a"], tokens=10), extend([], 2, ["b"], tokens=20)
+    assert judge(one, two, rule) is Verdict.FOLLOW
+    assert judge(two, one, rule) is Verdict.KEEP
+    assert judge(one, extend(one, 1, ["z"]), rule) is Verdict.FOLLOW
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_on(chain, round):
+    return Checkpoint(run_id=RUN, round=round, lineage_id=chain[round - 1].link.id, serial=1, signed_at=0.0)
+
+
+def chosen(checkpoint, own, other):
+    shared = shared_links(own, other)
+    return choose(RULE, checkpoint, own[:shared], own[shared:], other[shared:])
+
+
+def test_no_peer_goes_back_behind_the_newest_checkpoint():
+    past = extend([], 12, ["a", "b", "c", "d"])
+    own, other = extend(past, 5, ["a"]), extend(past, 9, ["b", "c", "d"])
+    assert chosen(None, own, other) is Verdict.FOLLOW
+    assert chosen(checkpoint_on(own, 13), own, other) is Verdict.KEEP
+    assert chosen(checkpoint_on(own, 12), own, other) is Verdict.FOLLOW  # it lies on both
+    assert chosen(checkpoint_on(own, 13), own, other[:12]) is Verdict.KEEP  # too short to tell
+
+
+def test_a_peer_that_is_not_on_the_checkpoint_follows_a_chain_that_is():
+    one, two = extend([], 30, ["a", "b"]), extend([], 3, ["c", "d"])
+    assert chosen(None, one, two) is Verdict.KEEP
+    assert chosen(checkpoint_on(two, 3), one, two) is Verdict.FOLLOW
+    assert chosen(checkpoint_on(two, 2), [], two) is Verdict.FOLLOW
+    assert chosen(checkpoint_on(two, 2), [], one) is Verdict.KEEP
+
+
+def test_a_checkpoint_is_read_from_the_keys_of_the_manifest_only():
+    organiser, stranger = Identity.generate(), Identity.generate()
+    checkpoint = Checkpoint(run_id=RUN, round=3, lineage_id="a" * 64, serial=7, signed_at=1.5)
+    blob = seal_checkpoint(organiser, checkpoint)
+    assert open_checkpoint(blob, RUN, {organiser.peer_id}) == (organiser.peer_id, checkpoint)
+    with pytest.raises(ProtocolError, match="does not name"):
+        open_checkpoint(seal_checkpoint(stranger, checkpoint), RUN, {organiser.peer_id})
+    with pytest.raises(ProtocolError, match="checkpoint of run 1111"):
+        open_checkpoint(blob, "2" * 64, {organiser.peer_id})
+    with pytest.raises(ProtocolError, match="no valid signature"):
+        open_checkpoint(blob[:-1] + b" ", RUN, {organiser.peer_id})

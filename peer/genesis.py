@@ -24,7 +24,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest, on_hub, read_manifest
 from peer.system.death_signal import die_with_parent
 from peer.train.device import check_memory
-from peer.train.model import build_model, check_trains, count_parameters, end_texts_with
+from peer.train.model import build_model, check_trains, end_texts_with, measure_model
 
 
 def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
@@ -54,7 +54,7 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
     vocab_size, recipe = load_tokenizer(manifest.tokenizer).vocab_size, run_recipe(manifest)
     # The model, the anchor and the buffers, fp32 each.
     num_tensors = 2 + recipe.optimizer.num_buffers
-    check_memory(count_parameters(manifest.model, vocab_size), 4 * num_tensors, torch.device("cpu"))
+    check_memory(measure_model(manifest.model, vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
     check_trains(manifest.model, model, manifest.data.sequence_length)
     return _genesis_state(manifest, recipe, model)

@@ -36,7 +36,7 @@ from peer.run.resume import CHAIN_FILE, Resumed, read_resumed, text_digest
 from peer.settings import PeerSettings
 from peer.train.device import check_fits, pick_device
 from peer.train.gradient import KeptGradient
-from peer.train.model import check_trains, count_parameters
+from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
 from peer.train.step import Trainer
 
@@ -113,7 +113,10 @@ def assemble(
     recipe = run_recipe(manifest)
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer)
-    check_fits(count_parameters(manifest.model, tokenizer.vocab_size), device)
+    size = measure_model(manifest.model, tokenizer.vocab_size)
+    batch = settings.per_device_train_batch_size or manifest.inner.batch_sequences
+    kept = size.activation_bytes(batch, manifest.data.sequence_length)
+    check_fits(size.parameters, device, activation_bytes=kept)
     text = load_text(settings, manifest, tokenizer, published.peer_id)
     model = build_initial_model(manifest)
     resumed = read_resumed(settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers)

@@ -74,13 +74,17 @@ def available_memory(device: torch.device) -> int:
 
 
 def check_fits(
-    parameters: int, device: torch.device, available_bytes: Callable[[torch.device], int] = available_memory
+    parameters: int,
+    device: torch.device,
+    available_bytes: Callable[[torch.device], int] = available_memory,
+    activation_bytes: int = 0,
 ) -> None:
-    """Refuse a model that cannot fit, before any of it is allocated; activations come on top.
+    """Refuse a model that cannot fit, before any of it is allocated.
 
     Args:
         parameters: number of parameters.
         device: where the trainer computes.
+        activation_bytes: what a step keeps there beside the parameters.
         available_bytes: free bytes of a device.
 
     Raises:
@@ -93,6 +97,13 @@ def check_fits(
         needs = [(ram, DEVICE_BYTES_PER_PARAMETER + AGENT_BYTES_PER_PARAMETER)]
     for place, bytes_per_parameter in needs:
         check_memory(parameters, bytes_per_parameter, place, available_bytes)
+    needed, free = parameters * needs[0][1] + activation_bytes, available_bytes(device)
+    if needed > free:
+        raise UserError(
+            f"a step needs {needed / _GIB:.2f} GiB, {activation_bytes / _GIB:.2f} GiB of them for activations; "
+            f"{free / _GIB:.2f} GiB free on {device}",
+            "lower --per-device-train-batch-size, free memory, or use a larger machine",
+        )
 
 
 def check_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from peer.errors import UserError
 from peer.hub import MODEL_FILES, fetch
 from peer.protocol.manifest import ModelSpec
+from peer.system.bounded_child import run_bounded
 from peer.train.model_config import cannot_load, guarded, load_config
 from peer.train.step import language_loss
 
 CAUSAL_CHECK_TOKENS = 16
 CPU_WORK = 20_000_000_000  # parameters times tokens: a few seconds
+SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward keep more
 LOOKS_AHEAD = 1e-4  # of the largest logit; rounding moves less
 _POSITION_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
 
@@ -78,13 +81,40 @@ def build_skeleton(spec: ModelSpec, vocab_size: int) -> PreTrainedModel:
         return guarded(spec, lambda: _from_config(config))
 
 
-def count_parameters(spec: ModelSpec, vocab_size: int) -> int:
-    """Number of parameters, tied ones once, without allocating any.
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """How large a model is: parameters (tied ones once), ids, width, layers."""
+
+    parameters: int
+    vocab_size: int
+    hidden_size: int
+    layers: int
+
+    def activation_bytes(self, sequences: int, sequence_length: int) -> int:
+        """The least that one step keeps in fp32 until its backward pass: logits and their gradient, and of each layer
+        the inputs of its matrix products.
+        """
+        per_token = 2 * self.vocab_size + SAVED_PER_LAYER * self.hidden_size * self.layers
+        return 4 * sequences * sequence_length * per_token
+
+
+def measure_model(spec: ModelSpec, vocab_size: int) -> ModelSize:
+    """The size of a model, found in a child that may use little time and memory: its config is a stranger's.
 
     Raises:
-        UserError: as `build_model`.
+        UserError: as `build_model`, or the layout alone takes too long or too much.
     """
-    return sum(parameter.numel() for parameter in build_skeleton(spec, vocab_size).parameters())
+    what = f"the model {spec.architecture or spec.pretrained}"
+    return ModelSize(**run_bounded(lambda: _sizes(spec, vocab_size), what))
+
+
+def _sizes(spec: ModelSpec, vocab_size: int) -> dict[str, int]:
+    skeleton = build_skeleton(spec, vocab_size)
+    text = skeleton.config.get_text_config()
+    numbers = (getattr(text, key, 0) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    names = ("vocab_size", "hidden_size", "layers")
+    sizes = {name: number if isinstance(number, int) else 0 for name, number in zip(names, numbers, strict=True)}
+    return {"parameters": sum(parameter.numel() for parameter in skeleton.parameters()), **sizes}
 
 
 def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:

@@ -23,6 +23,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_REPEATS = 1024  # layers, experts: a manifest comes from the network; a billion would hang even without weights
+MAX_SIZE = 2**24  # widths, ids, positions
 MAX_REASON_CHARS = 400
 
 _REPEATED = re.compile(r"(^|_)(layers?|blocks|experts|stages|depth|codebooks|loops|cycles|streams|stacks)$")
@@ -171,8 +172,12 @@ def _unknown(config: Mapping[str, Any], defaults: PretrainedConfig, prefix: str)
 
 
 def _check_repeats(path: str, value: Any) -> None:
-    if isinstance(value, int) and value > MAX_REPEATS and _REPEATED.search(path.rpartition(".")[2]):
-        raise UserError(f"{path}={value}: must be at most {MAX_REPEATS}", "choose a smaller model")
+    """Refuse a number of layers or the like, or any other size, that no model has."""
+    limit = MAX_REPEATS if _REPEATED.search(path.rpartition(".")[2]) else MAX_SIZE if type(value) is int else None
+    if limit is not None and isinstance(value, int | float) and value > limit:
+        raise UserError(f"{path}={value}: must be at most {limit}", "choose a smaller model")
+    for item in value if isinstance(value, list | tuple) else ():
+        _check_repeats(path, item)
 
 
 def _paths(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -72,6 +72,10 @@ def test_a_model_must_fit_with_its_moments_and_its_agent():
     with pytest.raises(UserError, match=r"1\.0M parameters needs 0\.03 GiB; 0\.03 GiB free on cpu"):
         check_fits(million, CPU, lambda _: 28 * million - 1)
     check_fits(million, CUDA, {CUDA: 16 * million, CPU: 12 * million}.__getitem__)
+    check_fits(million, CPU, lambda _: 29 * million, activation_bytes=million)
+    with pytest.raises(UserError, match=r"of them for activations; 0\.03 GiB free on cpu") as caught:
+        check_fits(million, CPU, lambda _: 29 * million, activation_bytes=million + 1)
+    assert "--per-device-train-batch-size" in caught.value.hint
     with pytest.raises(UserError, match="free on cuda:0"):
         check_fits(million, CUDA, {CUDA: 16 * million - 1, CPU: GIB}.__getitem__)
     with pytest.raises(UserError, match="free on cpu"):

@@ -7,7 +7,7 @@ import torch
 
 from peer.errors import UserError
 from peer.protocol.manifest import ALONE, ModelSpec
-from peer.train.model import build_model, check_trains, count_parameters
+from peer.train.model import build_model, check_trains, measure_model
 from tests.train.tiny import SPEC, tiny_model
 
 
@@ -34,9 +34,9 @@ def test_the_model_is_fp32_sdpa_and_training():
 
 def test_parameters_are_counted_without_building():
     expected = sum(parameter.numel() for parameter in tiny_model().parameters())
-    assert count_parameters(SPEC, 259) == expected
+    assert measure_model(SPEC, 259).parameters == expected
     # 100 billion parameters: only possible because nothing is allocated.
-    assert count_parameters(changed(hidden_size=32768, num_hidden_layers=32), 259) > 10**11
+    assert measure_model(changed(hidden_size=32768, num_hidden_layers=32), 259).parameters > 10**11
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
@@ -91,6 +91,9 @@ def test_other_architectures_take_the_tokenizers_vocabulary(architecture):
     (ModelSpec(architecture="mixtral", config={"num_local_experts": 10**9}), "num_local_experts=.*at most 1024", ""),
     (changed(hidden_size="wide"), "expected int, got str", "hidden_size='wide'"),
     (changed(num_hidden_layers=10**9), "num_hidden_layers=1000000000: must be at most 1024", ""),
+    (changed(num_hidden_layers=1e9), "num_hidden_layers=1000000000.0: must be at most 1024", ""),
+    (ModelSpec(architecture="bart", config={"decoder_layers": 1e9}), "decoder_layers=.*at most 1024", ""),
+    (changed(hidden_size=2**40), "hidden_size=1099511627776: must be at most 16777216", ""),
     (ModelSpec(pretrained="no-owner/none"), "cannot load the model no-owner/none at revision 'main'", "safetensors"),
     (ModelSpec(pretrained="o/n", config={"hidden_size": 4}), r"model\.config \['hidden_size'\] cannot", "remove"),
 ])
@@ -108,7 +111,7 @@ def test_a_pretrained_model_loads_from_safetensors_only(tmp_path, monkeypatch):
     loaded = build_model(spec, 259, 0)
     assert loaded.training
     assert all(torch.equal(a, b) for a, b in zip(original.parameters(), loaded.parameters(), strict=True))
-    assert count_parameters(spec, 259) == sum(p.numel() for p in original.parameters())
+    assert measure_model(spec, 259).parameters == sum(p.numel() for p in original.parameters())
     with pytest.raises(UserError, match="smaller than the tokenizer's 50000"):
         build_model(spec, 50000, 0)
     (tmp_path / "tiny" / "model.safetensors").rename(tmp_path / "tiny" / "pytorch_model.bin")
@@ -225,3 +228,8 @@ def test_an_architecture_without_sdpa_takes_what_it_has(architecture, config):
     model = build_model(spec, 259, 0)
     assert model.config._attn_implementation == "eager"
     check_trains(spec, model, 16)
+
+
+def test_activations_grow_with_the_batch():
+    size = measure_model(SPEC, 259)
+    assert size.activation_bytes(65536, 1024) == 65536 * size.activation_bytes(1, 1024) > 65536 * 1024 * 259 * 8

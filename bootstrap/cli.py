@@ -10,6 +10,8 @@ from pathlib import Path
 
 from peer.errors import UserError
 from peer.system.exit_signals import exit_on_signals
+from peer.system.private_files import make_files_private
+from peer.telemetry.process_log import StderrLog
 
 DESCRIPTION = """\
 Start a run: build the initial model of MANIFEST, listen under a persistent identity, publish the signed manifest in
@@ -54,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: exit code 0 after Ctrl-C or SIGTERM, 1 when the node broke, 2 on a user's error."""
     exit_on_signals(0)
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    make_files_private()
+    logging.basicConfig(level=logging.INFO, handlers=[StderrLog()])
     from bootstrap.serve import run  # heavy: a signal must find its handler meanwhile
 
     try:

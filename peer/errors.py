@@ -9,6 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from peer.printable import printable
+
+MAX_LINE_CHARS = 2000
+
 
 class AtollError(Exception):
     """Base of every error that Atoll raises on purpose."""
@@ -29,13 +33,16 @@ class UserError(AtollError):
 
     def render(self, program: str = "atoll") -> str:
         """The message as a person sees it on a terminal."""
-        lines = [f"{program}: {self.what}"]
-        lines += [f"  {line}" for line in self.hint.splitlines()]
+        lines = [f"{program}: {printable(self.what, MAX_LINE_CHARS)}"]
+        lines += [f"  {printable(line, MAX_LINE_CHARS)}" for line in self.hint.splitlines()]
         return "\n".join(lines)
 
 
 class ProtocolError(AtollError):
-    """Bytes from the network that do not obey the protocol; says what, the value and the limit."""
+    """Bytes from the network that do not obey the protocol; says what, the value and the limit, printable."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(printable(what))
 
 
 def did_you_mean(unknown: str, known: Iterable[str]) -> str:

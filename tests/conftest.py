@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # The hub client reads this when it is imported, so it is set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("atoll", derandomize=True, deadline=None, database=None, max_examples=100)
 hypothesis.settings.load_profile("atoll")
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """A command that a test runs in this process makes its files private; those of the next test are as usual."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)

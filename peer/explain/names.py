@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from peer.outer.record import RoundRecord
+from peer.printable import printable
 from peer.telemetry.console import short_id
 
 _PEER_ID = re.compile(r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,60}\b")
-MAX_SHOWN_CHARS = 400
 
 
 class Names:
@@ -52,9 +52,3 @@ class Names:
     def within(self, text: str) -> str:
         """The text with names in place of peer ids, and nothing in it that a terminal would obey."""
         return printable(_PEER_ID.sub(lambda match: self.of(match[0]), text))
-
-
-def printable(text: str) -> str:
-    """The text without control characters, of a length for a line: parts of it are what other peers have sent."""
-    shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
-    return "".join(character if character.isprintable() else "?" for character in shown)

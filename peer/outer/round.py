@@ -19,6 +19,7 @@ from peer.outer.compress.base import NonFiniteError
 from peer.outer.numerics.offload import run_offloaded
 from peer.outer.record import Drop, Instead, RoundRecord
 from peer.outer.state.outer_state import AnyUpdate, OuterState
+from peer.printable import printable
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage
 
@@ -39,6 +40,7 @@ class RoundAborted(AtollError):
     def __init__(
         self, phase: Phase, reason: str, culprit: str | None = None, *, alone: bool = False, behind: bool = False
     ) -> None:
+        reason = printable(reason)  # it may be another peer's
         super().__init__(f"{phase}: {reason}")
         self.phase, self.reason, self.culprit, self.alone, self.behind = phase, reason, culprit, alone, behind
 

@@ -25,6 +25,7 @@ from peer.system.preflight import (
     check_shared_memory,
     lock_identity,
 )
+from peer.system.private_files import make_files_private
 
 LOCK_NAME = "peer.lock"
 
@@ -35,6 +36,7 @@ def join(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: anything that a person can mend, before training starts.
     """
+    make_files_private()
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
     _check_paths(settings)

@@ -30,6 +30,8 @@ NOTES_KEPT = 6
 SUMMARY_PERIOD_S = 10.0
 SHORT_ID_CHARS = 6
 WIDE_COLUMNS = 92
+MAX_LOG_BYTES = 16 * 2**20  # of peer.log
+KEPT_LOGS = 2
 FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONSOLE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 STATE_STYLES = {
@@ -182,7 +184,7 @@ class _LogFile(logging.Handler):
 
     def __init__(self, path: Path, guard: WriteGuard) -> None:
         super().__init__()
-        self._lines = LinesFile(path, guard=guard)
+        self._lines = LinesFile(path, MAX_LOG_BYTES, KEPT_LOGS, guard)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -82,7 +82,7 @@ class LinesFile:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def rotated(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -11,10 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.lines import LinesFile
+from peer.printable import printable, printable_lines
+from peer.telemetry.lines import LinesFile, rotated
 from peer.telemetry.write_guard import WriteGuard
 
 REDACTED = "[redacted]"
+MAX_MESSAGE_CHARS = 4000
+MAX_BYTES = 64 * 2**20  # of one file; two full ones stay
+KEEP = 2
 # What must never reach a log: hub tokens, PEM private keys, and libp2p Ed25519 keys (base64 of their protobuf header).
 _SECRETS = re.compile(
     r"hf_[A-Za-z0-9]{20,}"
@@ -25,7 +30,7 @@ _SECRETS = re.compile(
 
 
 class MetricsFile:
-    """An append-only file of events; whole lines only, also after a crash in the middle of one.
+    """An append-only file of events; whole lines only, also after a crash in the middle of one; rotated.
 
     Args:
         path: created if absent, else continued.
@@ -38,7 +43,7 @@ class MetricsFile:
     ) -> None:
         self.path = path
         self._clock = clock
-        self._lines = LinesFile(path, guard=guard)
+        self._lines = LinesFile(path, MAX_BYTES, KEEP, guard)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. Floats that are not finite become null, since JSON has no word for them."""
@@ -50,14 +55,14 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole events of a metrics file in order; [] when there is no file yet.
+    """All whole events of a metrics file and those that it has filled before, in order; [] when there is none yet.
 
     A line that is still being written, or that a crash cut off, is left out.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
+    lines: list[bytes] = []
+    for file in (*rotated(path), path):
+        with contextlib.suppress(FileNotFoundError):
+            lines += file.read_bytes().split(b"\n")
     events = []
     for line in lines:
         try:
@@ -70,7 +75,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class PlainLog(logging.Formatter):
-    """Log lines for people, without secrets."""
+    """Log lines for people: without secrets, and without what a terminal would obey, whoever chose the words."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message, MAX_MESSAGE_CHARS)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return printable_lines(super().formatException(ei), MAX_MESSAGE_CHARS)
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
@@ -85,10 +97,10 @@ class JsonLog(logging.Formatter):
             "time": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redact(record.getMessage()),
+            "message": printable(redact(record.getMessage()), MAX_MESSAGE_CHARS),
         }
         if record.exc_info:
-            document["traceback"] = redact(self.formatException(record.exc_info))
+            document["traceback"] = printable_lines(redact(self.formatException(record.exc_info)), MAX_MESSAGE_CHARS)
         return json.dumps(document, separators=(",", ":"))
 
 

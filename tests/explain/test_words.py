@@ -140,7 +140,7 @@ def test_two_peers_of_one_nickname_are_told_apart() -> None:
 
 
 def test_what_others_sent_is_no_command_to_the_terminal_and_no_flood() -> None:
-    assert Names().within("a\x1b]0;title\x07b\nc\u202e") == "a?]0;title?b?c?"
+    assert Names().within("a\x1b]0;title\x07b\nc\u202e") == "a?]0;title?b c?"
     assert len(Names().within("x" * 5000)) < 500
 
 

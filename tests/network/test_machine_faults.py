@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -146,7 +145,7 @@ def test_how_a_run_ends_is_said_and_what_is_missing_is_in_the_exit_code(
         assert list((odd.folder / "checkpoints").rglob("checkpoint-*"))
         modes = {path.name: path.stat().st_mode & 0o777 for path in odd.folder.rglob("*.safetensors")}
         assert set(modes) >= {"model.safetensors", "inner.safetensors", "outer.safetensors"}
-        assert set(modes.values()) == {0o666 & ~_umask()}
+        assert set(modes.values()) == {0o600}
 
         assert brief.process.returncode == 0, brief.log_text()
         assert "made its 1 rounds (max_rounds); the run goes on without it" in brief.said("info")[-1]
@@ -154,9 +153,3 @@ def test_how_a_run_ends_is_said_and_what_is_missing_is_in_the_exit_code(
         assert tight.process.returncode == 1, tight.log_text()
         assert tight.said("error")[-1].startswith("not written: the last checkpoint, the exported model")
         assert "Traceback" not in "".join(peer.log_text() for peer in (odd, brief, tight))
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

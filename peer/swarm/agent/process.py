@@ -14,6 +14,8 @@ import sys
 from peer.swarm.runtime.malloc import trim_malloc_arenas
 from peer.system.death_signal import children_die_with_us, die_with_parent
 from peer.system.gc_pause import starting
+from peer.system.private_files import make_files_private
+from peer.telemetry.process_log import StderrLog
 
 
 def main() -> None:
@@ -26,7 +28,8 @@ def main() -> None:
     children_die_with_us()
     for number in (signal.SIGINT, signal.SIGTERM):  # the trainer drains and then stops its agent
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    make_files_private()
+    logging.basicConfig(level=logging.INFO, handlers=[StderrLog(rotates=True)])
     trim_malloc_arenas()
 
     with starting():

@@ -62,7 +62,7 @@ class PartialFile:
         """Resume an interrupted download of this snapshot, or begin."""
         found = _read_index(self._index_path)
         known = found[1] if found is not None and found[0] == self.meta else set()
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, sum(self.places[-1]))
         for index in known:
             if index < len(self.has):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.utils.logging import use_hivemind_log_handler
 
 from peer.errors import AtollError, UserError
 from peer.protocol.identity import Identity
@@ -77,6 +78,7 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
     Args:
         client: others cannot dial it: it looks for relays among the peers that it knows.
     """
+    use_hivemind_log_handler("nowhere")  # but in our log, which is printable and bounded
     P2P._UNIX_SOCKET_PREFIX = f"/unix{open_socket_folder()}/"
     try:
         p2p = await P2P.create(

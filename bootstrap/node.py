@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bootstrap.follower import ChainFollower
 from bootstrap.genesis import Genesis
+from bootstrap.manifest_serial import manifest_serial
 from peer.errors import ProtocolError, UserError
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import run_recipe
@@ -21,7 +22,8 @@ from peer.swarm.catchup.history_client import HistoryClient
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.directory import Directory, publish_manifest_forever
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.manifests import publish_manifest
 from peer.swarm.net.node import Node, start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import OneSnapshot
@@ -56,14 +58,15 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     node = await start_node(config)
     manifest = genesis.manifest
     try:
-        sealed = seal_manifest(node.identity, manifest)
+        sealed = seal_manifest(node.identity, manifest, manifest_serial(state_dir, manifest.run_id))
     except ProtocolError as error:
         raise UserError(str(error), "shorten the manifest's model config") from None
-    node.spawn(publish_manifest_forever(node, sealed, node.peer_id, rng), essential=True)
+    await publish_manifest(node, sealed, node.peer_id, rng)
     assert manifest.genesis is not None
     history = ChainStore(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
     await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()
     directory = Directory(node, manifest.run_id)
+    directory.known = lambda peer_id: history.seen[peer_id] > 0
     directory.follow()
     recipe = run_recipe(manifest)
     if not recipe.gossips:

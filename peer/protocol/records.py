@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -26,8 +26,11 @@ from peer.protocol.manifest import (
 )
 
 MAX_RECORD_BYTES = 4096
+MAX_PEER_RECORD_BYTES = 1024  # some 700 with long names and large numbers
+SERIAL_BYTES = 8
 MAX_EXPIRY_S = 120.0
 PEER_TTL_S = 15.0
+CLOCK_SKEW_S = 3.0  # as hivemind lets two nodes differ
 MANIFEST_TTL_S = 110.0
 CHECKPOINT_TTL_S = 110.0
 MANIFEST_KEY = "atoll/manifest"
@@ -38,7 +41,12 @@ Seconds = Annotated[float, Field(ge=0.0, lt=1e12)]
 
 
 class PeerRecord(Spec):
-    """What a peer says of itself every few seconds; every number is its own claim and is only displayed or bounded."""
+    """What a peer says of itself every few seconds; every number is its own claim and is only displayed or bounded.
+
+    Attributes:
+        serial: grows with each record of a peer, across restarts: an older record never replaces a newer one.
+        expires_at: wall-clock seconds; a record in the DHT expires then, neither earlier nor later.
+    """
 
     protocol: Annotated[int, Field(ge=PROTOCOL_VERSION, le=PROTOCOL_VERSION)] = PROTOCOL_VERSION
     run_id: Digest
@@ -57,6 +65,7 @@ class PeerRecord(Spec):
     bytes_sent: Count = 0
     bytes_received: Count = 0
     seconds_waiting: Seconds = 0.0
+    serial: Count = 0
     expires_at: Seconds
 
 
@@ -108,25 +117,39 @@ def dump_json(message: Spec) -> bytes:
     return json.dumps(message.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
 
-def seal_manifest(identity: Identity, manifest: RunManifest) -> bytes:
-    """Compress and sign a manifest; raises ProtocolError when it does not fit a record."""
-    blob = seal(identity, "manifest", zlib.compress(manifest.canonical(), 9))
+class SealedManifest(NamedTuple):
+    """A manifest as its organiser published it; of one organiser the highest serial is the current one."""
+
+    organiser: str
+    manifest: RunManifest
+    serial: int
+    blob: bytes
+
+
+def seal_manifest(identity: Identity, manifest: RunManifest, serial: int) -> bytes:
+    """Compress and sign a manifest; the serial is beside it, so that it does not change the run id.
+
+    Raises:
+        ProtocolError: it does not fit a record.
+    """
+    blob = seal(identity, "manifest", serial.to_bytes(SERIAL_BYTES, "big") + zlib.compress(manifest.canonical(), 9))
     if len(blob) > MAX_RECORD_BYTES:
         raise ProtocolError(f"the signed manifest is {len(blob)} bytes; a record holds {MAX_RECORD_BYTES}")
     return blob
 
 
-def open_manifest(blob: bytes) -> tuple[str, RunManifest]:
-    """-> (organiser's peer id, manifest). Raises ProtocolError, or UserError for an incompatible version."""
-    organiser, packed = open_sealed("manifest", blob)
+def open_manifest(blob: bytes) -> SealedManifest:
+    """Signed record bytes -> manifest. Raises ProtocolError, or UserError for an incompatible version."""
+    organiser, payload = open_sealed("manifest", blob)
     unpacker = zlib.decompressobj()
     try:
-        text = unpacker.decompress(packed, MAX_MANIFEST_BYTES)
+        text = unpacker.decompress(payload[SERIAL_BYTES:], MAX_MANIFEST_BYTES)
     except zlib.error as error:
         raise ProtocolError(f"manifest does not unpack: {error}") from None
     if not unpacker.eof:
         raise ProtocolError(f"manifest unpacks to more than {MAX_MANIFEST_BYTES} bytes")
-    return organiser, _strict_manifest(text, f"the manifest of {organiser}")
+    manifest = _strict_manifest(text, f"the manifest of {organiser}")
+    return SealedManifest(organiser, manifest, int.from_bytes(payload[:SERIAL_BYTES], "big"), blob)
 
 
 def _strict_manifest(text: bytes, origin: str) -> RunManifest:

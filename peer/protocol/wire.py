@@ -52,6 +52,7 @@ class Kind(IntEnum):
     EVIDENCE = 22
     REACH = 32
     DIRECT = 33
+    MANIFEST = 34
 
 
 def pack_header(kind: Kind, length: int) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.protocol.records import seal_manifest
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.directory import publish_manifest_forever
+from peer.swarm.net.manifests import publish_manifest
 from peer.swarm.net.node import start_node
 from peer.system.death_signal import children_die_with_us, die_with_parent
 
@@ -43,8 +43,8 @@ async def publish(folder: Path, manifest: RunManifest) -> None:
         node = await start_node(config)
         nodes.append(node)
         if published is not None:
-            sealed = seal_manifest(node.identity, published)
-            node.spawn(publish_manifest_forever(node, sealed, node.peer_id, random.Random(0)))
+            sealed = seal_manifest(node.identity, published, 1)
+            await publish_manifest(node, sealed, node.peer_id, random.Random(0))
         addresses[name] = node.maddrs[0]
     print(json.dumps(addresses), flush=True)
     await asyncio.wait([asyncio.ensure_future(node.closed()) for node in nodes])

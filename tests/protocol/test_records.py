@@ -38,7 +38,7 @@ def manifest(**changes):
 
 
 def sealed_text(text):
-    return seal(ORGANISER, "manifest", zlib.compress(text, 9))
+    return seal(ORGANISER, "manifest", bytes(8) + zlib.compress(text, 9))
 
 
 def test_a_record_opens_to_what_was_sealed():
@@ -155,10 +155,20 @@ def test_any_json_in_any_field_is_accepted_or_a_protocol_error(value):
 
 
 def test_the_quickstart_manifest_fits_a_record():
-    blob = seal_manifest(ORGANISER, manifest())
+    blob = seal_manifest(ORGANISER, manifest(), 7)
     assert len(blob) < MAX_RECORD_BYTES
-    assert open_manifest(blob) == (ORGANISER.peer_id, manifest())
+    assert open_manifest(blob) == (ORGANISER.peer_id, manifest(), 7, blob)
     assert open_manifest(blob)[1].run_id == manifest().run_id
+
+
+def test_the_serial_is_signed_and_changes_no_run_id():
+    old, new = (open_manifest(seal_manifest(ORGANISER, manifest(), serial)) for serial in (1, 2**53))
+    assert (old.serial, new.serial) == (1, 2**53)
+    assert old.manifest.run_id == new.manifest.run_id
+    start = 1 + len(ORGANISER.peer_id) + 64
+    raised = old.blob[:start] + (9).to_bytes(8, "big") + old.blob[start + 8 :]
+    with pytest.raises(ProtocolError, match="no valid signature"):
+        open_manifest(raised)
 
 
 def test_a_manifest_that_does_not_fit_a_record_is_not_sealed():
@@ -166,7 +176,7 @@ def test_a_manifest_that_does_not_fit_a_record_is_not_sealed():
     config = {f"key_{start}": digits[start : start + 50] for start in range(0, len(digits), 50)}
     large = manifest(model=manifest().model.model_copy(update={"config": config}))
     with pytest.raises(ProtocolError, match="a record holds 4096"):
-        seal_manifest(ORGANISER, large)
+        seal_manifest(ORGANISER, large, 7)
 
 
 @pytest.mark.parametrize("size", [MAX_MANIFEST_BYTES + 1, 3_000_000])
@@ -179,7 +189,7 @@ def test_a_damaged_or_cut_stream_is_refused():
     packed = zlib.compress(manifest().canonical(), 9)
     for payload in (b"", b"no zlib", packed[:-1], packed[:20], packed[:50] + b"\xff\xff" + packed[52:]):
         with pytest.raises(ProtocolError, match="unpack"):
-            open_manifest(seal(ORGANISER, "manifest", payload))
+            open_manifest(seal(ORGANISER, "manifest", bytes(8) + payload))
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 99, 0, -1, "3", True, None])
@@ -219,5 +229,5 @@ def test_a_signed_manifest_of_random_bytes_is_a_protocol_error(text):
 
 def test_another_signers_manifest_is_told_apart():
     other = Identity.generate()
-    assert open_manifest(seal_manifest(other, manifest()))[0] == other.peer_id
-    assert isinstance(open_manifest(seal_manifest(other, manifest()))[1], RunManifest)
+    assert open_manifest(seal_manifest(other, manifest(), 7))[0] == other.peer_id
+    assert isinstance(open_manifest(seal_manifest(other, manifest(), 7))[1], RunManifest)

@@ -42,7 +42,8 @@ from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.directory import Directory, find_manifest, publish_manifest_forever
+from peer.swarm.net.directory import Directory
+from peer.swarm.net.manifests import ManifestSearch, publish_manifest
 from peer.swarm.net.node import Node, start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
@@ -83,13 +84,12 @@ class AgentSession:
             await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)
 
     async def _serve(self, node: Node, start: Start) -> int:
-        organisers = {address.rsplit("/", 1)[-1] for address in start.initial_peers}
-        organiser, manifest, sealed = await find_manifest(node, organisers, start.run_id)
+        organiser, manifest, _, sealed = await ManifestSearch(node, start.run_id).run()
         if manifest.genesis is None:
             raise UserError(
                 f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
             )
-        node.spawn(publish_manifest_forever(node, sealed, organiser, self._rng))
+        await publish_manifest(node, sealed, organiser, self._rng)
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         self._channel.tell(
             Published(
@@ -109,12 +109,13 @@ class AgentSession:
         recipe = run_recipe(manifest)
         context = RunContext(
             node=node, directory=directory, manifest=manifest, recipe=recipe, organiser=organiser,
-            introducers=tuple(organisers), trainer=recorder, rng=self._rng,
+            introducers=node.introducers, trainer=recorder, rng=self._rng,
             nominal_tokens=recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)
         await rounds.start()
         store = rounds.store
+        directory.known = lambda peer_id: store.history.seen[peer_id] > 0
         priority, on_return = store.snapshot_cache.priority, rounds.on_return
         await HistoryServer(node, manifest.run_id, store.history, store.snapshot_cache, priority, on_return).start()
         directory.follow()

@@ -20,6 +20,7 @@ from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.timing import STANDARD, Timing
 
 log = logging.getLogger(__name__)
+MAX_CALL_BYTES = 1 << 19  # of one call of the DHT; hivemind lets each be 4 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,7 @@ async def start_daemon(config: NodeConfig, identity_path: str | None, client: bo
             use_auto_relay=client,
             startup_timeout=config.timing.daemon_start_s,
             idle_timeout=config.timing.daemon_idle_s,
+            persistent_conn_max_msg_size=MAX_CALL_BYTES,
         )
     except P2PDaemonError as error:
         if "bootstrap peers" in str(error):

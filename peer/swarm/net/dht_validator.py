@@ -1,53 +1,131 @@
-"""What this node stores for others in the DHT: signed, small, soon to expire, under the signer's own subkey."""
+"""What a record in the DHT must be: signed, small, soon to expire, under a key of Atoll and its signer's subkey."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 
 from peer.errors import ProtocolError
-from peer.protocol.records import MAX_EXPIRY_S, MAX_RECORD_BYTES, open_sealed
+from peer.protocol import hashing
+from peer.protocol.records import (
+    CLOCK_SKEW_S,
+    MANIFEST_KEY,
+    MAX_EXPIRY_S,
+    MAX_PEER_RECORD_BYTES,
+    MAX_RECORD_BYTES,
+    PEER_TTL_S,
+    SERIAL_BYTES,
+    PeerRecord,
+    checkpoints_key,
+    open_sealed,
+    parse_json,
+    peers_key,
+)
+from peer.swarm.runtime.expiring import BoundedMap
 
-DOMAINS = ("peer", "manifest", "checkpoint")  # the most frequent first: each is tried
 _MSGPACK_OVERHEAD = 16
-_REMEMBERED = 1024  # of at most MAX_RECORD_BYTES each
+_REMEMBERED = 4096
+_KEY_BYTES = 20
+
+
+class Claims(NamedTuple):
+    """What a signed record says of its place and its age.
+
+    Attributes:
+        kind: "peer", "manifest" or "checkpoint".
+        run_id: whose run; empty for a manifest.
+        serial: of two records of one signer under one key the higher one is newer.
+        expires_at: wall-clock seconds; None where others may repeat the record for as long as they like.
+    """
+
+    kind: str
+    run_id: str
+    serial: int
+    expires_at: float | None = None
+
+
+_judged: BoundedMap[bytes, Claims | None] = BoundedMap(_REMEMBERED)
+
+
+@lru_cache(64)
+def key_id(key: str) -> bytes:
+    """Where hivemind puts a key, as 20 bytes."""
+    place: bytes = DHTID.generate(source=key).to_bytes()
+    return place
+
+
+def claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
+    """The claims of a record that `owner` has signed and that belongs under this key; None if it is no such record.
+
+    Remembered: every reader of the directory receives a record from each node that stores it, every time.
+    """
+    mark = hashing.digest(b"\0".join((key, owner.encode(errors="replace"), blob)))
+    if mark not in _judged:
+        try:
+            _judged[mark] = _claims_of(key, owner, blob)
+        except (ProtocolError, ValueError, RecursionError):
+            _judged[mark] = None
+    return _judged[mark]
+
+
+def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
+    if key == key_id(MANIFEST_KEY):
+        signer, payload = open_sealed("manifest", blob)
+        serial = int.from_bytes(payload[:SERIAL_BYTES], "big")
+        return Claims("manifest", "", serial) if signer == owner and len(payload) > SERIAL_BYTES else None
+    if len(blob) <= MAX_PEER_RECORD_BYTES and b'"nickname":' in blob:
+        signer, payload = open_sealed("peer", blob)
+        record = parse_json(PeerRecord, payload)
+        fits = signer == owner and key == key_id(peers_key(record.run_id))
+        return Claims("peer", record.run_id, record.serial, record.expires_at) if fits else None
+    signer, payload = open_sealed("checkpoint", blob)
+    run_id, serial = _place_of(payload)
+    fits = signer == owner and key == key_id(checkpoints_key(run_id))
+    return Claims("checkpoint", run_id, serial) if fits else None
+
+
+def _place_of(payload: bytes) -> tuple[str, int]:
+    document: Any = json.loads(payload)
+    if not isinstance(document, dict):
+        raise ProtocolError("not a JSON object")
+    run_id, serial = document.get("run_id"), document.get("serial")
+    if not isinstance(run_id, str) or type(serial) is not int or not 0 <= serial < 2**53:
+        raise ProtocolError("no run id, or no serial")
+    return run_id, serial
+
+
+def expiry_fits(claims: Claims, expires_at: float, now: float) -> bool:
+    """Whether a record may be held until then: a peer's as long as it says itself, others two minutes at most."""
+    if claims.expires_at is None:
+        return expires_at <= now + MAX_EXPIRY_S
+    return abs(expires_at - claims.expires_at) < 1e-3 and expires_at <= now + PEER_TTL_S + CLOCK_SKEW_S
 
 
 class SealedRecordValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Accepts a record only if its value is sealed by the peer that its subkey names.
-
-    hivemind calls it before it stores a record for another node and before it accepts a record that it received.
-    """
+    """Accepts a record only if the peer that its subkey names has signed it, for this key and this time."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
 
     def validate(self, record: DHTRecord) -> bool:
-        if len(record.value) > MAX_RECORD_BYTES + _MSGPACK_OVERHEAD or not record.subkey:
-            return False
-        if not record.expiration_time <= self._clock() + MAX_EXPIRY_S:
-            return False
+        return self.read(record.key, record.subkey, record.value, record.expiration_time) is not None
+
+    def read(self, key: bytes, subkey: bytes, value: bytes, expires_at: float) -> tuple[str, Claims] | None:
+        """The owner and the claims of a record as it travels, packed by hivemind; None if it is refused."""
+        if len(key) != _KEY_BYTES or len(value) > MAX_RECORD_BYTES + _MSGPACK_OVERHEAD or not 0 < len(subkey) < 256:
+            return None
         try:
-            blob = MSGPackSerializer.loads(record.value)
-            owner = MSGPackSerializer.loads(record.subkey)
+            blob, owner = MSGPackSerializer.loads(value), MSGPackSerializer.loads(subkey)
         except Exception:  # msgpack raises a wide family on hostile bytes; all of them mean: not a record
-            return False
-        return isinstance(blob, bytes) and isinstance(owner, str) and signed_by(owner, blob)
-
-
-@lru_cache(_REMEMBERED)
-def signed_by(owner: str, blob: bytes) -> bool:
-    """True if `blob` is a record of any known kind sealed by `owner`.
-
-    Cached: every reader of the directory receives a record from each node that stores it, every time.
-    """
-    for domain in DOMAINS:
-        try:
-            return open_sealed(domain, blob)[0] == owner
-        except ProtocolError:
-            continue
-    return False
+            return None
+        if not isinstance(blob, bytes) or not isinstance(owner, str):
+            return None
+        claims = claims_of(key, owner, blob)
+        return (owner, claims) if claims is not None and expiry_fits(claims, expires_at, self._clock()) else None

@@ -1,32 +1,33 @@
-"""The live peers of a run: signed peer records and manifests in the DHT."""
+"""The live peers of a run: signed peer records in the DHT."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable
 
-from peer.errors import ProtocolError, UserError
-from peer.protocol.manifest import RunManifest
+from peer.errors import ProtocolError
 from peer.protocol.records import (
-    MANIFEST_KEY,
-    MANIFEST_TTL_S,
+    MAX_PEER_RECORD_BYTES,
+    MAX_RECORD_BYTES,
     PEER_TTL_S,
     PeerRecord,
     dump_json,
-    open_manifest,
     open_sealed,
     parse_json,
     peers_key,
     seal,
 )
 from peer.swarm.net.node import Node
+from peer.swarm.runtime.expiring import BoundedMap
 
 log = logging.getLogger(__name__)
-MAX_PEERS_READ = 4096
+MAX_RECORDS_READ = 1024  # of one key
+MAX_PEERS = 512  # of one run
+_SERIALS = 4096
+_MILLION = 10**6
 
 
 class Directory:
@@ -39,6 +40,7 @@ class Directory:
 
     Attributes:
         banned: whose records are not shown.
+        known: whose records are read first, and shown whatever strangers there are: the peers of committed rounds.
     """
 
     def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
@@ -47,6 +49,11 @@ class Directory:
         self._announce_now = asyncio.Event()
         self.changed = asyncio.Event()
         self.banned: Callable[[str], bool] = lambda _: False
+        self.known: Callable[[str], bool] = lambda _: False
+        self._serials: BoundedMap[str, int] = BoundedMap(_SERIALS)
+        self._serial = int(clock() * _MILLION)
+        if node.records is not None:
+            node.records.run_id, node.records.known = run_id, lambda peer_id: self.known(peer_id)
 
     @property
     def peers(self) -> dict[str, PeerRecord]:
@@ -85,32 +92,49 @@ class Directory:
 
     async def refresh(self) -> None:
         """Read all records of the run once; if the DHT does not answer, those that are here stay until they expire."""
-        records: dict[str, PeerRecord] = {}
         found = await read_records(self._node, peers_key(self._run_id))
         if found is None:
             return
-        for owner, blob in found.items():
+        records: dict[str, PeerRecord] = {}
+        # the known first, then those that were here before: a crowd of strangers takes no place of theirs
+        for owner in sorted(found, key=lambda owner: (not self.known(owner), owner not in self._records)):
+            if len(records) >= MAX_PEERS:
+                break
             try:
-                signer, payload = open_sealed("peer", blob)
-                record = parse_json(PeerRecord, payload)
-                if signer != owner or record.run_id != self._run_id:
-                    raise ProtocolError(f"record of {signer} under {owner}, run {record.run_id[:12]}")
+                records[owner] = self._open(owner, found[owner])
             except ProtocolError as error:
                 log.warning("ignoring a directory record: %s", error)
-                continue
-            records[owner] = record
         if records.keys() - self._records.keys():
             self.changed.set()
         self._records = records
         self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
+
+    def _open(self, owner: str, blob: bytes) -> PeerRecord:
+        """The record of a peer, or the newer one that was here already."""
+        signer, payload = open_sealed("peer", blob, MAX_PEER_RECORD_BYTES)
+        record = parse_json(PeerRecord, payload)
+        if signer != owner or record.run_id != self._run_id:
+            raise ProtocolError(f"record of {signer} under {owner}, run {record.run_id[:12]}")
+        newest = self._serials.get(owner, 0)
+        if record.serial < newest:
+            if owner in self._records:
+                return self._records[owner]
+            raise ProtocolError(f"record {record.serial} of {owner}, which had sent {newest}")
+        self._serials[owner] = record.serial
+        return record
+
+    def sealed(self, record: PeerRecord) -> bytes:
+        """A record of this peer as it is published, with the next serial."""
+        self._serial += 1
+        serial = record.model_copy(update={"serial": self._serial})
+        return seal(self._node.identity, "peer", dump_json(serial))
 
     async def _announce_forever(self, describe: Callable[[], PeerRecord]) -> None:
         key = peers_key(self._run_id)
         while True:
             self._announce_now.clear()
             record = describe()
-            blob = seal(self._node.identity, "peer", dump_json(record))
-            await write_record(self._node, key, blob, record.expires_at)
+            await write_record(self._node, key, self.sealed(record), record.expires_at)
             pause_s = self._node.timing.announce_pause_s
             await asyncio.sleep(pause_s)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -126,7 +150,9 @@ class Directory:
 
 
 async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
-    """Sealed records under a DHT key by subkey, without malformed ones; None if there are none, or no node answers."""
+    """Sealed records under a DHT key by subkey, at most MAX_RECORDS_READ, without malformed ones; None if there are
+    none, or no node answers.
+    """
     try:
         found = await asyncio.wait_for(node.dht.get(key, latest=True), node.timing.dht_timeout_s)
     except TimeoutError:
@@ -134,10 +160,13 @@ async def read_records(node: Node, key: str) -> dict[str, bytes] | None:
         return None
     if found is None:  # so it answers, too, where no node of it can be reached
         return None
-    if not isinstance(found.value, dict):
-        return {}
-    items = list(found.value.items())[:MAX_PEERS_READ]
-    return {owner: item.value for owner, item in items if isinstance(owner, str) and isinstance(item.value, bytes)}
+    records: dict[str, bytes] = {}
+    for owner, item in found.value.items():
+        if len(records) >= MAX_RECORDS_READ:
+            break
+        if isinstance(owner, str) and isinstance(item.value, bytes) and len(item.value) <= MAX_RECORD_BYTES:
+            records[owner] = item.value
+    return records
 
 
 async def write_record(node: Node, key: str, blob: bytes, expires_at: float, owner: str | None = None) -> bool:
@@ -149,70 +178,3 @@ async def write_record(node: Node, key: str, blob: bytes, expires_at: float, own
     except TimeoutError:
         return False
     return bool(stored)
-
-
-async def publish_manifest_forever(node: Node, sealed: bytes, organiser: str, rng: random.Random) -> None:
-    """Keep a signed manifest in the DHT. Every peer does, so that the run can be joined while its bootstrap is away."""
-    while True:
-        await write_record(node, MANIFEST_KEY, sealed, time.time() + MANIFEST_TTL_S, owner=organiser)
-        await asyncio.sleep(node.timing.manifest_period_s * rng.uniform(0.5, 1.0))
-
-
-async def find_manifest(
-    node: Node, organisers: set[str], run_id: str | None
-) -> tuple[str, RunManifest, bytes]:
-    """-> (organiser, manifest, its sealed bytes).
-
-    Args:
-        organisers: peer ids in the addresses that the person gave: a manifest signed by one of them is preferred.
-        run_id: accept only the manifest with this hash.
-
-    Raises:
-        UserError: none found in time, hash mismatch, an incompatible version, or several runs to choose from.
-    """
-    timeout_s = node.timing.manifest_timeout_s
-    deadline = node.clock() + timeout_s
-    while True:
-        found: dict[str, tuple[RunManifest, bytes]] = {}
-        incompatible: UserError | None = None
-        for owner, blob in (await read_records(node, MANIFEST_KEY) or {}).items():
-            try:
-                signer, manifest = open_manifest(blob)
-            except ProtocolError as error:
-                log.warning("ignoring a manifest: %s", error)
-                continue
-            except UserError as error:
-                if owner in organisers:
-                    raise  # the run that was asked for: waiting cannot mend it
-                incompatible = error
-                continue
-            if signer == owner:
-                found[owner] = (manifest, blob)
-        if found:
-            return _choose(found, organisers, run_id)
-        if node.clock() >= deadline:
-            raise incompatible or UserError(
-                f"the swarm answered, but holds no manifest (waited {timeout_s:g} s)",
-                "is the address that of an Atoll bootstrap or of a peer that is training?",
-            )
-        await asyncio.sleep(node.timing.recheck_s)
-
-
-def _choose(
-    found: dict[str, tuple[RunManifest, bytes]], organisers: set[str], run_id: str | None
-) -> tuple[str, RunManifest, bytes]:
-    if run_id is not None:
-        matching = {o: f for o, f in found.items() if f[0].run_id == run_id}
-        if not matching:
-            seen = ", ".join(sorted(manifest.run_id for manifest, _ in found.values()))
-            raise UserError(
-                f"manifest hash mismatch: the swarm runs {seen}, not {run_id}",
-                "check --run-id, or leave it out to trust the address alone",
-            )
-        found = matching
-    preferred = {o: f for o, f in found.items() if o in organisers} or found
-    if len(preferred) > 1:
-        choices = "\n".join(f"--run-id {m.run_id}  ({m.name}, by {o})" for o, (m, _) in preferred.items())
-        raise UserError(f"the swarm holds {len(preferred)} runs; say which one", choices)
-    organiser, (manifest, blob) = next(iter(preferred.items()))
-    return organiser, manifest, blob

@@ -13,9 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
-from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -30,11 +28,12 @@ from peer.swarm.net.daemon import (
     start_daemon,
     stop_daemon,
 )  # fmt: skip
-from peer.swarm.net.dht_validator import SealedRecordValidator
+from peer.swarm.net.dht import BoundedDHT, node_id_of
 from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
 from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.reachability import REACH_NAME, DialBackServer
+from peer.swarm.net.record_store import RecordStore, give_back_memory
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
@@ -62,6 +61,7 @@ class Node:
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
         direct: direct connections for large transfers; None: there are none.
+        records: what this node holds of the DHT; None: it has no DHT.
         clock: by which this peer measures time: seconds, those among them in which the machine was suspended.
     """
 
@@ -76,6 +76,7 @@ class Node:
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
     direct: DirectTransport | None = None
+    records: RecordStore | None = None
     clock: Clock = boot_clock
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _trouble: str = ""
@@ -91,6 +92,11 @@ class Node:
     def timing(self) -> Timing:
         """Its durations."""
         return self.config.timing
+
+    @property
+    def introducers(self) -> tuple[str, ...]:
+        """Ids of the peers whose addresses a person gave."""
+        return tuple(dict.fromkeys(address.rsplit("/", 1)[-1] for address in self.config.initial_peers))
 
     def spawn(self, work: Coroutine[Any, Any, None], essential: bool = False) -> asyncio.Task[None]:
         """Run `work` until it ends or the node closes; what escapes it is logged with its traceback.
@@ -277,20 +283,22 @@ async def start_node(config: NodeConfig) -> Node:
         await stop_daemon(p2p, config.timing)
         p2p = await start_daemon(config, str(config.identity_path), client)
     try:
-        dht = await DHTNode.create(
+        dht = await BoundedDHT.create(
             p2p=p2p,
             client_mode=client,
-            # bound to the identity: a node cannot choose its place in the key space
-            node_id=DHTID.generate(source=identity.peer_id.encode()),
+            node_id=node_id_of(identity.peer_id),
             initial_peers=[Multiaddr(address) for address in config.initial_peers] or None,
-            record_validator=SealedRecordValidator(),
             num_workers=2,
+            cache_locally=False,  # its cache has no bounds
+            cache_nearest=0,
+            cache_on_store=False,
         )
     except (ValidationError, RuntimeError) as error:
         await stop_daemon(p2p, config.timing)
         raise explain_join_failure(error, config.initial_peers) from None
     maddrs = tuple(sorted((str(address) for address in await p2p.get_visible_maddrs(latest=True)), key=reach_of))
-    node = Node(config, identity, p2p, dht, maddrs, client)
+    node = Node(config, identity, p2p, dht, maddrs, client, records=dht.protocol.storage)
+    dht.introducers = [peer_id for peer_id in node.introducers if peer_id != identity.peer_id]
     if not client:
         await node.serve(REACH_NAME, "reach", DialBackServer(p2p, config.timing).answer)
     if config.direct_port is not None:
@@ -299,4 +307,5 @@ async def start_node(config: NodeConfig) -> Node:
             node.direct.door.listen(config.host_maddrs, config.direct_port, config.mapped_port)
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)
     node.spawn(node.keep_connected(), essential=True)
+    node.spawn(give_back_memory(dht.protocol.storage, config.timing.trim_period_s), essential=True)
     return node

@@ -28,3 +28,10 @@ def trim_malloc_arenas() -> None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def give_back_free_memory() -> None:
+    """Let glibc return all free pages of its heaps; without this, what lies below the last used byte stays."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -53,6 +53,8 @@ class Timing:
     fresh_s: float = _lasts(PEER_TTL_S / 2, "of age up to which a record shows that others are there now")
     manifest_period_s: float = _lasts(30.0, "between two publications of the manifest at most, at least half of it")
     manifest_timeout_s: float = _lasts(10.0, "to find a manifest in the DHT")
+    manifest_answer_s: float = _lasts(5.0, "for a peer to hand out the manifest of its run")
+    trim_period_s: float = _lasts(30.0, "between two looks whether a flood of records has left memory to give back")
     dht_timeout_s: float = _lasts(10.0, "for one read or write of the DHT")
 
     # group

@@ -197,21 +197,22 @@ def _manifests() -> list[Parser]:
         return parse_manifest(data, "a file").name
 
     def unsealed(data: bytes) -> Any:
-        return open_manifest(data)[1].run_id
+        return open_manifest(data).manifest.run_id
 
     def signed_text(data: bytes) -> Any:
-        return open_manifest(seal(organiser, "manifest", zlib.compress(data, 1)))[1].run_id
+        return open_manifest(seal(organiser, "manifest", bytes(8) + zlib.compress(data, 1))).manifest.run_id
 
     def signed_bytes(data: bytes) -> Any:
-        return open_manifest(seal(organiser, "manifest", data))[1].run_id
+        return open_manifest(seal(organiser, "manifest", data)).manifest.run_id
 
     refuses = (ProtocolError, UserError)
     return [
         Parser("manifest, YAML", from_yaml, texts, share=0.05, refuses=refuses),
-        Parser("manifest, sealed", unsealed, (seal_manifest(organiser, manifest),), signed=True, share=0.5,
+        Parser("manifest, sealed", unsealed, (seal_manifest(organiser, manifest, 7),), signed=True, share=0.5,
                refuses=refuses),
         Parser("manifest, signed JSON", signed_text, (canonical,), share=0.4, refuses=refuses),
-        Parser("manifest, signed bytes", signed_bytes, (zlib.compress(canonical, 9),), share=0.4, refuses=refuses),
+        Parser("manifest, signed bytes", signed_bytes, (bytes(8) + zlib.compress(canonical, 9),), share=0.4,
+               refuses=refuses),
         Parser("manifest, JSON", lambda data: parse_json(RunManifest, data), (canonical,), share=0.5),
     ]  # fmt: skip
 

@@ -6,9 +6,19 @@ import asyncio
 from types import SimpleNamespace
 
 from peer.protocol.identity import Identity
-from peer.protocol.records import PEER_TTL_S, PeerRecord, dump_json, seal
-from peer.swarm.net.directory import Directory
+from peer.protocol.records import (
+    MAX_RECORD_BYTES,
+    PEER_TTL_S,
+    PeerRecord,
+    dump_json,
+    open_sealed,
+    parse_json,
+    seal,
+)
+from peer.swarm.net import directory
+from peer.swarm.net.directory import Directory, read_records
 from tests.swarm.gathering import until
+from tests.swarm.net.published import ALICE, BOB, NOW, peer_record, sealed_peer
 from tests.swarm.runs import RUN
 
 
@@ -75,3 +85,75 @@ async def test_a_dht_that_is_silent_takes_nobody_from_the_directory_before_its_r
     assert (list(reader.peers), reader.fresh) == ([other.peer_id], False)
     now += 1.0
     assert list(reader.peers) == []
+
+
+class Told(Store):
+    """A DHT that answers with what a test puts in."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = {}
+
+    def tell(self, signer, **changes):
+        self.records[signer.peer_id] = sealed_peer(signer, **changes)
+
+    async def get(self, *_, **__):
+        return SimpleNamespace(value={o: SimpleNamespace(value=blob) for o, blob in self.records.items()})
+
+
+def reader_of(network):
+    node = network.node()
+    node.dht = Told()
+    return node.dht, Directory(node, RUN, clock=lambda: NOW)
+
+
+async def test_an_old_record_that_is_published_again_hides_no_peer(network):
+    dht, reader = reader_of(network)
+    dht.tell(ALICE, serial=7, round=7)
+    dht.tell(BOB, serial=9, round=9)
+    await reader.refresh()
+    dht.tell(ALICE, serial=6, round=6, expires_at=NOW + 10.0)
+    dht.tell(BOB, serial=10, round=10)
+    await reader.refresh()
+    assert {peer_id: record.round for peer_id, record in reader.peers.items()} == {ALICE.peer_id: 7, BOB.peer_id: 10}
+    del dht.records[ALICE.peer_id]
+    await reader.refresh()
+    assert list(reader.peers) == [BOB.peer_id]
+    dht.tell(ALICE, serial=6, round=6)  # forgotten records do not come back either
+    await reader.refresh()
+    assert list(reader.peers) == [BOB.peer_id]
+
+
+async def test_serials_grow_with_each_record_and_across_a_restart(network):
+    _, first = reader_of(network)
+    serials = [parse_json(PeerRecord, open_sealed("peer", first.sealed(peer_record()))[1]).serial for _ in range(3)]
+    later = Directory(network.node(), RUN, clock=lambda: NOW + 1.0)
+    serials.append(parse_json(PeerRecord, open_sealed("peer", later.sealed(peer_record()))[1]).serial)
+    assert serials == sorted(set(serials))
+
+
+async def test_a_crowd_hides_none_of_the_known_nor_of_those_that_were_here(network, monkeypatch):
+    monkeypatch.setattr(directory, "MAX_PEERS", 20)
+    dht, reader = reader_of(network)
+    early = [Identity.generate() for _ in range(5)]
+    for signer in early:
+        dht.tell(signer)
+    await reader.refresh()
+    dht.records = {}
+    for signer in (Identity.generate() for _ in range(60)):
+        dht.tell(signer)
+    for signer in (*early, ALICE):
+        dht.tell(signer)
+    reader.known = lambda peer_id: peer_id == ALICE.peer_id
+    await reader.refresh()
+    assert len(reader.peers) == 20
+    assert {ALICE.peer_id, *(signer.peer_id for signer in early)} <= set(reader.peers)
+
+
+async def test_a_reader_stops_at_its_own_limit(network, monkeypatch):
+    monkeypatch.setattr(directory, "MAX_RECORDS_READ", 30)
+    dht, reader = reader_of(network)
+    dht.records = {f"peer{number}": b"x" * (MAX_RECORD_BYTES + number % 2) for number in range(100)}
+    found = await read_records(reader._node, "any")
+    assert len(found) == 30
+    assert {len(blob) for blob in found.values()} == {MAX_RECORD_BYTES}

@@ -1,0 +1,179 @@
+"""hivemind's DHT with bounds: what it stores, what it tells, what it reads, and who is in its routing table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import hivemind.dht.node
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol as UnboundedProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from peer.swarm.net.dht_validator import key_id
+from peer.swarm.net.record_store import MAX_ANSWER_BYTES, RecordStore
+
+log = logging.getLogger(__name__)
+MAX_CALL_RECORDS = 32
+MAX_CALL_KEYS = 8
+MAX_BLACKLISTED = 4096
+
+
+def node_id_of(peer_id: str) -> DHTID:
+    """The one place in the key space that a peer may take."""
+    return DHTID.generate(source=peer_id.encode())
+
+
+class DHTProtocol(UnboundedProtocol):  # type: ignore[misc]  # its name is part of the names of its calls
+    """Answers calls of other nodes, and makes them, within limits.
+
+    A node whose id is not that of its peer id gets no place in the routing table: one identity is one node. No answer
+    and no call moves more than so many records, and records go into a `RecordStore`, those that were read as well.
+    """
+
+    storage: RecordStore
+
+    async def add_p2p_handlers(self, p2p: Any, *args: Any, **options: Any) -> None:
+        self._bound(p2p)  # before the first call of another node
+        await super().add_p2p_handlers(p2p, *args, **options)
+
+    @classmethod
+    async def create(cls, *args: Any, **options: Any) -> DHTProtocol:
+        protocol: DHTProtocol = await super().create(*args, **options)
+        protocol._bound(protocol.p2p)
+        return protocol
+
+    def _bound(self, p2p: Any) -> None:
+        if not isinstance(self.storage, RecordStore):
+            self.storage = RecordStore(str(p2p.peer_id))
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        """Hold records that another node hands in, one by one; whole dictionaries of them are refused."""
+        await self._met(request.peer, context.remote_id)
+        sender = str(context.remote_id)
+        offered = list(zip(request.keys, request.subkeys, request.values, request.expiration_time, strict=True))
+        self.storage.churned += sum(len(value) for _, _, value, _ in offered)
+        kept = [self.storage.put(*record, sender) for record in offered[:MAX_CALL_RECORDS]]
+        kept += [False] * (len(offered) - len(kept))
+        return dht_pb2.StoreResponse(store_ok=kept, peer=self.node_info)
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        """Tell another node what this one holds under a few keys, and which nodes are near to them."""
+        await self._met(request.peer, context.remote_id)
+        response = dht_pb2.FindResponse(results=[], peer=self.node_info)
+        asking = node_id_of(str(context.remote_id))
+        for key in request.keys[:MAX_CALL_KEYS]:
+            found = self.storage.answer(key)
+            result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+            if found is not None:
+                result = dht_pb2.FindResult(
+                    type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(found),
+                    expiration_time=found.latest_expiration_time,
+                )  # fmt: skip
+            near = self.routing_table.get_nearest_neighbors(DHTID.from_bytes(key), k=self.bucket_size, exclude=asking)
+            result.nearest_node_ids.extend(node_id.to_bytes() for node_id, _ in near)
+            result.nearest_peer_ids.extend(peer_id.to_bytes() for _, peer_id in near)
+            response.results.append(result)
+        return response
+
+    async def call_find(
+        self, peer: PeerID, keys: Collection[DHTID]
+    ) -> dict[DHTID, tuple[None, dict[DHTID, PeerID]]] | None:
+        """Ask a node for keys; its records go into the store. -> The nodes that it names; None: no answer."""
+        keys = list(keys)
+        request = dht_pb2.FindRequest(keys=[key.to_bytes() for key in keys], peer=self.node_info)
+        try:
+            async with self.rpc_semaphore:
+                response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
+            for key, result in zip(keys, response.results, strict=True):
+                self._take(key, result)
+            named = {key: (None, self._named(result)) for key, result in zip(keys, response.results, strict=True)}
+        except Exception as error:  # root of a call: whatever a stranger's answer breaks, it is no answer
+            log.debug("%s answers no find: %r", peer, error)
+            await self.update_routing_table(None, peer, responded=False)
+            return None
+        await self._met(response.peer, peer)
+        return named
+
+    def _take(self, key: DHTID, result: Any) -> None:
+        if result.type != dht_pb2.FOUND_DICTIONARY or len(result.value) > MAX_ANSWER_BYTES:
+            return
+        self.storage.churned += len(result.value)
+        found = MSGPackSerializer.loads(result.value)
+        if isinstance(found, DictionaryDHTValue):
+            for owner, (value, expires_at) in found.data.items():
+                if isinstance(owner, str) and isinstance(value, bytes):
+                    self.storage.put(key.to_bytes(), MSGPackSerializer.dumps(owner), value, expires_at, "")
+
+    def _named(self, result: Any) -> dict[DHTID, PeerID]:
+        """The nodes in an answer whose ids are those of their peer ids."""
+        pairs = list(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=True))[: self.bucket_size]
+        named = [(DHTID.from_bytes(node_id), PeerID(peer_id)) for node_id, peer_id in pairs]
+        return {node_id: peer_id for node_id, peer_id in named if node_id == node_id_of(str(peer_id))}
+
+    async def _met(self, info: Any, peer: PeerID) -> None:
+        if info.node_id:
+            await self.update_routing_table(DHTID.from_bytes(info.node_id), peer)
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        own_place = node_id_of(str(peer_id))
+        if (node_id is None and responded) or node_id not in (None, own_place):
+            return
+        await super().update_routing_table(own_place, peer_id, responded)
+        table = self.routing_table
+        spare = table.buckets[table.get_bucket_index(own_place)].replacement_nodes
+        while len(spare) > self.bucket_size:  # hivemind keeps any number
+            del table[next(iter(spare))]
+
+
+hivemind.dht.node.DHTProtocol = DHTProtocol  # `DHTNode` has no parameter for it
+
+
+class BoundedDHT(DHTNode):  # type: ignore[misc]
+    """A node of that DHT.
+
+    In a swarm that is larger than one bucket it also writes to and reads from the peers that it was introduced by, so
+    that nodes which crowd around a key hide nobody from those who share an introducer.
+
+    Attributes:
+        introducers: peer ids of these.
+    """
+
+    introducers: Sequence[str] = ()
+
+    async def get(self, key: str, latest: bool = True, **_: Any) -> ValueWithExpiration | None:
+        """All records under a key, by subkey, of the nodes near to it; None if there are none."""
+        place = DHTID.from_bytes(key_id(key))
+        asked = [self.protocol.call_find(peer, [place]) for peer in self._also_asked()]
+        await asyncio.gather(super().get(key, latest=latest), *asked)
+        if len(self.blacklist.ban_counter) > MAX_BLACKLISTED:
+            self.blacklist.clear()
+        found = self.protocol.storage.records(place.to_bytes())
+        values = {o: ValueWithExpiration(MSGPackSerializer.loads(value), at) for o, (value, at) in found.items()}
+        return ValueWithExpiration(values, max(at for _, at in found.values())) if found else None
+
+    async def store(self, key: str, value: bytes, expiration_time: float, subkey: Any = None, **_: Any) -> bool:
+        """Hand a record to the nodes near to its key; True if one of them holds it."""
+        place, packed = DHTID.from_bytes(key_id(key)), MSGPackSerializer.dumps(value)
+        asked = [
+            self.protocol.call_store(peer, [place], [packed], expiration_time, [subkey]) for peer in self._also_asked()
+        ]
+        stored, *others = await asyncio.gather(super().store(key, value, expiration_time, subkey=subkey), *asked)
+        return bool(stored) or any(answer and answer[0] for answer in others)
+
+    def _also_asked(self) -> list[PeerID]:
+        if len(self.protocol.routing_table.uid_to_peer_id) < self.protocol.bucket_size:
+            return []  # all are near
+        found = []
+        for peer_id in self.introducers:
+            with contextlib.suppress(ValueError):
+                found.append(PeerID.from_base58(peer_id))
+        return found

@@ -23,7 +23,7 @@ SLACK_LINKS = 256  # rounds that a donor may have made since its record was writ
 CHECKED_AT_ONCE = 64
 PIECE_LINKS = 512
 MOST_LINKS = 4096
-LEAST_LINKS_PER_S = 50.0
+LEAST_LINK_RATE = 50.0
 
 
 class LinkSource(Protocol):
@@ -131,7 +131,7 @@ class ChainScout:
 
         Raises:
             ProtocolError: it does not verify, or leaves this node's chain further back than any verdict could follow.
-            StreamClosedError: the donor went away, or sends slower than `LEAST_LINKS_PER_S`.
+            StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE`.
         """
         if claimed_round > self._most:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run has {self._most}")

@@ -18,7 +18,7 @@ from peer.protocol.fork_choice import shared_links
 from peer.protocol.lineage import Certificate, Link, RosterLimits, check_chain
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup.chain_scout import LEAST_LINKS_PER_S
+from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
@@ -250,7 +250,7 @@ class HistoryClient:
 
         Raises:
             ProtocolError: malformed.
-            StreamClosedError: the donor went away, or sends slower than `LEAST_LINKS_PER_S` after the first seconds.
+            StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE` after the first seconds.
         """
         links: list[Certificate] = []
         request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
@@ -259,7 +259,7 @@ class HistoryClient:
             async with asyncio.timeout_at(until) as patience, self._asking(donor, request) as stream:
                 while len(links) < count and (piece := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
                     links.append(parse_json(Certificate, piece))
-                    patience.reschedule(until + len(links) / LEAST_LINKS_PER_S)
+                    patience.reschedule(until + len(links) / LEAST_LINK_RATE)
         except TimeoutError:
             raise StreamClosedError(donor, f"sent {len(links)} links in {self.timing.claim_s:g} s and more") from None
         return links

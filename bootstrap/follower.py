@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError, in_words
 from peer.protocol.checkpoints import Checkpoint, seal_checkpoint
-from peer.protocol.fork_choice import Verdict
+from peer.protocol.fork_choice import ForkVerdict
 from peer.swarm.catchup.chain_scout import ChainScout
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.net.directory import Directory
@@ -62,7 +62,7 @@ class ChainFollower:
                 log.info("%s does not show the chain that it claims: %s", donor, in_words(error))
                 self._avoided[donor] = now + self._node.timing.silent_donor_s
                 continue
-            if self._scout.judge(chain) is Verdict.FOLLOW:
+            if self._scout.judge(chain) is ForkVerdict.FOLLOW:
                 await asyncio.to_thread(self._history.advance, chain)
             else:
                 self._avoided[donor] = now + self._node.timing.silent_donor_s

@@ -46,7 +46,7 @@ class JournalRead:
 
 
 @dataclass
-class _Place:
+class _LineAt:
     """How far a file has been read."""
 
     offset: int = 0
@@ -62,7 +62,7 @@ class JournalReader:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ROUNDS_FILE
-        self._places: dict[int, _Place] = {}  # by inode: a file keeps its place when it is rotated
+        self._places: dict[int, _LineAt] = {}  # by inode: a file keeps its place when it is rotated
 
     def poll(self) -> JournalRead:
         """What is new. Raises OSError when a file is there and cannot be read."""
@@ -71,9 +71,9 @@ class JournalReader:
         with ExitStack() as stack:
             for file in _open_files(self._path, stack):
                 status = os.fstat(file.fileno())
-                place = self._places.get(status.st_ino, _Place())
+                place = self._places.get(status.st_ino, _LineAt())
                 if status.st_size < place.offset:
-                    place = _Place()
+                    place = _LineAt()
                 places[status.st_ino] = place
                 _read(file, place, found)
         self._places = places
@@ -105,7 +105,7 @@ def _open_files(path: Path, stack: ExitStack) -> Iterator[BinaryIO]:
     yield from newest
 
 
-def _read(file: BinaryIO, place: _Place, found: JournalRead) -> None:
+def _read(file: BinaryIO, place: _LineAt, found: JournalRead) -> None:
     file.seek(place.offset)
     for line in file:
         if not line.endswith(b"\n"):

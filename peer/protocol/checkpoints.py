@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from peer.errors import ProtocolError
-from peer.protocol.fork_choice import ForkRule, Verdict
+from peer.protocol.fork_choice import ForkRule, ForkVerdict
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate
 from peer.protocol.manifest import Digest, Spec
@@ -60,7 +60,7 @@ def open_checkpoint(blob: bytes, run_id: str, keys: Collection[str]) -> tuple[st
 def choose(
     rule: ForkRule, newest: Checkpoint | None, ancestor: Sequence[Certificate], own: Sequence[Certificate],
     other: Sequence[Certificate],
-) -> Verdict:  # fmt: skip
+) -> ForkVerdict:  # fmt: skip
     """`ForkRule.judge`, unless the newest checkpoint lies on one of the two chains and not on the other.
 
     A newcomer starts at the newest checkpoint or beyond it.
@@ -69,6 +69,6 @@ def choose(
         return rule.judge(ancestor, own, other)
     mine, theirs = newest.on([*ancestor, *own]), newest.on([*ancestor, *other])
     if theirs:
-        return Verdict.FOLLOW
+        return ForkVerdict.FOLLOW
     newcomer = not ancestor and not own
-    return Verdict.KEEP if mine or theirs is False or newcomer else rule.judge(ancestor, own, other)
+    return ForkVerdict.KEEP if mine or theirs is False or newcomer else rule.judge(ancestor, own, other)

@@ -22,7 +22,7 @@ FINAL_LINKS = 1000
 """A peer gives up at most so many links of its own; further back only a checkpoint leads."""
 
 
-class Verdict(Enum):
+class ForkVerdict(Enum):
     """What a peer does about a chain that it has verified."""
 
     FOLLOW = "follow"
@@ -56,7 +56,7 @@ class ForkRule:
         )
 
     def established(self, ancestor: Sequence[Certificate]) -> dict[str, int]:
-        """Who has a say about what follows these links from genesis, and how much, in tokens; nobody at genesis."""
+        """Who has a say about what follows these links, and how much, in tokens; no identity at genesis."""
         rounds: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
         for certificate in ancestor:
@@ -70,7 +70,7 @@ class ForkRule:
 
     def judge(
         self, ancestor: Sequence[Certificate], own: Sequence[Certificate], other: Sequence[Certificate]
-    ) -> Verdict:
+    ) -> ForkVerdict:
         """Whether a peer leaves its branch for the other one.
 
         Args:
@@ -78,11 +78,11 @@ class ForkRule:
             own, other: what follows on each; verified. `own` is empty where the other chain extends the peer's own.
         """
         if not other:
-            return Verdict.KEEP
+            return ForkVerdict.KEEP
         if self.private:
             return self._by_tokens(own, other)
         if len(own) > FINAL_LINKS:
-            return Verdict.KEEP
+            return ForkVerdict.KEEP
         weights = self.established(ancestor)
         if not own:
             return self._extends(weights, ancestor[-RECENT_LINKS:], other)
@@ -90,27 +90,27 @@ class ForkRule:
         kept = sum(weights.get(peer_id, 0) for peer_id in mine - theirs)
         offered = sum(weights.get(peer_id, 0) for peer_id in theirs - mine)
         if kept == offered == 0:
-            return Verdict.KEEP  # no one has a say: a peer stays where it took part
+            return ForkVerdict.KEEP  # no one has a say: a peer stays where it took part
         first = (offered, other[0].link.id, kept, own[0].link.id)
-        return Verdict.FOLLOW if heavier(*first) else Verdict.KEEP
+        return ForkVerdict.FOLLOW if heavier(*first) else ForkVerdict.KEEP
 
     def _extends(
         self, weights: dict[str, int], recent: Sequence[Certificate], other: Sequence[Certificate]
-    ) -> Verdict:
+    ) -> ForkVerdict:
         """Without links of its own a peer follows the half of the established that were there last."""
         there = {member.peer_id for certificate in recent for member in certificate.link.roster}
         active = sum(weight for peer_id, weight in weights.items() if peer_id in there)
         if active == 0:
-            return Verdict.FOLLOW if not recent else Verdict.WEIGHTLESS
+            return ForkVerdict.FOLLOW if not recent else ForkVerdict.WEIGHTLESS
         signed = sum(weights.get(peer_id, 0) for peer_id in signers(other))
-        return Verdict.FOLLOW if 2 * signed >= active else Verdict.WEIGHTLESS
+        return ForkVerdict.FOLLOW if 2 * signed >= active else ForkVerdict.WEIGHTLESS
 
     @staticmethod
-    def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> Verdict:
+    def _by_tokens(own: Sequence[Certificate], other: Sequence[Certificate]) -> ForkVerdict:
         if not own:
-            return Verdict.FOLLOW
+            return ForkVerdict.FOLLOW
         first = (chain_weight(other), other[-1].link.id, chain_weight(own), own[-1].link.id)
-        return Verdict.FOLLOW if heavier(*first) else Verdict.KEEP
+        return ForkVerdict.FOLLOW if heavier(*first) else ForkVerdict.KEEP
 
 
 def signers(branch: Iterable[Certificate]) -> set[str]:

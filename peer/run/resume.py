@@ -30,7 +30,7 @@ _ANOTHER = "resume from another checkpoint"
 _ORIGIN = {"text": "text", "tokenizer": "tokenizer", "batch_sequences": "batch size", "data_seed": "data seed"}
 
 
-class Progress(Spec):
+class ResumedAt(Spec):
     """What `SwarmSync.progress` says."""
 
     round: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
@@ -54,7 +54,7 @@ class SavedState(Spec):
     run_id: Digest
     lineage_id: Digest
     round: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
-    progress: Progress
+    progress: ResumedAt
     data: Order
     origin: Annotated[dict[str, Annotated[str, Field(max_length=64)] | Count], Field(max_length=16)]
 

@@ -75,7 +75,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class PlainLog(logging.Formatter):
-    """Log lines for people: without secrets, and without what a terminal would obey, whoever chose the words."""
+    """Log lines for people: without secrets, and without characters that a terminal would obey."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message, MAX_MESSAGE_CHARS)

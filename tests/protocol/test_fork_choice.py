@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peer.errors import ProtocolError
 from peer.protocol.checkpoints import Checkpoint, choose, open_checkpoint, seal_checkpoint
-from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, Verdict, shared_links, signers
+from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, ForkVerdict, shared_links, signers
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, Link, Member
 
@@ -45,7 +45,7 @@ def crowd(size):
 def test_a_crowd_of_keys_moves_no_peer_from_genesis():
     honest = extend([], 115, ["a", "b", "c"])
     forged = extend([], 300, crowd(16), tokens=10**6)
-    assert judge(honest, forged) is Verdict.KEEP
+    assert judge(honest, forged) is ForkVerdict.KEEP
 
 
 def test_a_crowd_and_one_former_member_do_not_outweigh_the_others():
@@ -53,8 +53,8 @@ def test_a_crowd_and_one_former_member_do_not_outweigh_the_others():
     honest = extend(past, 5, ["a", "b", "c"])
     for back in (0, 1, 10, 39):
         forged = extend(past[: len(past) - back], 300, ["m", *crowd(15)], tokens=10**6)
-        assert judge(honest, forged) is Verdict.KEEP
-    assert judge(past, extend(past, 300, ["m", *crowd(15)])) is Verdict.WEIGHTLESS  # and where no round followed yet
+        assert judge(honest, forged) is ForkVerdict.KEEP
+    assert judge(past, extend(past, 300, ["m", *crowd(15)])) is ForkVerdict.WEIGHTLESS  # no round followed
 
 
 def test_a_member_that_signed_both_sides_counts_for_neither():
@@ -62,8 +62,8 @@ def test_a_member_that_signed_both_sides_counts_for_neither():
     one, two = extend(past, 3, ["a", "b"]), extend(past, 30, ["b", "c", "x"])
     assert judge(one, two) is not judge(two, one)  # a against c: a tie, which the lower id decides
     three = extend(past, 1, ["c"])
-    assert judge(three, one) is Verdict.FOLLOW
-    assert judge(one, three) is Verdict.KEEP
+    assert judge(three, one) is ForkVerdict.FOLLOW
+    assert judge(one, three) is ForkVerdict.KEEP
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(1, 20))
@@ -74,22 +74,22 @@ def test_both_sides_of_an_honest_split_decide_alike(left, right, rounds, others)
     verdicts = judge(one, two), judge(two, one)
     assert sorted(verdict.value for verdict in verdicts) == ["follow", "keep"]
     if left != right:
-        assert (verdicts[0] is Verdict.KEEP) == (left > right)  # however many rounds either has made
+        assert (verdicts[0] is ForkVerdict.KEEP) == (left > right)  # however many rounds either has made
 
 
 def test_a_peer_that_missed_rounds_follows_at_least_half_of_those_who_were_there():
     past = extend([], 30, ["a", "b", "c", "d"])
-    assert judge(past, extend(past, 1, ["a", "b"])) is Verdict.FOLLOW
-    assert judge(past, extend(past, 50, ["a", *crowd(3)])) is Verdict.WEIGHTLESS
+    assert judge(past, extend(past, 1, ["a", "b"])) is ForkVerdict.FOLLOW
+    assert judge(past, extend(past, 50, ["a", *crowd(3)])) is ForkVerdict.WEIGHTLESS
     gone = extend(past, RECENT_LINKS, ["a", "b"])  # c and d have left since: a alone is half of those who stayed
-    assert judge(gone, extend(gone, 1, ["a", "new"])) is Verdict.FOLLOW
+    assert judge(gone, extend(gone, 1, ["a", "new"])) is ForkVerdict.FOLLOW
 
 
 def test_a_member_that_did_not_sign_supports_nothing():
     past = extend([], 30, ["a", "b", "c"])
     listed = extend(past, 5, ["m", "n", "o", "p", "q", "r", "a", "b", "c"], absent=("a", "b", "c"))
     assert signers(listed[30:]) == {"m", "n", "o", "p", "q", "r"}
-    assert judge(past, listed) is Verdict.WEIGHTLESS
+    assert judge(past, listed) is ForkVerdict.WEIGHTLESS
 
 
 def test_of_a_young_ancestor_two_thirds_of_its_rounds_establish():
@@ -107,16 +107,16 @@ def test_an_old_peer_weighs_at_most_three_times_the_median():
 def test_a_peer_gives_up_no_more_than_a_bounded_number_of_its_own_links():
     past = extend([], 10, ["a", "b", "c"])
     own, other = extend(past, FINAL_LINKS + 1, ["a"]), extend(past, 1, ["b", "c"])
-    assert judge(own[:-1], other) is Verdict.FOLLOW
-    assert judge(own, other) is Verdict.KEEP
+    assert judge(own[:-1], other) is ForkVerdict.FOLLOW
+    assert judge(own, other) is ForkVerdict.KEEP
 
 
 def test_in_a_private_run_committed_tokens_decide():
     rule = ForkRule(private=True)
     one, two = extend([], 3, ["a"], tokens=10), extend([], 2, ["b"], tokens=20)
-    assert judge(one, two, rule) is Verdict.FOLLOW
-    assert judge(two, one, rule) is Verdict.KEEP
-    assert judge(one, extend(one, 1, ["z"]), rule) is Verdict.FOLLOW
+    assert judge(one, two, rule) is ForkVerdict.FOLLOW
+    assert judge(two, one, rule) is ForkVerdict.KEEP
+    assert judge(one, extend(one, 1, ["z"]), rule) is ForkVerdict.FOLLOW
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -134,18 +134,18 @@ def chosen(checkpoint, own, other):
 def test_no_peer_goes_back_behind_the_newest_checkpoint():
     past = extend([], 12, ["a", "b", "c", "d"])
     own, other = extend(past, 5, ["a"]), extend(past, 9, ["b", "c", "d"])
-    assert chosen(None, own, other) is Verdict.FOLLOW
-    assert chosen(checkpoint_on(own, 13), own, other) is Verdict.KEEP
-    assert chosen(checkpoint_on(own, 12), own, other) is Verdict.FOLLOW  # it lies on both
-    assert chosen(checkpoint_on(own, 13), own, other[:12]) is Verdict.KEEP  # too short to tell
+    assert chosen(None, own, other) is ForkVerdict.FOLLOW
+    assert chosen(checkpoint_on(own, 13), own, other) is ForkVerdict.KEEP
+    assert chosen(checkpoint_on(own, 12), own, other) is ForkVerdict.FOLLOW  # it lies on both
+    assert chosen(checkpoint_on(own, 13), own, other[:12]) is ForkVerdict.KEEP  # too short to tell
 
 
 def test_a_peer_that_is_not_on_the_checkpoint_follows_a_chain_that_is():
     one, two = extend([], 30, ["a", "b"]), extend([], 3, ["c", "d"])
-    assert chosen(None, one, two) is Verdict.KEEP
-    assert chosen(checkpoint_on(two, 3), one, two) is Verdict.FOLLOW
-    assert chosen(checkpoint_on(two, 2), [], two) is Verdict.FOLLOW
-    assert chosen(checkpoint_on(two, 2), [], one) is Verdict.KEEP
+    assert chosen(None, one, two) is ForkVerdict.KEEP
+    assert chosen(checkpoint_on(two, 3), one, two) is ForkVerdict.FOLLOW
+    assert chosen(checkpoint_on(two, 2), [], two) is ForkVerdict.FOLLOW
+    assert chosen(checkpoint_on(two, 2), [], one) is ForkVerdict.KEEP
 
 
 def test_a_checkpoint_is_read_from_the_keys_of_the_manifest_only():

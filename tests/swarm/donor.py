@@ -10,7 +10,7 @@ from peer.errors import ProtocolError
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import chunks, state_digest
 from peer.protocol import hashing
-from peer.protocol.fork_choice import ForkRule, Verdict
+from peer.protocol.fork_choice import ForkRule, ForkVerdict
 from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import dump_json
 from peer.protocol.wire import HistoryRequest, Kind, SnapshotMeta
@@ -178,7 +178,7 @@ class Joiner:
         async with asyncio.timeout(20.0):
             chain = await self.scout.look(donor.peer_id, 0)
             own = self.history.chain
-            if self.scout.judge(chain) is not Verdict.FOLLOW and (self.valid or own != chain):
+            if self.scout.judge(chain) is not ForkVerdict.FOLLOW and (self.valid or own != chain):
                 raise NotFollowedError(f"the chain of {donor.peer_id} is not followed")
             return await self.fetcher.follow(
                 donor.peer_id, chain, self.standing(), self.apply, self.adopt, ids, ids

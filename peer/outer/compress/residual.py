@@ -26,14 +26,14 @@ class _Opened(NamedTuple):
     read: Read
 
 
-class Saved(NamedTuple):
+class SavedResidual(NamedTuple):
     """Values of the residual from `start` on, fp32."""
 
     start: int
     values: Tensor
 
 
-class DeferredResidual(Undoable[_Opened, Saved]):
+class DeferredResidual(Undoable[_Opened, SavedResidual]):
     """`Residual`, of what can be read again when the round is over: it then takes no memory of the vector's size.
 
     `encode` may be called in several threads, and changes nothing; what a range leaves is computed by `commit`, or by
@@ -78,13 +78,13 @@ class DeferredResidual(Undoable[_Opened, Saved]):
         for one in opened:
             self._leave(one, self.vector[one.start : one.stop])
 
-    def _undo(self, opened: Sequence[_Opened]) -> Sequence[Saved]:
-        left = [Saved(one.start, torch.empty(one.stop - one.start)) for one in opened]
+    def _undo(self, opened: Sequence[_Opened]) -> Sequence[SavedResidual]:
+        left = [SavedResidual(one.start, torch.empty(one.stop - one.start)) for one in opened]
         for one, (_, values) in zip(opened, left, strict=True):
             self._leave(one, values)
         return left
 
-    def _redo(self, undone: Sequence[Saved]) -> None:
+    def _redo(self, undone: Sequence[SavedResidual]) -> None:
         for start, values in undone:
             self.vector[start : start + values.numel()] = values
 
@@ -104,7 +104,7 @@ class DeferredResidual(Undoable[_Opened, Saved]):
             torch.sub(self._fed(one.start, first, last, one.read), decoded, out=out[first:last])
 
 
-class Residual(Undoable[Saved, Saved]):
+class Residual(Undoable[SavedResidual, SavedResidual]):
     """Error feedback for payloads that are written by ranges, which need not be read again.
 
     `encode` may be called for several ranges of one round; `commit` and `revert` close them all, as in `Encoder`. What
@@ -126,7 +126,7 @@ class Residual(Undoable[Saved, Saved]):
         self.vector = torch.zeros(numel) if vector is None else vector
 
     @property
-    def opened(self) -> Sequence[Saved]:
+    def opened(self) -> Sequence[SavedResidual]:
         """Where each range of the open round begins, and what it was before: vectors that stay as they are."""
         return self._opened
 
@@ -152,7 +152,7 @@ class Residual(Undoable[Saved, Saved]):
 
     def _encode(self, compressor: Compressor, start: int, stop: int, read: Read) -> bytes:
         own, n = self.vector[start:stop], stop - start
-        self._open(Saved(start, copy_of(own)))
+        self._open(SavedResidual(start, copy_of(own)))
 
         def feed(first: int, last: int) -> Tensor:
             piece = own[first:last]
@@ -170,13 +170,13 @@ class Residual(Undoable[Saved, Saved]):
             own[first:last].sub_(compressor.decode_range(payload, n, first, last, out, checked=True))
         return payload
 
-    def _undo(self, opened: Sequence[Saved]) -> Sequence[Saved]:
+    def _undo(self, opened: Sequence[SavedResidual]) -> Sequence[SavedResidual]:
         replaced = []
         for start, values in reversed(opened):
             piece = self.vector[start : start + values.numel()]
-            replaced.append(Saved(start, piece.clone()))
+            replaced.append(SavedResidual(start, piece.clone()))
             piece.copy_(values)
         return replaced
 
-    def _redo(self, undone: Sequence[Saved]) -> None:
+    def _redo(self, undone: Sequence[SavedResidual]) -> None:
         self._undo(undone)

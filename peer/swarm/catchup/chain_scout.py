@@ -10,7 +10,7 @@ from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.protocol.checkpoints import Checkpoint, choose
-from peer.protocol.fork_choice import FINAL_LINKS, ForkRule, Verdict, shared_links
+from peer.protocol.fork_choice import FINAL_LINKS, ForkRule, ForkVerdict, shared_links
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain, heavier
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.records import PeerRecord
@@ -184,11 +184,11 @@ class ChainScout:
             await asyncio.to_thread(check_chain, some, self._run_id, parent, round + start, self._rules.limits, seen)
             parent = some[-1].link.id
 
-    def judge(self, chain: Sequence[Certificate]) -> Verdict:
+    def judge(self, chain: Sequence[Certificate]) -> ForkVerdict:
         """Whether this node follows a chain that `look` has returned, as its own stands now."""
         own = self._history.chain
         shared = shared_links(own, chain)
         lived = bool(own) and shared == len(own)  # this node was there until now
         if self._rules.ends(chain) and not lived:
-            return Verdict.KEEP
+            return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])

@@ -13,7 +13,7 @@ from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import AnyUpdate
-from peer.protocol.fork_choice import Verdict
+from peer.protocol.fork_choice import ForkVerdict
 from peer.protocol.lineage import Certificate, GivenUp, Position, given_up, quorum
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.donors import LocalState, helpers
@@ -162,9 +162,9 @@ class ForkChoice:
         if not self._store.valid and own and chain and own[-1].link.id == chain[-1].link.id:
             return True  # the same chain, whose state this peer has lost
         verdict = self.scout.judge(chain)
-        if verdict is Verdict.WEIGHTLESS:
+        if verdict is ForkVerdict.WEIGHTLESS:
             return now >= self._stood[1] + self._node.timing.abandoned_s
-        return verdict is Verdict.FOLLOW
+        return verdict is ForkVerdict.FOLLOW
 
     async def fetch_genesis(self, organiser: str) -> bool:
         """Take the initial state from the organiser or another peer; False if none has it."""

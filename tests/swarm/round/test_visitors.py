@@ -11,7 +11,6 @@ import pytest
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.lineage import Member
 from peer.protocol.wire import JoinMessage, group_id
-from peer.swarm.round import persistent_group
 from peer.swarm.runtime.tasks import cancel_and_wait
 from tests.swarm.gathering import until
 from tests.swarm.runs import RUN, contributions, make_state
@@ -56,8 +55,8 @@ class Home:
         self.network.writers.clear()
 
 
-async def test_two_hundred_peers_that_are_killed_leave_nothing_behind(network, monkeypatch):
-    monkeypatch.setattr(persistent_group, "FINISH_TIMEOUT_S", 0.0)  # of an ended group; the visits come faster
+async def test_two_hundred_peers_that_are_killed_leave_nothing_behind(network):
+    network.retime(finish_timeout_s=0.0)  # of an ended group; the visits come faster
     home = Home(network)
     await home.exchange.start()
     sizes = []

@@ -276,7 +276,12 @@ def _copied_key(here: Path, places: Places) -> None:
 
 
 def _foreign_checkpoint(here: Path, _: Places) -> None:
-    write_checkpoint(here / "old", 3, {"inner": {"parameters": torch.zeros(1)}}, {"run_id": "f" * 64})
+    progress = {"round": 3, "step": 3, "tokens": 9, "steps_since_snapshot": 0, "unsent_tokens": 0}
+    state = {
+        "run_id": "f" * 64, "lineage_id": "f" * 64, "round": 3, "progress": progress, "origin": {},
+        "data": {"seed": 1, "epoch": 0, "position": 0},
+    }  # fmt: skip
+    write_checkpoint(here / "old", 3, {"inner": {"parameters": torch.zeros(1)}}, state)
 
 
 def _nothing(here: Path, _: Places) -> None:

@@ -78,10 +78,10 @@ def test_a_branch_that_no_one_can_look_up_is_the_organisers_problem():
 def test_a_manifest_from_the_network_names_commits(revision):
     identity = Identity.generate()
     with pytest.raises(UserError, match=r"names model\.revision=.* of o/n, which is no commit"):
-        open_manifest(seal_manifest(identity, _manifest(revision)))
-    assert open_manifest(seal_manifest(identity, _manifest(COMMIT)))[1].model.revision == COMMIT
+        open_manifest(seal_manifest(identity, _manifest(revision), 1))
+    assert open_manifest(seal_manifest(identity, _manifest(COMMIT), 1))[1].model.revision == COMMIT
 
 
 def test_what_fetches_nothing_needs_no_commit():
     manifest = RunManifest(name="a", model=ModelSpec(architecture="llama"))
-    assert open_manifest(seal_manifest(Identity.generate(), manifest))[1] == manifest
+    assert open_manifest(seal_manifest(Identity.generate(), manifest, 1))[1] == manifest

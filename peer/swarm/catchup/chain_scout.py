@@ -20,7 +20,6 @@ from peer.swarm.state.chain import ChainStore
 
 FIRST_STEP = 16  # links to go back where a donor's chain does not follow this peer's; four times as many each time
 SLACK_LINKS = 256  # rounds that a donor may have made since its record was written
-CHECKED_AT_ONCE = 64
 PIECE_LINKS = 512
 MOST_LINKS = 4096
 LEAST_LINK_RATE = 50.0
@@ -142,7 +141,8 @@ class ChainScout:
         seen = Counter(member.peer_id for one in chain for member in one.link.roster)
         most = shared + MOST_LINKS if own else self._most
         while links:
-            await self._check(chain, links, seen)
+            parent = chain[-1].link.id if chain else self._history.genesis
+            await check_links(links, self._run_id, parent, len(chain), self._rules.limits, seen)
             chain += links
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
             if left <= 0 or not more:
@@ -174,16 +174,6 @@ class ChainScout:
         checkpointed = newest.round if newest is not None and newest.on(own) else 0
         return max(checkpointed, 0 if self._rule.private else len(own) - FINAL_LINKS)
 
-    async def _check(
-        self, chain: Sequence[Certificate], links: Sequence[Certificate], seen: Counter[str]
-    ) -> None:
-        """That links follow a chain; `seen`: rounds of it that each peer was in."""
-        parent, round = (chain[-1].link.id if chain else self._history.genesis), len(chain)
-        for start in range(0, len(links), CHECKED_AT_ONCE):
-            some = links[start : start + CHECKED_AT_ONCE]
-            await asyncio.to_thread(check_chain, some, self._run_id, parent, round + start, self._rules.limits, seen)
-            parent = some[-1].link.id
-
     def judge(self, chain: Sequence[Certificate]) -> ForkVerdict:
         """Whether this node follows a chain that `look` has returned, as its own stands now."""
         own = self._history.chain
@@ -192,3 +182,13 @@ class ChainScout:
         if self._rules.ends(chain) and not lived:
             return ForkVerdict.KEEP
         return choose(self._rule, self._checkpoints.binding(own), own[:shared], own[shared:], chain[shared:])
+
+
+async def check_links(
+    links: Sequence[Certificate], run_id: str, parent: str, first_round: int, limits: RosterLimits, seen: Counter[str]
+) -> None:
+    """`check_chain`, link by link: rounds go on in between."""
+    for offset, certificate in enumerate(links):
+        check_chain([certificate], run_id, parent, first_round + offset, limits, seen)
+        parent = certificate.link.id
+        await asyncio.sleep(0)

@@ -15,10 +15,10 @@ from peer.outer.compress.base import NonFiniteError
 from peer.outer.state.outer_state import AnyUpdate, OuterState, state_digest
 from peer.protocol import hashing
 from peer.protocol.fork_choice import shared_links
-from peer.protocol.lineage import Certificate, Link, RosterLimits, check_chain
+from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE
+from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE, check_links
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
@@ -242,7 +242,7 @@ class HistoryClient:
         if not links or links[0].link.parent != parent:
             return []
         seen = Counter(member.peer_id for one in chain for member in one.link.roster)
-        await asyncio.to_thread(check_chain, links, self._run_id, parent, round, self._limits, seen)
+        await check_links(links, self._run_id, parent, round, self._limits, seen)
         return links
 
     async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:

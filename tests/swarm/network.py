@@ -60,6 +60,16 @@ def retime(node, **durations):
     node.config = replace(node.config, timing=replace(node.timing, **durations))
 
 
+class EmptyDHT:
+    """A DHT that answers, and holds nothing."""
+
+    async def get(self, *_, **__):
+        return None
+
+    async def store(self, *_, **__):
+        return True
+
+
 class MemoryNetwork:
     """All hosts of one test.
 
@@ -77,7 +87,7 @@ class MemoryNetwork:
         p2p = MemoryP2P(self, identity.peer_id)
         self.hosts[identity.peer_id] = p2p
         config = replace(CONFIG, timing=self.timing)
-        self.nodes.append(Node(config, identity, p2p, None, (), clock=self.clock))
+        self.nodes.append(Node(config, identity, p2p, EmptyDHT(), (), clock=self.clock))
         return self.nodes[-1]
 
     def retime(self, **durations):

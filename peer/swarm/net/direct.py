@@ -137,11 +137,15 @@ class DirectTransport:
                 connection.setblocking(False)
                 async with asyncio.timeout(self._timing.direct_connect_s):
                     await loop.sock_connect(connection, (host, door.port))
+            except (TimeoutError, OSError) as error:
+                trouble = error
+                connection.close()
+                continue
+            try:  # from here on a transport owns the socket: closed under it, its number would go to the next stream
                 async with asyncio.timeout(self._timing.direct_greet_s):
                     return await self._greet(remote, connection, host, door, entry)
             except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
                 trouble = error
-                connection.close()
         raise trouble
 
     async def _greet(

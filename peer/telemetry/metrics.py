@@ -97,7 +97,7 @@ class JsonLog(logging.Formatter):
             "time": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": printable(redact(record.getMessage()), MAX_MESSAGE_CHARS),
+            "message": printable_lines(redact(record.getMessage()), MAX_MESSAGE_CHARS),
         }
         if record.exc_info:
             document["traceback"] = printable_lines(redact(self.formatException(record.exc_info)), MAX_MESSAGE_CHARS)

@@ -87,7 +87,7 @@ def test_json_log_is_one_object_with_the_traceback() -> None:
     document = json.loads(JsonLog().format(record))
     assert document["level"] == "error"
     assert document["logger"] == "peer.x"
-    assert document["message"] == "two lines"
+    assert document["message"] == "two\nlines"
     assert document["traceback"].endswith("ValueError: broken")
     assert "\n" not in JsonLog().format(record)
 

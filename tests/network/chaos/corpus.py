@@ -24,6 +24,7 @@ from peer.protocol.records import (
     open_manifest,
     open_sealed,
     parse_json,
+    peers_key,
     seal,
     seal_manifest,
 )
@@ -144,12 +145,13 @@ def _signed() -> list[Parser]:
     theirs = seal(other, JOIN_DOMAIN, dump_json(theirs_join))
     message, _ = rosters.write({me.peer_id: (mine, join), other.peer_id: (theirs, theirs_join)}, "a" * 64)
     record = PeerRecord(run_id=RUN, nickname="alice", state="training", round=3, lineage_id="2" * 64, lineage_weight=5,
-                        expires_at=NOW)  # fmt: skip
+                        expires_at=NOW + 10)  # fmt: skip
     sealed = tuple(seal(identity, "peer", dump_json(record)) for identity in (me, other))
     validator = SealedRecordValidator(lambda: NOW)
 
     def stored(data: bytes) -> Any:
-        record = DHTRecord(DHTID.generate(b"k").to_bytes(), MSGPackSerializer.dumps(me.peer_id), data, NOW + 10)
+        key = DHTID.generate(peers_key(RUN)).to_bytes()
+        record = DHTRecord(key, MSGPackSerializer.dumps(me.peer_id), data, NOW + 10)
         return MSGPackSerializer.loads(data) if validator.validate(record) else None
 
     return [

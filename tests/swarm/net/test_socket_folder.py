@@ -37,7 +37,8 @@ def test_only_sockets_of_dead_daemons_are_swept(tmp_path, monkeypatch, listed):
         assert sweep_stale_sockets(tmp_path) == 0
 
 
-def test_a_folder_that_cannot_hold_sockets_is_passed_over(tmp_path, monkeypatch, caplog):
+def test_a_folder_that_cannot_hold_sockets_is_passed_over(tmp_path_factory, monkeypatch, caplog):
+    tmp_path = tmp_path_factory.mktemp("s")  # short: a socket's path has at most 108 bytes
     monkeypatch.setattr(socket_folder, "OTHERS", (tmp_path / "other",))
     (tmp_path / "other").mkdir()
     name = f"atoll-{os.getuid()}"

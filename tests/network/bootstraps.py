@@ -51,6 +51,7 @@ class BootstrapProcess:
         path.write_text(manifest_text)
         for name, content in self._built.get(manifest_text, {}).items():
             (folder / name).write_bytes(content)
+            (folder / name).chmod(0o600)  # as the bootstrap writes it
         self.folder = folder
         arguments = [str(path), "--json", "--state-dir", str(folder), "--host-maddrs", f"/ip4/{host}/tcp/{port}"]
         if initial_peers:

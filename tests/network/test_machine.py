@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -177,20 +178,20 @@ def test_shared_memory_that_cannot_be_used_is_told_first(
 
 
 def test_sockets_are_in_a_private_folder_below_tmpdir(tmp_path: Path, opened: BootstrapCommand) -> None:
-    place = tmp_path / "t"
-    place.mkdir()
+    # A socket's path has at most 107 characters, and pytest's own folders leave too few of them.
     other = tmp_path / "other"
     other.mkdir()
-    bootstrap = BootstrapCommand(other, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", env={"TMPDIR": str(place)})
-    try:
-        bootstrap.until_open()
-        folder = place / f"atoll-{os.getuid()}"
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert sorted(path.name.split("-")[0] for path in folder.glob("*.sock")) == ["p2pclient", "p2pd"]
-        assert bootstrap.end(signal.SIGTERM)[0] == 0
-        assert list(folder.iterdir()) == []
-    finally:
-        bootstrap.close()
+    with tempfile.TemporaryDirectory(prefix="atoll-") as place:
+        bootstrap = BootstrapCommand(other, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", env={"TMPDIR": place})
+        try:
+            bootstrap.until_open()
+            folder = Path(place, f"atoll-{os.getuid()}")
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert sorted(path.name.split("-")[0] for path in folder.glob("*.sock")) == ["p2pclient", "p2pd"]
+            assert bootstrap.end(signal.SIGTERM)[0] == 0
+            assert list(folder.iterdir()) == []
+        finally:
+            bootstrap.close()
     opened.until_open()
 
 

@@ -35,7 +35,7 @@ from peer.outer.compress.sliced import SLICE
 from peer.outer.recipe.recipe import word_of
 from peer.outer.recipe.resolve import resolve
 from peer.outer.recipe.validation import checked
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.campaign.job import one_thread
 from peer.sim.campaign.plan import WindowPair, load_task
@@ -63,7 +63,7 @@ SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByParts:
+class ByShards:
     """An aggregator as the reducers of a swarm apply it: to each slice of each member's shard by itself.
 
     Attributes:
@@ -71,9 +71,9 @@ class ByParts:
         members: number of shards of the vector.
         block: of the codec; no shard cuts one.
         bad: the Byzantine members.
-        tally: counts of shards, and of honest and Byzantine contributions that were dropped.
+        tally: counts of slices, and of honest and Byzantine contributions that were dropped.
         gates: how often each gate dropped an honest contribution.
-        cosines: the mean cosine between honest contributions of each shard.
+        cosines: the mean cosine between honest contributions in each slice.
     """
 
     separable: ClassVar[bool] = False
@@ -89,19 +89,19 @@ class ByParts:
         """See `Aggregator.aggregate`."""
         # non-finite contributions were dropped before; every missing one was Byzantine
         who = [i for i in range(self.members) if len(contributions) == self.members or i not in self.bad]
-        pieces = []
-        for first, last in parts_of(contributions[0].numel(), self.members, self.block):
+        results = []
+        for first, last in shards_of(contributions[0].numel(), self.members, self.block):
             for start in range(first, last, SLICE):
-                part = [contribution[start : min(start + SLICE, last)] for contribution in contributions]
-                pieces.append(self._one(part, weights, who))
-        return torch.cat(pieces)
+                inputs = [contribution[start : min(start + SLICE, last)] for contribution in contributions]
+                results.append(self._one(inputs, weights, who))
+        return torch.cat(results)
 
-    def _one(self, part: Sequence[Tensor], weights: Sequence[float], who: Sequence[int]) -> Tensor:
-        self.tally["parts"] += 1
-        self._count_cosine([x for i, x in zip(who, part, strict=True) if i not in self.bad])
+    def _one(self, inputs: Sequence[Tensor], weights: Sequence[float], who: Sequence[int]) -> Tensor:
+        self.tally["slices"] += 1
+        self._count_cosine([x for i, x in zip(who, inputs, strict=True) if i not in self.bad])
         if not isinstance(self.inner, Gated):
-            return self.inner.aggregate(part, weights)
-        result, reasons = self.inner.judged(part, weights)
+            return self.inner.aggregate(inputs, weights)
+        result, reasons = self.inner.judged(inputs, weights)
         for place, reason in reasons.items():
             copied = reason.startswith("near-duplicate") and who[int(reason.rsplit(" ", 1)[1])] in self.bad
             kind = "bad" if who[place] in self.bad else "copied" if copied else "honest"
@@ -132,12 +132,12 @@ class Campaign:
         kind, scale = ATTACKS["nan" if name == ABSENT else name] if name != CLEAN else ("none", None)
         bad = BAD if name != CLEAN else ()
         spec = RecipeSpec(name="diloco", compressor="int8", steps_per_round=self.steps, outer_momentum=0.6)
-        parts = ByParts(inner=aggregator, members=PEERS, block=compressor("int8").block, bad=bad)
+        judged = ByShards(inner=aggregator, members=PEERS, block=compressor("int8").block, bad=bad)
         honest = PeerProfile()
         liar = replace(honest, attack=kind, attack_scale=scale)
         each = self.manifest.inner.batch_sequences * self.manifest.data.sequence_length
         setup = SimulationSetup(
-            recipe=checked(replace(resolve(spec), aggregator=parts)), inner=self.manifest.inner,
+            recipe=checked(replace(resolve(spec), aggregator=judged)), inner=self.manifest.inner,
             profiles=tuple(liar if peer in bad else honest for peer in range(PEERS)),
             tokens=self.rounds * self.steps * each * PEERS, seed=seed, evaluations=1,
         )
@@ -147,11 +147,11 @@ class Campaign:
             attack=name, aggregator=word_of("aggregator", aggregator), seed=seed,
             rounds=self.rounds, steps_per_round=self.steps,
             val_loss=loss if loss is not None and math.isfinite(loss) else None,
-            honest_contributions=parts.tally["parts"] * (PEERS - len(bad)), honest_drops=parts.tally["honest"],
-            honest_drops_by_gate=dict(sorted(parts.gates.items())),
-            bad_contributions=parts.tally["parts"] * len(bad) if kind != "nan" else 0,
-            bad_drops=parts.tally["bad"], counted_as_their_copy=parts.tally["copied"],
-            honest_cosine=sum(parts.cosines) / len(parts.cosines) if parts.cosines else None,
+            honest_contributions=judged.tally["slices"] * (PEERS - len(bad)), honest_drops=judged.tally["honest"],
+            honest_drops_by_gate=dict(sorted(judged.gates.items())),
+            bad_contributions=judged.tally["slices"] * len(bad) if kind != "nan" else 0,
+            bad_drops=judged.tally["bad"], counted_as_their_copy=judged.tally["copied"],
+            honest_cosine=sum(judged.cosines) / len(judged.cosines) if judged.cosines else None,
             wall_seconds=result.wall_seconds,
         )
 

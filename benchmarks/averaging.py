@@ -20,10 +20,11 @@ from benchmarks.member import MemberSetup, TimedAveraging, serve
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
+from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
-from peer.outer.state.outer_state import AnyUpdate, OuterState, pieces
+from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.protocol.lineage import Certificate, Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
@@ -118,7 +119,7 @@ class AtollMember:
         assert self._update is not None
         self._wait(self._exchange.release(self._group, None, self._position()))
         update, self._update = self._update, None
-        for start, stop in pieces(0, update.numel):
+        for start, stop in tile_ranges(0, update.numel):
             update.decode_range(start, stop, self._vector[start:stop])
         return relative_error(self._vector, self._setup.peers, self._setup.seed)
 

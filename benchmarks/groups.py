@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     names = NAMES[: arguments.peers]
     generator = torch.Generator().manual_seed(arguments.seed)
     with vector_swarm(SHAPE, arguments.seed, names) as swarm:
-        rounds = standing_rounds(swarm, arguments.rounds)
+        rounds = persistent_rounds(swarm, arguments.rounds)
         say(f"{len(rounds)} rounds of {len(names)} peers, median {median([one['total'] for one in rounds]):.3f} s")
         let_in, go_on = [], []
         for number in range(arguments.repeats):
@@ -82,7 +82,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     found = figures(len(names), rounds, let_in, go_on)
     for recipe in GATHERED:
         with vector_swarm(replace(SHAPE, recipe=f"name: {recipe}"), arguments.seed, names) as swarm:
-            samples[recipe] = standing_rounds(swarm, arguments.rounds)
+            samples[recipe] = persistent_rounds(swarm, arguments.rounds)
         seconds = median([one["total"] for one in samples[recipe]])
         say(f"{recipe}: {len(samples[recipe])} rounds, median {seconds:.3f} s")
         size = f"{len(names)} x {SHAPE.numel / 1e6:.1f}M"
@@ -92,7 +92,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
     return BenchReport(name=NAME, about=ABOUT, seed=arguments.seed, figures=tuple(found), samples=samples)
 
 
-def standing_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
+def persistent_rounds(swarm: TestSwarm, rounds: int) -> list[dict[str, float]]:
     """Seconds by phase of `rounds` rounds in a row that all members committed together, after a few to warm up.
 
     As with a recipe that averages every step, no member steps before its round is over.
@@ -173,7 +173,7 @@ def draw(path: Path, peers: int, samples: Mapping[str, Any]) -> None:
     left.set_title(f"Rounds of {peers} x {SHAPE.numel / 1e6:.1f}M", fontsize=11, loc="left")
     _draw_changes(right, {"newcomer in": samples["newcomers"], "on after a kill": samples["kills"]})
     right.set_title("Who comes, who dies", fontsize=11, loc="left")
-    picture.suptitle("A standing group of real agents", fontsize=12, fontweight="bold", x=0.01, ha="left")
+    picture.suptitle("A persistent group of real agents", fontsize=12, fontweight="bold", x=0.01, ha="left")
     picture.savefig(path, format="png")
 
 

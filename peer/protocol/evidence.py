@@ -12,7 +12,7 @@ from peer.protocol.records import MAX_RECORD_BYTES, Count
 from peer.protocol.statements import Sitting
 
 MAX_EVIDENCE_BYTES = 256 * 1024
-MAX_UNITS = 2**20
+MAX_SLICES = 2**20
 MAX_PATH = 20
 SealedHex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_RECORD_BYTES)]
 
@@ -44,7 +44,7 @@ class TwoReductions(Spec):
     second: SignedRoots
 
 
-class Unit(Spec):
+class SignedSlice(Spec):
     """One slice of a contribution or of a reduced shard: its digest, and the path to the root that was signed.
 
     `signature` is null for what the reducer sent to itself.
@@ -81,9 +81,9 @@ class Reduction(Spec):
     kind: Literal["reduction"] = "reduction"
     sitting: Sitting
     reducer: PeerIdText
-    unit: Annotated[int, Field(ge=0, lt=MAX_UNITS)]
-    inputs: Annotated[tuple[Unit, ...], Field(min_length=2, max_length=64)]
-    output: Unit
+    slice_index: Annotated[int, Field(ge=0, lt=MAX_SLICES)]
+    inputs: Annotated[tuple[SignedSlice, ...], Field(min_length=2, max_length=64)]
+    output: SignedSlice
     residue: Residue | None = None
 
 

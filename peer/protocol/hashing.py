@@ -11,7 +11,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Hasher:
-    """BLAKE3 over bytes that come in pieces, in the calling thread alone: the other cores are the trainer's."""
+    """BLAKE3 over bytes of several buffers, in the calling thread alone: the other cores are the trainer's."""
 
     def __init__(self) -> None:
         self._hash = blake3()
@@ -25,9 +25,9 @@ class Hasher:
         return self._hash.digest()
 
 
-def digest(*pieces: Bytes) -> bytes:
-    """BLAKE3 (32 bytes) of all pieces, one after the other."""
+def digest(*buffers: Bytes) -> bytes:
+    """BLAKE3 (32 bytes) of all buffers, one after the other."""
     hasher = Hasher()
-    for piece in pieces:
-        hasher.update(piece)
+    for buffer in buffers:
+        hasher.update(buffer)
     return hasher.digest()

@@ -61,14 +61,14 @@ class Leaves:
     def __init__(self) -> None:
         self.digests: list[bytes] = []
 
-    def add(self, unit: bytes | bytearray | memoryview) -> None:
+    def add(self, content: bytes | bytearray | memoryview) -> None:
         """The next one."""
-        self.digests.append(leaf_of(unit))
+        self.digests.append(leaf_of(content))
 
 
-def leaf_of(unit: bytes | bytearray | memoryview) -> bytes:
+def leaf_of(content: bytes | bytearray | memoryview) -> bytes:
     """The digest of one slice."""
-    return digest(_LEAF, unit)
+    return digest(_LEAF, content)
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:

@@ -30,7 +30,7 @@ StreamName = Annotated[str, Field(max_length=100)]
 
 
 class Kind(IntEnum):
-    """What a frame carries; everything but PART, REDUCED and DATA is a small message."""
+    """What a frame carries; everything but CONTRIBUTION, REDUCED and DATA is a small message."""
 
     JOIN = 1
     ROSTER = 2
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     INVITE = 4
     STATUS = 5
     HELLO = 6
-    PART = 7
+    CONTRIBUTION = 7
     REDUCED = 8
     VOTE = 9
     ABORT = 10
@@ -147,20 +147,20 @@ class DirectEndpoint(Spec):
 
 
 class DirectRequest(Spec):
-    """Ask a peer for its door; or, with `door`, to come through the asker's: with this ticket, for a stream that the
+    """Ask a peer for its endpoint; or, with `endpoint`, to dial the asker's: with this ticket, for a stream that the
     asker opens under `name`.
     """
 
-    door: DirectEndpoint | None = None
+    endpoint: DirectEndpoint | None = None
     name: StreamName = ""
     ticket: Digest | None = None
 
 
 class DirectMessage(Spec):
-    """The answer: the door if there is one, which there need not be, or whether this peer has come through the other's.
+    """The answer: the endpoint if there is one, which there need not be, or whether this peer has dialled the other's.
     """
 
-    door: DirectEndpoint | None = None
+    endpoint: DirectEndpoint | None = None
     came: bool = False
 
 
@@ -220,14 +220,14 @@ class HistoryRequest(Spec):
 class AuditRequest(Spec):
     """Ask a member what it can show of its last exchange.
 
-    unit: of its own part, in the sitting of id `of`: a `Reduction`, then the payload of each member. signed: what each
-    reducer of that sitting signed, as this member was told. joins: the sealed joins of round `round` of the standing
-    group `of`, as a roster.
+    slice: of its own shard, in the sitting of id `of`: a `Reduction`, then the payload of each member. signed: what
+    each reducer of that sitting signed, as this member was told. joins: the sealed joins of round `round` of the
+    persistent group `of`, as a roster.
     """
 
-    what: Literal["unit", "signed", "joins"]
+    what: Literal["slice", "signed", "joins"]
     of: Digest
-    unit: Annotated[int, Field(ge=0, lt=2**20)] = 0
+    slice_index: Annotated[int, Field(ge=0, lt=2**20)] = 0
     round: Count = 0
 
 

@@ -24,7 +24,7 @@ def _record(status: str, round: int, at: float, **fields: Any) -> RoundRecord:
 
 
 def committed(round: int, at: float, members: tuple[str, ...] = (ALPHA, BRAVO, CHARLIE), **fields: Any) -> RoundRecord:
-    """A committed round of the standing group."""
+    """A committed round of the persistent group."""
     document = {
         "group_id": "b2" * 32, "members": members, "weights": (5120, 5120, 4096)[: len(members)], "stood": True,
         "seconds": SECONDS, "bytes_sent": 1_234_567, "bytes_received": 1_230_000, "cosine": 0.8312,

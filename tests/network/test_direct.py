@@ -1,4 +1,4 @@
-"""Direct connections between real hosts: who comes in, who does not, and what happens where a door is shut."""
+"""Direct connections between real hosts: who comes in, who does not, and what happens where an endpoint is shut."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
 
 async def _echo(stream: FrameStream) -> None:
     _, name = await stream.receive({Kind.REQUEST: 100})
-    assert name.decode() == stream.remote  # whoever asks says who it is: the door must know it
+    assert name.decode() == stream.remote  # whoever asks says who it is: the endpoint must know it
     _, body = await stream.receive({Kind.DATA: len(BODY)})
     await stream.send(Kind.DATA, body)
 
@@ -64,18 +64,18 @@ async def _ask(node: Node, other: Node) -> bool:
         stream.close()
 
 
-def _doors(node: Node) -> DirectTransport:
+def _transport(node: Node) -> DirectTransport:
     assert node.direct is not None
     return node.direct
 
 
 def _shut(node: Node) -> None:
     """Nobody comes in any more."""
-    for task in _doors(node)._tasks:
+    for task in _transport(node)._tasks:
         task.cancel()
 
 
-async def test_what_is_large_goes_past_libp2p_and_the_door_knows_who_comes(nodes: tuple[Node, Node]) -> None:
+async def test_what_is_large_goes_past_libp2p_and_the_endpoint_knows_who_comes(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     assert await _ask(two, one)
     assert await _ask(one, two)
@@ -85,44 +85,44 @@ async def test_what_is_large_goes_past_libp2p_and_the_door_knows_who_comes(nodes
     assert two.traffic["test"].received >= 2 * len(BODY)
 
 
-async def test_a_peer_that_has_started_again_has_another_door(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+async def test_a_peer_that_has_started_again_has_another_endpoint(nodes: tuple[Node, Node], tmp_path: Path) -> None:
     one, _ = nodes
-    doors = []
+    endpoints = []
     for _ in range(2):
         other = await _start(tmp_path, "other", one.maddrs[:1])
         try:
             await other.serve(NAME, "test", _echo)
             assert await _ask(one, other)
-            doors.append(_doors(one)._doors[other.peer_id])
+            endpoints.append(_transport(one)._endpoints[other.peer_id])
         finally:
             await other.close()
-    assert doors[0].fingerprint != doors[1].fingerprint
-    assert doors[0].token != doors[1].token
+    assert endpoints[0].fingerprint != endpoints[1].fingerprint
+    assert endpoints[0].token != endpoints[1].token
 
 
-async def test_behind_a_shut_door_the_other_comes_through_the_askers(nodes: tuple[Node, Node]) -> None:
+async def test_behind_a_closed_endpoint_the_other_comes_through_the_askers(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     _shut(two)
     assert await _ask(one, two)
-    assert two.peer_id not in _doors(one)._doors
+    assert two.peer_id not in _transport(one)._endpoints
     assert await _ask(two, one)
 
 
-async def test_without_any_door_it_goes_through_libp2p(nodes: tuple[Node, Node]) -> None:
+async def test_without_any_endpoint_it_goes_through_libp2p(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     _shut(one)
     _shut(two)
-    now, doors = 1000.0, _doors(one)
-    doors._clock = lambda: now
+    now, transport = 1000.0, _transport(one)
+    transport._clock = lambda: now
     for seconds in (60.0, 120.0, 240.0):
         assert not await _ask(one, two)
-        assert doors._shut[two.peer_id] == (now + seconds, seconds)
+        assert transport._shut[two.peer_id] == (now + seconds, seconds)
         assert not await _ask(one, two)  # not tried again so soon
-        assert doors._shut[two.peer_id] == (now + seconds, seconds)
+        assert transport._shut[two.peer_id] == (now + seconds, seconds)
         now += seconds
-    _doors(two).door.listen(("/ip4/127.0.0.1/tcp/0",), 0)
+    _transport(two).listener.listen(("/ip4/127.0.0.1/tcp/0",), 0)
     assert await _ask(one, two)
-    assert two.peer_id not in doors._shut
+    assert two.peer_id not in transport._shut
 
 
 async def test_with_a_peer_that_knows_no_direct_connections_it_goes_through_libp2p(
@@ -150,7 +150,7 @@ async def test_whoever_shows_another_certificate_hears_no_token(nodes: tuple[Nod
     """Somebody who has taken over the port cannot pass for the peer, nor learn what would let it in."""
     one, two = nodes
     assert await _ask(two, one)
-    door = _doors(two)._doors[one.peer_id]
+    endpoint = _transport(two)._endpoints[one.peer_id]
     context, _ = server_side()
     heard = bytearray()
 
@@ -160,22 +160,22 @@ async def test_whoever_shows_another_certificate_hears_no_token(nodes: tuple[Nod
 
     impostor = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
     port = impostor.sockets[0].getsockname()[1]
-    _doors(two)._doors[one.peer_id] = door.model_copy(update={"port": port})
-    assert await _ask(two, one)  # asked again, one told its true door
-    assert _doors(two)._doors[one.peer_id] == door
+    _transport(two)._endpoints[one.peer_id] = endpoint.model_copy(update={"port": port})
+    assert await _ask(two, one)  # asked again, one told its true endpoint
+    assert _transport(two)._endpoints[one.peer_id] == endpoint
     impostor.close()
     await impostor.wait_closed()
     assert not heard
 
 
-async def test_behind_doors_that_say_nothing_it_goes_through_libp2p(nodes: tuple[Node, Node]) -> None:
+async def test_behind_endpoints_that_say_nothing_it_goes_through_libp2p(nodes: tuple[Node, Node]) -> None:
     """As a proxy does that takes every connection: `open` has ten seconds in all."""
     one, two = nodes
     assert await _ask(two, one)
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(60.0), "127.0.0.1", 0)
     for node in nodes:
-        _doors(node).door.port = silent.sockets[0].getsockname()[1]
-    _doors(two)._doors.clear()
+        _transport(node).listener.port = silent.sockets[0].getsockname()[1]
+    _transport(two)._endpoints.clear()
     assert not await _ask(two, one)
     silent.close()
 
@@ -186,9 +186,9 @@ async def test_who_comes_and_says_it_did_not_leaves_no_connection_behind(nodes: 
 
     async def answer(stream: FrameStream) -> None:
         request = await stream.receive_message(Kind.DIRECT, DirectRequest)
-        if request.door is not None:
-            entry = EntryMessage(token=request.door.token, ticket=request.ticket)
-            left.put_nowait(await _doors(two)._through(one.peer_id, request.door, entry))
+        if request.endpoint is not None:
+            entry = EntryMessage(token=request.endpoint.token, ticket=request.ticket)
+            left.put_nowait(await _transport(two)._through(one.peer_id, request.endpoint, entry))
         await stream.send_message(Kind.DIRECT, DirectMessage())
 
     two._handlers[DIRECT_NAME] = "direct", answer
@@ -201,25 +201,25 @@ async def test_who_comes_and_says_it_did_not_leaves_no_connection_behind(nodes: 
 async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node], said: str) -> None:
     one, two = nodes
     assert await _ask(two, one)
-    door = _doors(two)._doors[one.peer_id]
+    endpoint = _transport(two)._endpoints[one.peer_id]
     if said == "nothing of TLS":
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
         with contextlib.suppress(ConnectionError):
             assert len(await reader.read()) < 100  # an alert, and the end
         writer.close()
     else:
-        entry = EntryMessage(token=door.token, name="atoll/nothing")
+        entry = EntryMessage(token=endpoint.token, name="atoll/nothing")
         if said == "a token that nobody has":
             entry = EntryMessage(token="0" * 64, name=NAME)
-        assert await _entered(door, entry) is (said == "a name that nobody serves")
+        assert await _entered(endpoint, entry) is (said == "a name that nobody serves")
     assert await _ask(two, one)
 
 
-async def _entered(door: DirectEndpoint, entry: EntryMessage) -> bool:
-    """Whether the door opens; then it must shut again at once, for there is nothing behind."""
+async def _entered(endpoint: DirectEndpoint, entry: EntryMessage) -> bool:
+    """Whether the endpoint opens; then it must shut again at once, for there is nothing behind."""
     pipe = ZeroCopyProtocol()
-    await asyncio.get_running_loop().create_connection(lambda: pipe, "127.0.0.1", door.port, ssl=client_side())
+    await asyncio.get_running_loop().create_connection(lambda: pipe, "127.0.0.1", endpoint.port, ssl=client_side())
     stream = FrameStream("somebody", pipe, Traffic())
     await stream.send_message(Kind.DIRECT, entry)
     try:
@@ -234,20 +234,20 @@ async def _entered(door: DirectEndpoint, entry: EntryMessage) -> bool:
 async def test_many_that_say_nothing_hold_up_nobody_for_long(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     assert await _ask(two, one)
-    port = _doors(one).door.port
+    port = _transport(one).listener.port
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_ARRIVING_OF_HOST)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     assert await reader.read() == b""  # one too many is closed unheard
     writer.close()
-    assert await _ask(two, one)  # while they wait: two's door is open, and so is libp2p
+    assert await _ask(two, one)  # while they wait: two's endpoint is open, and so is libp2p
     for _, held in silent:
         held.close()
 
 
 async def test_strangers_from_elsewhere_are_closed_before_any_handshake(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
-    port = _doors(one).door.port
-    assert await _closed_at_once(port, "127.0.0.1")  # nobody has been told of the door
+    port = _transport(one).listener.port
+    assert await _closed_at_once(port, "127.0.0.1")  # nobody has been told of the endpoint
     assert await _ask(two, one)
     assert not await _closed_at_once(port, "127.0.0.1")
     assert await _closed_at_once(port, "127.0.0.2")
@@ -270,4 +270,4 @@ async def test_old_tls_is_not_spoken(nodes: tuple[Node, Node]) -> None:
     context = client_side()
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
-        await asyncio.open_connection("127.0.0.1", _doors(one).door.port, ssl=context)
+        await asyncio.open_connection("127.0.0.1", _transport(one).listener.port, ssl=context)

@@ -14,7 +14,7 @@ from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.node import Node, start_node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from peer.swarm.round.persistent_group import part
+from peer.swarm.round.persistent_group import abort_stream
 from peer.swarm.runtime.timing import STANDARD
 
 NAME = "atoll/test/endings"
@@ -77,7 +77,7 @@ async def test_what_a_member_said_before_it_left_its_group_arrives(nodes: tuple[
     for _ in range(TIMES):
         stream = await two.open(one.peer_id, NAME, "test")
         await stream.send(Kind.DATA, BODY)
-        leaving = asyncio.ensure_future(part(stream, AbortMessage(reason="the round is over"), STANDARD))
+        leaving = asyncio.ensure_future(abort_stream(stream, AbortMessage(reason="the round is over"), STANDARD))
         may_read.set()
         assert await heard.get() == BODY
         await leaving

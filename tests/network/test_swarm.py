@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from peer.outer.aggregate.reduce import reduce_part
+from peer.outer.aggregate.reduce import reduce_shard
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import Update
 from tests.network.harness import TestSwarm
@@ -112,10 +112,10 @@ def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm)
     record, following = members[0].committed[:2]
     codec = BlockInt8()
     state = OuterState(genesis[:numel].clone(), [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), codec)
-    bounds = parts_of(numel, 2, codec.block)
+    bounds = shards_of(numel, 2, codec.block)
     payloads = [state.encode_contribution(snapshots[peer_id], bounds) for peer_id in record.members]
     parts = [
-        reduce_part([own[index] for own in payloads], record.weights, stop - start, codec)[0]
+        reduce_shard([own[index] for own in payloads], record.weights, stop - start, codec)[0]
         for index, (start, stop) in enumerate(bounds)
     ]
     update = Update(tuple(parts), numel, codec)

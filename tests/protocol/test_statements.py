@@ -43,7 +43,7 @@ def sitting(**changes: object) -> Sitting:
 
 
 @given(count=st.integers(1, 70), data=st.data())
-def test_neighbouring_units_lead_to_the_root_by_their_own_path_alone(count: int, data: st.DataObject) -> None:
+def test_neighbouring_slices_lead_to_the_root_by_their_own_path_alone(count: int, data: st.DataObject) -> None:
     leaves = leaves_of(count)
     first = data.draw(st.integers(0, count - 1))
     stop = data.draw(st.integers(first + 1, count))
@@ -59,13 +59,13 @@ def test_neighbouring_units_lead_to_the_root_by_their_own_path_alone(count: int,
             climb(own, first, count, path[:-1])
 
 
-def test_a_node_is_no_unit_and_a_unit_no_node() -> None:
+def test_a_node_is_no_slice_and_a_slice_no_node() -> None:
     leaves = leaves_of(4)
     assert leaf_of(leaves[0] + leaves[1]) not in (root_of(leaves[:2]), root_of(leaves))
     assert len({root_of(leaves_of(count)) for count in range(9)}) == 9
 
 
-def test_every_slice_is_a_unit() -> None:
+def test_every_slice_is_a_leaf() -> None:
     leaves = Leaves()
     assert leaves.digests == []
     for piece in (b"a", bytearray(b"b"), memoryview(b"c")):
@@ -107,6 +107,6 @@ def test_seals_have_one_length() -> None:
     assert ReducedSeal.parse(reduced.body) == reduced
 
 
-def test_the_same_residual_since_another_round_or_of_another_part_is_another_one() -> None:
-    root, parts = root_of(leaves_of(2)), [(0, 9), (0, 10), (1, 9)]
-    assert len({residual_of(since, part, root) for since in (0, 1, 256) for part in parts} | {NO_RESIDUAL}) == 10
+def test_the_same_residual_since_another_round_or_of_another_shard_is_another_one() -> None:
+    root, shards = root_of(leaves_of(2)), [(0, 9), (0, 10), (1, 9)]
+    assert len({residual_of(since, shard, root) for since in (0, 1, 256) for shard in shards} | {NO_RESIDUAL}) == 10

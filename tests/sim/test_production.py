@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.reduce import reduce_part
+from peer.outer.aggregate.reduce import reduce_shard
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual, Residual
@@ -17,7 +17,7 @@ from peer.outer.policy.schedules import ChangeState, GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import wire_format
 from peer.outer.state.carry import carry_progress_
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.outer_state import AnyUpdate, OuterState
 from peer.outer.state.reduced_update import Update
@@ -59,7 +59,7 @@ class RealPeer:
         codec, lost = self.state.compressor, self.lost_in_reducing
         encode = None if lost is None else lambda n, read: lost.encode(codec, start, start + n, read)
         weights = [STEPS * BATCH] * PEERS
-        return reduce_part(payloads, weights, stop - start, codec, recipe.aggregator, encode)[0]
+        return reduce_shard(payloads, weights, stop - start, codec, recipe.aggregator, encode)[0]
 
     def commit(self, update: AnyUpdate) -> str:
         self.state.check(update)
@@ -104,7 +104,7 @@ def real_swarm(recipe: Recipe, rounds: int) -> tuple[Tensor, Tensor]:
 def reduced_round(peers: list[RealPeer], recipe: Recipe) -> None:
     """Of what all have trained."""
     numel, codec = peers[0].local.numel(), peers[0].state.compressor
-    bounds = parts_of(numel, PEERS, codec.block)
+    bounds = shards_of(numel, PEERS, codec.block)
     sent = [peer.state.encode_contribution(peer.local, bounds, peer.lost) for peer in peers]
     parts = tuple(
         peers[owner].reduce([payloads[owner] for payloads in sent], start, stop, recipe)

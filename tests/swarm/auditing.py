@@ -17,26 +17,26 @@ def heard(circle, index):
     return circle.seats[index].guard._audit_server._heard
 
 
-def units_of(circle, index, reducer):
+def slices_of(circle, index, reducer):
     return len(heard(circle, index).reduced[circle.seats[reducer].peer_id][1])
 
 
-async def audit(circle, auditor, reducer, unit):
+async def audit(circle, auditor, reducer, index):
     seat = circle.seats[auditor]
-    return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, unit)
+    return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, index)
 
 
 async def tampered_rounds(circle, liar, count, seed):
-    """Rounds of three of which the first falsifies one unit each, as `liar`; -> (of these found, others accused)."""
+    """Rounds of three of which the first falsifies one index each, as `liar`; -> (of these found, others accused)."""
     rng, caught, accused = random.Random(seed), 0, 0
     for trial in range(count):
-        unit = rng.randrange(2)
-        liar.lies[len(liar.calls) + unit] = rng.choice(list(TAMPERINGS))
+        index = rng.randrange(2)
+        liar.lies[len(liar.calls) + index] = rng.choice(list(TAMPERINGS))
         await circle.round()
-        assert units_of(circle, 1, 0) == 2
-        result = await audit(circle, 1 + trial % 2, 0, unit)
+        assert slices_of(circle, 1, 0) == 2
+        result = await audit(circle, 1 + trial % 2, 0, index)
         caught += result.outcome == "false"
         assert result.found is None or result.found.verdict.culprit == circle.seats[0].peer_id
-        others = [(2 - trial % 2, 0, 1 - unit), (1, 2, unit), (2, 1, unit)]
+        others = [(2 - trial % 2, 0, 1 - index), (1, 2, index), (2, 1, index)]
         accused += sum([(await audit(circle, *one)).outcome != "right" for one in others])
     return caught, accused

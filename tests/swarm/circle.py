@@ -112,7 +112,7 @@ class Circle:
         return seat.rosters.write(self._joins, seat.state.lineage_id)[1]
 
     async def next_round(self, index, patience_s=PATIENCE_S, *newcomer):
-        """One member's wish for the next round of the standing group."""
+        """One member's wish for the next round of the persistent group."""
         seat = self.seats[index]
         due = Due(1, seat.tokens, self.locals()[index])
         return await seat.exchange.next_round(due, seat.state, seat.position, patience_s, *newcomer)

@@ -167,7 +167,7 @@ class Joiner:
         rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=NewestCheckpoint(self.folder, RUN, ()))
         return ChainScout(self.fetcher, RUN, rules, self.history)
 
-    def standing(self):
+    def local_state(self):
         return LocalState(state=self.state, history=self.history, valid=self.valid, digest=self.digest)
 
     async def digest(self):
@@ -181,7 +181,7 @@ class Joiner:
             if self.scout.judge(chain) is not ForkVerdict.FOLLOW and (self.valid or own != chain):
                 raise NotFollowedError(f"the chain of {donor.peer_id} is not followed")
             return await self.fetcher.follow(
-                donor.peer_id, chain, self.standing(), self.apply, self.adopt, ids, ids
+                donor.peer_id, chain, self.local_state(), self.apply, self.adopt, ids, ids
             )
 
     async def refuses(self, donor, error=ProtocolError, match=None):

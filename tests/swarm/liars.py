@@ -18,7 +18,7 @@ TAMPERINGS = {
 
 @dataclass(frozen=True)
 class Tampering:
-    """`inner`, but in the units that `lies` names, by how many were reduced before, another result."""
+    """`inner`, but in the slices that `lies` names, by how many were reduced before, another result."""
 
     inner: Any
     lies: dict[int, str] = field(default_factory=dict)

@@ -7,11 +7,11 @@ import shutil
 
 import torch
 
-from peer.outer.aggregate.reduce import reduce_part
+from peer.outer.aggregate.reduce import reduce_shard
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import Update
 from peer.protocol.identity import Identity
@@ -40,10 +40,10 @@ def contributions(state, count, seed):
 
 def reduce_all(state, locals_, weights):
     """The update that an exchange among these members must arrive at."""
-    bounds = parts_of(state.numel, len(locals_), state.compressor.block)
+    bounds = shards_of(state.numel, len(locals_), state.compressor.block)
     sent = [state.encode_contribution(local, bounds) for local in locals_]
     parts = [
-        reduce_part([payloads[part] for payloads in sent], weights, stop - start, state.compressor)[0]
+        reduce_shard([payloads[part] for payloads in sent], weights, stop - start, state.compressor)[0]
         for part, (start, stop) in enumerate(bounds)
     ]
     return Update(tuple(parts), state.numel, state.compressor)

@@ -7,7 +7,7 @@ import hashlib
 
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
@@ -43,10 +43,10 @@ class Table:
         identifier = group_id(joins, ids)
         self.groups = [Group(identifier, join, members, index) for index, join in enumerate(joins)]
 
-    def part_bytes(self, index):
+    def contribution_bytes(self, index):
         """Bytes of the part that member `index` reduces."""
         codec, numel = self.states[0].compressor, self.states[0].numel
-        start, stop = parts_of(numel, len(self.nodes), codec.block)[index]
+        start, stop = shards_of(numel, len(self.nodes), codec.block)[index]
         return codec.wire_bytes(stop - start)
 
     async def exchange(self, index, local=None):

@@ -61,7 +61,7 @@ class Workshop:
         return roster
 
     def reduce(self, roster, lie=None):
-        """What the reducer makes of its part, signed; `lie` changes the mean of its first unit.
+        """What the reducer makes of its part, signed; `lie` changes the mean of its first index.
 
         Whether it counts is open: see `commit`; `residual.revert` takes it back.
         """
@@ -73,15 +73,15 @@ class Workshop:
         leaves, outputs = {one.peer_id: Leaves() for one in roster}, Leaves()
         pieces, gram = [[] for _ in roster], torch.zeros(len(roster), len(roster), dtype=torch.float64)
         attempt = self.residual.begin(*self.cut.bounds(len(roster))[place], keep=True)
-        for unit, (start, stop) in enumerate(self.cut.slices(len(roster), place)):
+        for index, (start, stop) in enumerate(self.cut.slices(len(roster), place)):
             rng = np.random.default_rng(self.rng.randrange(2**32))
             payloads = [codec.encode(torch.from_numpy(rng.standard_normal(stop - start, np.float32))) for _ in roster]
             for one, payload, own in zip(roster, payloads, pieces, strict=True):
                 leaves[one.peer_id].add(payload)
                 own.append(payload)
 
-            def encode(n, read, start=start, unit=unit):
-                told = (lambda a, b: lie(read(a, b))) if lie is not None and unit == 0 else read
+            def encode(n, read, start=start, index=index):
+                told = (lambda a, b: lie(read(a, b))) if lie is not None and index == 0 else read
                 return self.residual.encode(codec, start, start + n, told)
 
             rule = ReduceRule(compressor=codec, aggregator=aggregator, encode=encode)
@@ -108,9 +108,9 @@ class Workshop:
         self.residual.commit()
         self.link(roster, kept)
 
-    def evidence(self, kept, unit):
-        """What an auditor has of one unit: the document and the payloads."""
-        return Evidence(finding=reduction_of(kept, unit)), kept.unit(unit)
+    def evidence(self, kept, index):
+        """What an auditor has of one index: the document and the payloads."""
+        return Evidence(finding=reduction_of(kept, index)), kept.payloads_of(index)
 
-    def units(self, kept):
+    def slices(self, kept):
         return range(len(kept.outputs))

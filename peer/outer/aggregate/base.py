@@ -1,7 +1,7 @@
 """Contributions and weights -> one vector.
 
 Elementwise work is fp32 with one rounding an operation; sums over elements are float64, in an order that does not
-depend on threads or vector width. So every CPU computes the same bits, and an auditor can recompute a part exactly.
+depend on threads or vector width. So every CPU computes the same bits, and an auditor can recompute a shard exactly.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class DirectionAverage:
     Decoupled DiLoCo, arXiv 2604.21428: contributions are nearly orthogonal, so that the norm of their plain mean
     shrinks with their number, and this one's does not. There, embeddings take the plain mean.
 
-    Not chunk-separable: it needs each tensor whole, and treats the pieces of a tensor that slices cut as tensors.
+    Not chunk-separable: it needs each tensor whole, and treats the segments of a tensor that slices cut as tensors.
 
     Attributes:
         sizes: elements of each tensor, in order; none: all elements are one tensor. `bind` fills it in.
@@ -143,8 +143,8 @@ class DirectionAverage:
         if sum(sizes) != numel:
             raise ValueError(f"contributions of {numel} elements, the tensors have {sum(sizes)}")
         shares = [weight / total for weight in weights]
-        pieces = zip(*(torch.split(contribution, list(sizes)) for contribution in contributions), strict=True)
-        return torch.cat([_direction_average(tensors, shares) for tensors in pieces])
+        segments = zip(*(torch.split(contribution, list(sizes)) for contribution in contributions), strict=True)
+        return torch.cat([_direction_average(tensors, shares) for tensors in segments])
 
 
 def _direction_average(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

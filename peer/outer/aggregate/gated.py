@@ -160,15 +160,16 @@ class _Gates:
             return found
         norms = [math.sqrt(self.products[i][i]) for i in range(count)]
         found |= {i: (reason, None) for i, reason in self._too_long(norms).items()}
-        standing = [i for i in range(count) if i not in found and norms[i] > 0.0]
-        if len(standing) < FEWEST or self.numel < _FEWEST_VALUES:
+        remaining = [i for i in range(count) if i not in found and norms[i] > 0.0]
+        if len(remaining) < FEWEST or self.numel < _FEWEST_VALUES:
             return found
         cosines = {
-            i: {j: min(1.0, self.products[i][j] / (norms[i] * norms[j])) for j in standing if j != i} for i in standing
+            i: {j: min(1.0, self.products[i][j] / (norms[i] * norms[j])) for j in remaining if j != i}
+            for i in remaining
         }
-        found |= self._copies(standing, norms, cosines)
-        standing = [i for i in standing if i not in found]
-        return found | {i: (reason, None) for i, reason in self._opposing(standing, cosines).items()}
+        found |= self._copies(remaining, norms, cosines)
+        remaining = [i for i in remaining if i not in found]
+        return found | {i: (reason, None) for i, reason in self._opposing(remaining, cosines).items()}
 
     def _too_long(self, norms: Sequence[float]) -> dict[int, str]:
         some = [i for i, length in enumerate(norms) if length > 0.0]
@@ -185,15 +186,15 @@ class _Gates:
         return found
 
     def _copies(
-        self, standing: Sequence[int], norms: Sequence[float], cosines: Mapping[int, Mapping[int, float]]
+        self, remaining: Sequence[int], norms: Sequence[float], cosines: Mapping[int, Mapping[int, float]]
     ) -> dict[int, tuple[str, int | None]]:
-        pairs = [cosines[i][j] for i in standing for j in standing if j < i]
+        pairs = [cosines[i][j] for i in remaining for j in remaining if j < i]
         if 3 * sum(cosine > _ALIKE for cosine in pairs) > len(pairs):
             return {}
         found: dict[int, tuple[str, int | None]] = {}
         # parameters that few peers train shrink by the same weight decay for the others: short and alike, but no copies
-        long = _SHORT * _median([norms[i] for i in standing], [1.0] * len(standing))
-        moving = [i for i in standing if norms[i] >= long]
+        long = _SHORT * _median([norms[i] for i in remaining], [1.0] * len(remaining))
+        moving = [i for i in remaining if norms[i] >= long]
         for later in moving:
             for earlier in moving:
                 if earlier < later and earlier not in found:
@@ -203,13 +204,13 @@ class _Gates:
                         break
         return found
 
-    def _opposing(self, standing: Sequence[int], cosines: Mapping[int, Mapping[int, float]]) -> dict[int, str]:
-        if len(standing) < FEWEST:
+    def _opposing(self, remaining: Sequence[int], cosines: Mapping[int, Mapping[int, float]]) -> dict[int, str]:
+        if len(remaining) < FEWEST:
             return {}
-        voices = dict(zip(standing, _voices([self.weights[i] for i in standing]), strict=True))
+        voices = dict(zip(remaining, _voices([self.weights[i] for i in remaining]), strict=True))
         agreement = {}
-        for i in standing:
-            others = [j for j in standing if j != i]
+        for i in remaining:
+            others = [j for j in remaining if j != i]
             agreement[i] = _median([cosines[i][j] for j in others], [voices[j] for j in others])
         heard = list(voices.values())
         middle = _median(list(agreement.values()), heard)

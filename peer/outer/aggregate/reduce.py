@@ -1,4 +1,4 @@
-"""What a reducer does: aggregate the same part of all contributions, and encode the result once."""
+"""What a reducer does: aggregate the same shard of all contributions, and encode the result once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
-from peer.outer.compress.base import Compressor, PartError, Payload, PayloadError, Read, check_length
+from peer.outer.compress.base import Compressor, MemberPayloadError, Payload, PayloadError, Read, check_length
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.scratch import scratch_vector
 
 Decoded = Callable[[int, Tensor], Tensor]  # (place of a contribution, where to write it) -> that
 Encode = Callable[[int, Read], bytes]  # (numel, read) -> payload
-COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large part tells the cosine to a few thousandths
+COSINE_SAMPLE = 1 << 16  # values of every range: an eighth of a large shard tells the cosine to a few thousandths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ReduceRule:
     encode: Encode | None = None
 
 
-def reduce_part(
+def reduce_shard(
     payloads: Sequence[Payload],
     weights: Sequence[int],
     numel: int,
@@ -43,19 +43,19 @@ def reduce_part(
     aggregator: Aggregator = Mean(),
     encode: Encode | None = None,
 ) -> tuple[bytes, float | None]:
-    """Aggregate one part of all contributions in roster order and encode the result once.
+    """Aggregate one shard of all contributions in roster order and encode the result once.
 
     Args:
-        payloads: one encoded part of `numel` elements per member, in roster order.
+        payloads: one encoded shard of `numel` elements per member, in roster order.
         weights: tokens per member.
-        compressor: where it writes a part in slices, each is aggregated by itself.
+        compressor: where it writes a shard in slices, each is aggregated by itself.
         encode: see `ReduceRule`.
 
     Returns:
         the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).
 
     Raises:
-        PartError: a payload is malformed, and the aggregator does not drop such.
+        MemberPayloadError: a payload is malformed, and the aggregator does not drop such.
     """
     gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
     own = bound(aggregator, len(payloads))
@@ -67,8 +67,8 @@ def reduce_part(
     reduced, position, rule = [], 0, ReduceRule(compressor=compressor.base, aggregator=own)
     for start, stop in compressor.slices(0, numel) or [(0, 0)]:
         size = compressor.base.wire_bytes(stop - start)
-        pieces = [memoryview(payload)[position : position + size] for payload in payloads]
-        reduced.append(reduce_range(pieces, weights, stop - start, rule, gram))
+        contributions = [memoryview(payload)[position : position + size] for payload in payloads]
+        reduced.append(reduce_range(contributions, weights, stop - start, rule, gram))
         position += size
     return b"".join(reduced), mean_cosine(gram)
 
@@ -87,7 +87,7 @@ def reduce_range(
     dropped: dict[int, str] | None = None,
     room: Tensor | None = None,
 ) -> bytes:
-    """`reduce_part` of one slice: a function of its arguments alone, the same bits on every machine.
+    """`reduce_shard` of one slice: a function of its arguments alone, the same bits on every machine.
 
     Args:
         gram: fp64 [members, members]; the inner products of the contributions are added, for `mean_cosine`.
@@ -101,10 +101,10 @@ def reduce_range(
         raise ValueError(f"{len(payloads)} contributions with {len(weights)} weights: must be equal")
     aggregator = rule.aggregator
 
-    def combine(pieces: list[Tensor]) -> Tensor:
+    def combine(contributions: list[Tensor]) -> Tensor:
         if not isinstance(aggregator, Gated):
-            return aggregator.aggregate(pieces, weights)
-        result, reasons = aggregator.judged(pieces, weights)
+            return aggregator.aggregate(contributions, weights)
+        result, reasons = aggregator.judged(contributions, weights)
         if dropped is not None:
             dropped.update(reasons)
         return result
@@ -118,7 +118,7 @@ def reduce_range(
                 return rule.compressor.decode_range(payloads[place], numel, start, stop, out)
             except PayloadError as error:
                 if not isinstance(aggregator, Gated):
-                    raise PartError(place, error) from None
+                    raise MemberPayloadError(place, error) from None
                 return out.fill_(torch.nan)  # a gate drops it: one sender must not end the round for all
 
         if isinstance(aggregator, Mean):

@@ -23,7 +23,7 @@ class PayloadError(ProtocolError):
     """A payload that no correct encoder writes: wrong length, a bad scale, a forbidden value."""
 
 
-class PartError(PayloadError):
+class MemberPayloadError(PayloadError):
     """The payload of one member of a round is malformed.
 
     Args:

@@ -155,8 +155,8 @@ class Blockwise(InBlocks):
 
     def _write(self, payload: Tensor, n: int, start: int, rows: Tensor) -> None:
         scales, codes = self.values.quantize(rows)
-        for offset, piece in ((self._scale_offset(start), scales), (self._code_offset(n, start), codes)):
-            payload[offset : offset + piece.numel()] = piece.flatten()
+        for offset, field in ((self._scale_offset(start), scales), (self._code_offset(n, start), codes)):
+            payload[offset : offset + field.numel()] = field.flatten()
 
     def _check(self, view: memoryview, n: int, start: int, rows: int, width: int) -> None:
         scales, codes = self.values.scale_bytes, packed_bytes(width, self.values.bits)

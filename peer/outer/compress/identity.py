@@ -68,9 +68,9 @@ class Fp32(StatelessCodec):
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = receiver(out, stop - start)
         for first, last in tile_ranges(start, stop, 1, TILE_ELEMENTS):
-            piece = decoded[first - start : last - start]
-            piece.numpy()[:] = np.frombuffer(view, "<f4", last - first, 4 * first)
-            if not (checked or is_finite(piece)):
+            tile = decoded[first - start : last - start]
+            tile.numpy()[:] = np.frombuffer(view, "<f4", last - first, 4 * first)
+            if not (checked or is_finite(tile)):
                 raise PayloadError(f"fp32 payload holds NaN or infinity within values [{start}, {stop})")
         return decoded
 

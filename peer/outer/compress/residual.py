@@ -1,4 +1,4 @@
-"""Error feedback for payloads that are written by ranges: the sender of a dense codec, or the reducer of a part."""
+"""Error feedback for payloads that are written by ranges: the sender of a dense codec, or the reducer of a shard."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ class Residual(Undoable[SavedResidual, SavedResidual]):
         self._open(SavedResidual(start, copy_of(own)))
 
         def feed(first: int, last: int) -> Tensor:
-            piece = own[first:last]
-            return piece.mul_(self.feedback.decay).add_(read(first, last), alpha=self.feedback.gain)
+            view = own[first:last]
+            return view.mul_(self.feedback.decay).add_(read(first, last), alpha=self.feedback.gain)
 
         try:
             payload = compressor.encode_ranges(n, feed)
@@ -173,9 +173,9 @@ class Residual(Undoable[SavedResidual, SavedResidual]):
     def _undo(self, opened: Sequence[SavedResidual]) -> Sequence[SavedResidual]:
         replaced = []
         for start, values in reversed(opened):
-            piece = self.vector[start : start + values.numel()]
-            replaced.append(SavedResidual(start, piece.clone()))
-            piece.copy_(values)
+            view = self.vector[start : start + values.numel()]
+            replaced.append(SavedResidual(start, view.clone()))
+            view.copy_(values)
         return replaced
 
     def _redo(self, undone: Sequence[SavedResidual]) -> None:

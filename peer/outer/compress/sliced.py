@@ -1,4 +1,4 @@
-"""A dense codec whose payloads are written in slices, so that a part can be reduced while it still arrives."""
+"""A dense codec whose payloads are written in slices, so that a shard can be reduced while it still arrives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sliced(StatelessCodec):
         return self.base.block
 
     def slices(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """[start, stop) cut into the slices that a part of these elements is written in."""
+        """[start, stop) cut into the slices that a shard of these elements is written in."""
         return list(tile_ranges(start, stop, self.base.block, self.elements))
 
     def wire_bytes(self, n: int) -> int:
@@ -76,10 +76,10 @@ class Sliced(StatelessCodec):
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         check_range(self.block, n, start, stop)
         decoded = receiver(out, stop - start)
-        for first, last, piece in self._pieces(view, n, start, stop):
+        for first, last, part in self._slices_in(view, n, start, stop):
             a, b = max(start, first), min(stop, last)
             own = decoded[a - start : b - start]
-            self.base.decode_range(piece, last - first, a - first, b - first, own, checked=checked)
+            self.base.decode_range(part, last - first, a - first, b - first, own, checked=checked)
         return decoded
 
     def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
@@ -89,8 +89,8 @@ class Sliced(StatelessCodec):
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         check_range(self.block, n, start, stop)
         coded: list[Coded] = []
-        for first, last, piece in self._pieces(view, n, start, stop):
-            own = self.base.coded(piece, last - first, max(start, first) - first, min(stop, last) - first)
+        for first, last, part in self._slices_in(view, n, start, stop):
+            own = self.base.coded(part, last - first, max(start, first) - first, min(stop, last) - first)
             if own is None:
                 return None
             coded += own
@@ -101,10 +101,10 @@ class Sliced(StatelessCodec):
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         if n == 0:
             self.base.check(view, 0)
-        for first, last, piece in self._pieces(view, n, 0, n):
-            self.base.check(piece, last - first)
+        for first, last, part in self._slices_in(view, n, 0, n):
+            self.base.check(part, last - first)
 
-    def _pieces(self, view: memoryview, n: int, start: int, stop: int) -> Iterator[tuple[int, int, memoryview]]:
+    def _slices_in(self, view: memoryview, n: int, start: int, stop: int) -> Iterator[tuple[int, int, memoryview]]:
         """(first, last, payload) of every slice that [start, stop) meets."""
         size = self.base.wire_bytes(self.elements)
         for index in range(start // self.elements, -(-stop // self.elements)):

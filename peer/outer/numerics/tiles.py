@@ -15,7 +15,7 @@ def tile_elements(device: torch.device) -> int:
     return TILE_ELEMENTS if device.type == "cpu" else ACCELERATOR_TILE_ELEMENTS
 
 
-def tile_ranges(start: int, stop: int, block: int, elements: int) -> Iterator[tuple[int, int]]:
+def tile_ranges(start: int, stop: int, block: int = 1, elements: int = TILE_ELEMENTS) -> Iterator[tuple[int, int]]:
     """[start, stop) cut into consecutive ranges of whole blocks, about `elements` long; the last may be shorter."""
     step = max(1, elements // block) * block
     for first in range(start, stop, step):

@@ -53,7 +53,7 @@ class Recipe:
         source: where the algorithm and its numbers come from.
         summary: its equation in one line.
         payload: `delta`: anchor minus local after many steps; `gradient`: of every step; `parameters`: gossip.
-        exchange: `reduce`: each part is averaged by one member and encoded once; `gather`: all get every payload.
+        exchange: `reduce`: each shard is averaged by one member and encoded once; `gather`: all get every payload.
         schedule: when.
         compressor: the codec's expression, see `peer.outer.compress.registry.codec`.
         feedback: what the codec loses is added to the next contribution.

@@ -1,4 +1,4 @@
-"""A model's parameters as one flat fp32 vector, and that vector cut into parts."""
+"""A model's parameters as one flat fp32 vector, and that vector cut into shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from peer.errors import UserError
 
 Ranges = tuple[tuple[int, int], ...]
-MAX_CELLS = 1 << 12  # 64 members still have parts of 64 cells: equal to a few per cent
+MAX_CELLS = 1 << 12  # 64 members still have shards of 64 cells: equal to a few per cent
 MAX_CELL_ELEMENTS = 1 << 19  # those of a slice, which must hold whole cells
 
 
@@ -50,13 +50,13 @@ class FlatLayout:
 
     def copy_to_flat(self, model: torch.nn.Module, out: Tensor) -> None:
         """Copy the model's parameters, of any device and dtype, into `out` (fp32 [numel], CPU)."""
-        for parameter, piece in self._pairs(model, out):
-            piece.copy_(parameter)
+        for parameter, view in self._pairs(model, out):
+            view.copy_(parameter)
 
     def copy_from_flat(self, flat: Tensor, model: torch.nn.Module) -> None:
         """Copy `flat` (fp32 [numel], CPU) into the model's parameters, rounding to each parameter's dtype."""
-        for parameter, piece in self._pairs(model, flat):
-            parameter.copy_(piece)
+        for parameter, view in self._pairs(model, flat):
+            parameter.copy_(view)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """`flat` ([numel], any dtype and device) as one view per parameter, in order."""
@@ -92,14 +92,14 @@ class FlatLayout:
 
 
 @lru_cache(maxsize=256)  # auditors ask for every round since a reducer came
-def parts_of(numel: int, count: int, block: int) -> tuple[tuple[int, int], ...]:
-    """[start, stop) of each of the parts that so many members reduce; whole cells, as `partition` cuts them."""
+def shards_of(numel: int, count: int, block: int) -> tuple[tuple[int, int], ...]:
+    """[start, stop) of each of the shards that so many members reduce; whole cells, as `partition` cuts them."""
     return partition(numel, count, cell_of(numel, block))
 
 
 def cell_of(numel: int, block: int) -> int:
-    """Elements of a cell, what parts are made of whatever their number: a codec's block times a power of two, the least
-    of which a vector of `numel` has at most MAX_CELLS.
+    """Elements of a cell, of which shards consist whatever their number: a codec's block times a power of two, the
+    least of which a vector of `numel` has at most MAX_CELLS.
     """
     cell = block
     while cell * MAX_CELLS < numel and 2 * cell <= MAX_CELL_ELEMENTS:
@@ -107,17 +107,17 @@ def cell_of(numel: int, block: int) -> int:
     return cell
 
 
-def partition(numel: int, parts: int, block: int) -> tuple[tuple[int, int], ...]:
-    """Cut [0, numel) into `parts` contiguous ranges [start, stop) whose inner boundaries are multiples of `block`.
+def partition(numel: int, count: int, block: int) -> tuple[tuple[int, int], ...]:
+    """Cut [0, numel) into `count` contiguous ranges [start, stop) whose inner boundaries are multiples of `block`.
 
-    Sizes differ by at most one block. With fewer blocks than parts, some parts are empty.
+    Sizes differ by at most one block. With fewer blocks than ranges, some are empty.
     """
     assert numel >= 0, f"numel={numel}"
-    assert parts >= 1, f"parts={parts}"
+    assert count >= 1, f"count={count}"
     assert block >= 1, f"block={block}"
     num_blocks = -(-numel // block)
-    # Rounding down leaves the last part one of the larger ones, so the short last block never falls to a smaller one.
-    cuts = [min(part * num_blocks // parts * block, numel) for part in range(parts + 1)]
+    # Rounding down leaves the last range one of the larger ones, so the short last block never falls to a smaller one.
+    cuts = [min(i * num_blocks // count * block, numel) for i in range(count + 1)]
     return tuple(itertools.pairwise(cuts))
 
 

@@ -14,14 +14,14 @@ from peer.outer.compress.base import Compressor, NonFiniteError, Payload, encode
 from peer.outer.compress.feedback import Encoder, Sent
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.numerics.scratch import scratch_vector
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.gathered_update import Gathered, GatherFormat
 from peer.outer.state.reduced_update import Update
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
-PIECE = 1 << 19  # elements that are worked on at a time: of smaller pieces the calls cost more than the cache saves
 AnyUpdate = Update | Gathered
 LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
 _DIGEST_TAG = b"atoll-state-2"
@@ -53,7 +53,7 @@ class OuterState:
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
         block = 1 if isinstance(compressor, GatherFormat) else compressor.block
-        assert PIECE % block == 0, f"pieces of {PIECE} do not hold whole blocks of {block}"
+        assert TILE_ELEMENTS % block == 0, f"tiles of {TILE_ELEMENTS} do not hold whole blocks of {block}"
         for tensor in (anchor, *buffers):
             assert tensor.shape == (anchor.numel(),), f"shape {tuple(tensor.shape)}; need ({anchor.numel()},)"
             assert tensor.dtype == torch.float32, f"{tensor.dtype}; need torch.float32"
@@ -96,11 +96,11 @@ class OuterState:
     def encode_contribution(
         self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: DeferredResidual | None = None
     ) -> list[Payload]:
-        """One payload per part: the encoded pseudo-gradient of `local` (fp32 [P], CPU).
+        """One payload per shard: the encoded pseudo-gradient of `local` (fp32 [P], CPU).
 
         Args:
             local: the peer's parameters at the snapshot.
-            bounds: `parts_of(P, number of reducers, compressor.block)`.
+            bounds: `shards_of(P, number of reducers, compressor.block)`.
             residual: what earlier contributions lost, with error feedback; the caller commits or reverts it.
 
         Raises:
@@ -110,7 +110,7 @@ class OuterState:
         payloads: list[Payload] = []
         for start, stop in bounds:
             try:
-                payloads.append(self._encode_part(local, start, stop, residual))
+                payloads.append(self._encode_shard(local, start, stop, residual))
             except NonFiniteError:
                 raise NonFiniteError(f"local parameters [{start}, {stop}) hold NaN or infinity") from None
         return payloads
@@ -130,10 +130,10 @@ class OuterState:
             raise NonFiniteError("local parameters hold NaN or infinity") from None
 
     def update_of(
-        self, parts: Sequence[Payload], weights: Sequence[int], known: Mapping[int, Tensor] = MappingProxyType({}),
+        self, payloads: Sequence[Payload], weights: Sequence[int], known: Mapping[int, Tensor] = MappingProxyType({}),
         round: int | None = None,
     ) -> AnyUpdate:  # fmt: skip
-        """The update that carries this state on, of one part for each member of the round, in roster order.
+        """The update that carries this state on, of one payload for each member of the round, in roster order.
 
         Args:
             weights: tokens per member.
@@ -141,15 +141,15 @@ class OuterState:
             round: rounds of the state that it carried on, if that is not this one as it is.
 
         Raises:
-            PayloadError: a part of the wrong length, or malformed.
+            PayloadError: a payload of the wrong length, or malformed.
             ValueError: of a gather round, no aggregate.
         """
         if isinstance(self.compressor, GatherFormat):
-            return self.compressor.update(parts, weights, self.numel, self.round if round is None else round, known)
-        return Update(tuple(parts), self.numel, self.compressor)
+            return self.compressor.update(payloads, weights, self.numel, self.round if round is None else round, known)
+        return Update(tuple(payloads), self.numel, self.compressor)
 
     def split_update(self, payload: Payload, weights: Sequence[int], round: int | None = None) -> AnyUpdate:
-        """`update_of` the parts of a concatenated payload, which a donor sent; raises as that does."""
+        """`update_of` the payloads of a concatenated payload, which a donor sent; raises as that does."""
         if isinstance(self.compressor, GatherFormat):
             return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights, round=round)
         return Update.split(payload, self.numel, len(weights), self.compressor)
@@ -158,9 +158,9 @@ class OuterState:
         """The most that an update of so many members has."""
         if isinstance(self.compressor, GatherFormat):
             return self.compressor.wire_bytes(self.numel) * members
-        return sum(self.compressor.wire_bytes(b - a) for a, b in parts_of(self.numel, members, self.compressor.block))
+        return sum(self.compressor.wire_bytes(b - a) for a, b in shards_of(self.numel, members, self.compressor.block))
 
-    def _encode_part(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> Payload:
+    def _encode_shard(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> Payload:
         assert not isinstance(self.compressor, GatherFormat), (
             f"{self.compressor.name}: payloads are gathered, not reduced"
         )
@@ -181,7 +181,7 @@ class OuterState:
             NonFiniteError: it may hold values above LARGEST_VALUE.
         """
         assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        for start, stop in pieces(0, self.numel):
+        for start, stop in tile_ranges(0, self.numel):
             coded = update.coded(start, stop)
             if coded is None:
                 low, high = torch.aminmax(update.decode_range(start, stop, scratch_vector(stop - start)))
@@ -208,16 +208,16 @@ class OuterState:
         Args:
             vectors: these elements and no others, fp32 [stop - start] each: of this state, or of a copy.
             update: the one that carried that state on.
-            start: a multiple of PIECE; so is `stop`, unless it is the end.
+            start: a multiple of TILE_ELEMENTS; so is `stop`, unless it is the end.
         """
         scale = 1.0 if self.rate is None else self.rate(round)
-        for first, last in pieces(start, stop):
+        for first, last in tile_ranges(start, stop):
             own = slice(first - start, last - start)
-            piece = Vectors(vectors.anchor[own], [buffer[own] for buffer in vectors.buffers])
+            tile = Vectors(vectors.anchor[own], [buffer[own] for buffer in vectors.buffers])
             coded = update.coded(first, last)
-            if coded is None or not self.optimizer.step_coded(piece, coded, piece, round=round, lr_scale=scale):
+            if coded is None or not self.optimizer.step_coded(tile, coded, tile, round=round, lr_scale=scale):
                 aggregate = update.decode_range(first, last, scratch_vector(last - first))
-                self.optimizer.step(piece, aggregate, piece, round=round, lr_scale=scale)
+                self.optimizer.step(tile, aggregate, tile, round=round, lr_scale=scale)
 
 
 def chunk_digests(tensors: Sequence[Tensor]) -> list[bytes]:
@@ -254,11 +254,6 @@ def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:
     for start in range(0, numel, size):
         yield start, min(start + size, numel)
 
-
-def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """[start, stop), with `start` a multiple of PIECE, cut into pieces small enough for the cache."""
-    for first in range(start, stop, PIECE):
-        yield first, min(first + PIECE, stop)
 
 
 def _bytes_of(chunk: Tensor) -> memoryview:

@@ -56,11 +56,11 @@ class FlatAdamW:
         covers: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self._ranges = list(covers) if covers is not None else [(0, parameters.numel())]
-        self._pieces = [parameters[start:stop] for start, stop in self._ranges]
+        self._views = [parameters[start:stop] for start, stop in self._ranges]
         self._decaying = [parameters[start:stop] for start, stop in matrices]
         self._inner = inner
-        self.first = [torch.zeros_like(piece) for piece in self._pieces]
-        self.second = [torch.zeros_like(piece) for piece in self._pieces]
+        self.first = [torch.zeros_like(view) for view in self._views]
+        self.second = [torch.zeros_like(view) for view in self._views]
         self.steps = 0
 
     def step(self, gradient: Tensor, lr: float) -> None:
@@ -70,15 +70,15 @@ class FlatAdamW:
         correction = math.sqrt(1.0 - beta2**self.steps)
         rate = lr / (1.0 - beta1**self.steps)
         if self._inner.weight_decay:
-            for piece in self._decaying:
-                piece.mul_(1.0 - lr * self._inner.weight_decay)
-        for (start, stop), piece, first, second in zip(
-            self._ranges, self._pieces, self.first, self.second, strict=True
+            for view in self._decaying:
+                view.mul_(1.0 - lr * self._inner.weight_decay)
+        for (start, stop), view, first, second in zip(
+            self._ranges, self._views, self.first, self.second, strict=True
         ):
             own = gradient[start:stop]
             first.lerp_(own, 1.0 - beta1)
             second.mul_(beta2).addcmul_(own, own, value=1.0 - beta2)
-            piece.addcdiv_(first, second.sqrt().div_(correction).add_(self._inner.eps), value=-rate)
+            view.addcdiv_(first, second.sqrt().div_(correction).add_(self._inner.eps), value=-rate)
 
     def copy_from(self, other: InnerOptimizer) -> None:
         """See `InnerOptimizer.copy_from`."""

@@ -1,8 +1,8 @@
 """The mathematics of a round over simulated peers: the production codecs, aggregators and outer optimizers.
 
 Nothing here knows of time. What travels is encoded and decoded as it would be, so that every error of a codec and every
-refusal of a malformed contribution is part of the result; dense codecs are run chunk by chunk, which gives the same
-values as the butterfly's parts because blocks never straddle a cut.
+refusal of a malformed contribution is part of the result; dense codecs are run slice by slice, which gives the same
+values as the butterfly's shards because blocks never straddle a cut.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peer.outer.topology.topologies import AllPeers
 from peer.sim.learner.replica import Learner, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
 from peer.sim.round.contribution import (
-    CHUNK,
+    SLICE,
     CommittedRound,
     Contribution,
     ReadFragment,
@@ -140,8 +140,8 @@ class Synchroniser:
             elif self.recipe.payload == "gradient":
                 outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
             elif isinstance(self.recipe.merge, Eager):
-                pieces = [piece for _, _, piece in self._aggregate(reads, kept, fragment, len(members), round)]
-                outcome.update = torch.cat(pieces)
+                vectors = [values for _, _, values in self._aggregate(reads, kept, fragment, len(members), round)]
+                outcome.update = torch.cat(vectors)
             else:
                 self._outer_step(learners, reads, kept, fragment, round, outcome)
         except ValueError:  # a robust aggregator dropped all, or the mean left fp32's range
@@ -156,7 +156,7 @@ class Synchroniser:
         self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int,
         round: int,
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """(start, stop, the aggregate as every member decodes it), piece by piece."""
+        """(start, stop, the aggregate as every member decodes it), range by range."""
         length, aggregator = self.lengths[fragment], self.recipe.aggregator
         if isinstance(aggregator, Mean) and aggregator.normalise == "members":
             aggregator = aggregator.bind(max(members, len(reads)))
@@ -164,7 +164,7 @@ class Synchroniser:
             aggregator = aggregator.bind(self.shapes[fragment])
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         reducers = self._reducers(fragment)
-        size = CHUNK if aggregator.separable and reducers is None else max(length, 1)
+        size = SLICE if aggregator.separable and reducers is None else max(length, 1)
         for start in range(0, length, size):
             stop = min(start + size, length)
             mean = aggregator.aggregate([read(start, stop) for read in reads], weights)
@@ -177,11 +177,11 @@ class Synchroniser:
     def _reducers(self, fragment: int) -> Encoder | None:
         """What the reducers' encoding of the mean loses is fed back too (Tang et al. 2019, arXiv 1905.05957).
 
-        Each holds the residual of its own part; together they are one vector.
+        Each holds the residual of its own shard; together they are one vector.
         """
         if self.recipe.feedback is None or self.recipe.exchange != "reduce":
             return None
-        if not isinstance(self.recipe.topology, AllPeers):  # a group has no member that reduced its part before
+        if not isinstance(self.recipe.topology, AllPeers):  # a group has no member that reduced its shard before
             return None
         if fragment not in self._residuals:
             self._residuals[fragment] = Encoder(
@@ -204,22 +204,22 @@ class Synchroniser:
             centre = centre_of([a[start:stop] for a in anchors]) if len(outers) > 1 else None
             for anchor, own in zip(anchors, buffers, strict=True):
                 direction = mean if centre is None else drift(mean, anchor[start:stop], centre)
-                pieces = [buffer[start:stop] for buffer in own]
-                self.recipe.optimizer.step_(anchor[start:stop], pieces, direction, round=round - 1)
+                vectors = [buffer[start:stop] for buffer in own]
+                self.recipe.optimizer.step_(anchor[start:stop], vectors, direction, round=round - 1)
         for outer in outers:
             outer.rounds += 1
         if len(ranges) > 1:
             for outer, anchor, own in zip(outers, anchors, buffers, strict=True):
                 put(outer.anchor, ranges, anchor)
-                for buffer, piece in zip(outer.buffers, own, strict=True):
-                    put(buffer, ranges, piece)
+                for buffer, values in zip(outer.buffers, own, strict=True):
+                    put(buffer, ranges, values)
 
     def _gradient(
         self, learners: Sequence[Learner], reads: Sequence[ReadFragment], weights: Sequence[float],
         fragment: int, round: int, lr: float,
     ) -> Tensor | None:
-        pieces = [piece for _, _, piece in self._aggregate(reads, weights, fragment, len(learners), round)]
-        gradient = torch.cat(pieces)
+        vectors = [values for _, _, values in self._aggregate(reads, weights, fragment, len(learners), round)]
+        gradient = torch.cat(vectors)
         if isinstance(self.recipe.straggler, ComputeTimeout):
             tokens = [int(weight) for weight in weights]
             gradient.mul_(sum(tokens) / self.recipe.straggler.divisor(tokens, self.nominal_tokens // 2))
@@ -242,7 +242,7 @@ class Synchroniser:
             self._acceleration.pair(present, sent)
             return
         alike = [1.0] * len(sent)
-        mixed = torch.cat([piece for *_, piece in self._aggregate(reads, alike, fragment, members, round)])
+        mixed = torch.cat([values for *_, values in self._aggregate(reads, alike, fragment, members, round)])
         replaces = self.recipe.compressor == "fp32" and not self.recipe.overlap_steps
         move_to(mixed, present, sent, self.fragments[fragment], replaces=replaces)
 

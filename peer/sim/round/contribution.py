@@ -15,7 +15,7 @@ from peer.sim.learner.replica import Learner
 from peer.sim.round.ranges import take
 from peer.sim.world.scenario import PeerProfile
 
-CHUNK = 1 << 17  # elements that travel as one part: 512 KiB of fp32
+SLICE = 1 << 17  # elements that travel as one slice: 512 KiB of fp32
 ReadFragment = Callable[[int, int], Tensor]
 """(start, stop) -> the values [start, stop) of a fragment, fp32."""
 
@@ -92,6 +92,6 @@ def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) 
 def is_usable(read: ReadFragment, length: int) -> bool:
     """Strict parsing refuses what is not finite; a receiver does the same with every payload of `length` values."""
     try:
-        return all(is_finite(read(start, min(start + CHUNK, length))) for start in range(0, length, CHUNK))
+        return all(is_finite(read(start, min(start + SLICE, length))) for start in range(0, length, SLICE))
     except NonFiniteError:
         return False

@@ -74,7 +74,7 @@ def reduce_seconds(
     shares: Sequence[float] | None = None,
     streams: int = STREAMS,
 ) -> float:
-    """Seconds of a butterfly all-reduce: members scatter their parts, then return what they reduced.
+    """Seconds of a butterfly all-reduce: members scatter their shards, then return what they reduced.
 
     Member i reduces shares[i] of the vector. Scatter: it sends payload (1 - s_i) and receives payload s_i (R - 1).
     Return, which starts when all is scattered: it sends update s_i (R - 1) and receives update (1 - s_i).
@@ -90,17 +90,17 @@ def reduce_seconds(
         ValueError: shares of another length or sum.
     """
     others = len(profiles) - 1
-    parts = _shares(len(profiles), shares)
+    shards = _shares(len(profiles), shares)
     if others < 1:
         return 0.0
     slowest = _slowest_unit_s(tuple(profiles), streams)
     scatter_s = _phase_s(
-        profiles, sent=payload_bytes * (1 - parts), received=payload_bytes * parts * others,
-        connections_s=float((payload_bytes * parts * slowest).max()),
+        profiles, sent=payload_bytes * (1 - shards), received=payload_bytes * shards * others,
+        connections_s=float((payload_bytes * shards * slowest).max()),
     )
     return_s = _phase_s(
-        profiles, sent=update_bytes * parts * others, received=update_bytes * (1 - parts),
-        connections_s=float((update_bytes * parts * slowest).max()),
+        profiles, sent=update_bytes * shards * others, received=update_bytes * (1 - shards),
+        connections_s=float((update_bytes * shards * slowest).max()),
     )
     return scatter_s + return_s
 
@@ -139,8 +139,8 @@ def reduce_traffic(
     Raises:
         ValueError: shares of another length or sum.
     """
-    parts = _shares(num_members, shares)
-    return payload_bytes * (1 - parts) + update_bytes * parts * (num_members - 1)
+    shards = _shares(num_members, shares)
+    return payload_bytes * (1 - shards) + update_bytes * shards * (num_members - 1)
 
 
 def gather_traffic(payload_bytes: Sequence[float]) -> Floats:
@@ -163,12 +163,12 @@ def _shares(num_members: int, shares: Sequence[float] | None) -> Floats:
         raise ValueError(f"{num_members} members: must be at least 1")
     if shares is None:
         return np.full(num_members, 1 / num_members)
-    parts = np.asarray(shares, dtype=np.float64)
-    if len(parts) != num_members or not (parts >= 0).all() or abs(parts.sum() - 1) > 1e-6:
+    shards = np.asarray(shares, dtype=np.float64)
+    if len(shards) != num_members or not (shards >= 0).all() or abs(shards.sum() - 1) > 1e-6:
         raise ValueError(
-            f"{len(parts)} shares with sum {parts.sum()} for {num_members} members: must be one each, at least 0, sum 1"
+            f"{len(shards)} shares with sum {shards.sum()} for {num_members} members: one each, at least 0, of sum 1"
         )
-    return parts
+    return shards
 
 
 def _unit_s(latency_s: float, loss: float, streams: int) -> float:

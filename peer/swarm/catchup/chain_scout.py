@@ -20,7 +20,7 @@ from peer.swarm.state.chain import ChainStore
 
 FIRST_STEP = 16  # links to go back where a donor's chain does not follow this peer's; four times as many each time
 SLACK_LINKS = 256  # rounds that a donor may have made since its record was written
-PIECE_LINKS = 512
+LINKS_PER_REQUEST = 512
 MOST_LINKS = 4096
 LEAST_LINK_RATE = 50.0
 
@@ -136,7 +136,7 @@ class ChainScout:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run has {self._most}")
         own = tuple(self._history.chain)
         start, links = await self._meet(donor, own)
-        shared, more = start + shared_links(own[start:], links), len(links) == PIECE_LINKS
+        shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
         chain, links = list(own[:shared]), links[shared - start :]
         seen = Counter(member.peer_id for one in chain for member in one.link.roster)
         most = shared + MOST_LINKS if own else self._most
@@ -147,8 +147,8 @@ class ChainScout:
             left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
             if left <= 0 or not more:
                 break
-            links = await self._source.links(donor, len(chain), min(left, PIECE_LINKS))
-            more = len(links) == PIECE_LINKS
+            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST))
+            more = len(links) == LINKS_PER_REQUEST
         return chain
 
     async def _meet(self, donor: str, own: Sequence[Certificate]) -> tuple[int, list[Certificate]]:
@@ -156,7 +156,7 @@ class ChainScout:
         start, step, floor = len(own), FIRST_STEP, self._floor(own)
         while True:
             parent = own[start - 1].link.id if start else self._history.genesis
-            links = await self._source.links(donor, start, PIECE_LINKS)
+            links = await self._source.links(donor, start, LINKS_PER_REQUEST)
             if links and links[0].link.parent == parent:
                 return start, links
             if start <= floor:

@@ -81,7 +81,7 @@ class ChunkDownload:
 
     Args:
         open_stream: opens a history stream to a donor.
-        part: open.
+        file: open.
         distrust: called with a donor that lied, and how.
         timing: every duration of this peer.
 
@@ -90,12 +90,12 @@ class ChunkDownload:
     """
 
     def __init__(
-        self, open_stream: OpenStream, run_id: str, part: PartialFile, distrust: Distrust, timing: Timing
+        self, open_stream: OpenStream, run_id: str, file: PartialFile, distrust: Distrust, timing: Timing
     ) -> None:
         self._timing = timing
-        self._open, self._run_id, self._part, self._distrust = open_stream, run_id, part, distrust
+        self._open, self._run_id, self._file, self._distrust = open_stream, run_id, file, distrust
         self._loop = asyncio.get_running_loop()
-        self._todo = deque(part.missing)
+        self._todo = deque(file.missing)
         self._left = len(self._todo)
         self._work = asyncio.Event()  # there is something to ask for, or nothing is missing any more
         self._work.set()
@@ -175,7 +175,7 @@ class ChunkDownload:
         lane.stream = await self._open(lane.donor)
         if self._lone and self._left > WINDOW:
             self._double(lane)
-        buffers = [bytearray(max(length for _, length in self._part.places)) for _ in range(2)]
+        buffers = [bytearray(max(length for _, length in self._file.places)) for _ in range(2)]
         checking: asyncio.Future[None] | None = None
         try:
             while await self._keep_asking(lane):
@@ -201,7 +201,7 @@ class ChunkDownload:
                 lane.since = awake_clock()
             lane.asked.append(index)
             request = HistoryRequest(
-                what="chunks", run_id=self._run_id, digest=self._part.meta.lineage_id, indexes=(index,)
+                what="chunks", run_id=self._run_id, digest=self._file.meta.lineage_id, indexes=(index,)
             )
             assert lane.stream is not None
             await lane.stream.send_message(Kind.REQUEST, request, self._timing.frame_timeout_s)
@@ -212,7 +212,7 @@ class ChunkDownload:
     async def _receive(self, lane: DonorStream, buffer: bytearray) -> memoryview | None:
         """The chunk that was asked for first, into `buffer`; None if the donor is busy."""
         assert lane.stream is not None
-        length = self._part.places[lane.asked[0]][1]
+        length = self._file.places[lane.asked[0]][1]
         async with lane.stream.within(self._timing.frame_timeout_s):
             return await _receive(lane.stream, memoryview(buffer)[:length])
 
@@ -225,7 +225,7 @@ class ChunkDownload:
 
     async def _check(self, lane: DonorStream, index: int, body: memoryview) -> None:
         """Keep a chunk that has arrived, or expose the donor that sent a wrong one."""
-        if not await self._loop.run_in_executor(self._threads, self._part.put, index, body):
+        if not await self._loop.run_in_executor(self._threads, self._file.put, index, body):
             self._give_back(deque([index]))
             raise CatchUpError(f"{lane.donor} sent a damaged chunk of its snapshot")
         self.served[lane.donor] += 1

@@ -81,7 +81,7 @@ class ForkChoice:
         self._look_now = asyncio.Event()
         self._stood = store.position, node.clock()
 
-    def standing(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """What this peer has."""
         store = self._store
         return LocalState(state=store.state, history=store.history, valid=store.valid, digest=store.digest)
@@ -169,7 +169,7 @@ class ForkChoice:
     async def fetch_genesis(self, organiser: str) -> bool:
         """Take the initial state from the organiser or another peer; False if none has it."""
         donors = (organiser, *self._directory.peers)
-        return await fetch_genesis(self.fetcher, donors, self.standing(), self._store.adopt)
+        return await fetch_genesis(self.fetcher, donors, self.local_state(), self._store.adopt)
 
     async def catch_up(self) -> bool:
         """Follow another chain if the rule says so; True when the state changed."""
@@ -200,10 +200,11 @@ class ForkChoice:
             return False
         assert self._preferred is not None
         (donor, chosen), self._preferred = self._preferred, None
-        others = helpers(self._directory.reachable, donor, self._distrusted)
+        reachable = self._directory.reachable
+        others = helpers(reachable, donor, self._distrusted)
         try:
             how = await self.fetcher.follow(
-                donor, chosen, self.standing(), self._replay, self._store.adopt, others, list(self._directory.reachable)
+                donor, chosen, self.local_state(), self._replay, self._store.adopt, others, list(reachable)
             )
         except UndecidedError as error:
             log.info("%s", error)

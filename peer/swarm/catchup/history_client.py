@@ -21,7 +21,7 @@ from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, K
 from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE, check_links
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
 from peer.swarm.catchup.donors import LocalState
-from peer.swarm.catchup.history_server import SLICE_BYTES, history_name
+from peer.swarm.catchup.history_server import FRAME_BYTES, history_name
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.catchup.tip_agreement import ask_all, donors_matching_quorum, members_of
 from peer.swarm.net.node import BULK_BYTES, Node
@@ -77,7 +77,7 @@ class HistoryClient:
         return self._node.timing
 
     async def follow(
-        self, donor: str, chain: Sequence[Certificate], standing: LocalState, apply: Apply, adopt: Adopt,
+        self, donor: str, chain: Sequence[Certificate], local: LocalState, apply: Apply, adopt: Adopt,
         others: Sequence[str] = (), witnesses: Sequence[str] = (),
     ) -> CaughtUp:  # fmt: skip
         """Bring the state to the end of a donor's chain, which has been checked and chosen.
@@ -90,41 +90,41 @@ class HistoryClient:
             CatchUpError, ProtocolError: the donor's data does not verify.
             StreamClosedError: it went away.
         """
-        own = standing.history.chain
-        if standing.valid and shared_links(own, chain) == len(own):
+        own = local.history.chain
+        if local.valid and shared_links(own, chain) == len(own):
             onward = list(chain[len(own) :])
-            replayed = await self._replay(donor, onward, standing, apply)
+            replayed = await self._replay(donor, onward, local, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
-        return await self._snapshot(donor, list(chain), standing, adopt, others, witnesses)
+        return await self._snapshot(donor, list(chain), local, adopt, others, witnesses)
 
-    async def onward(self, donor: str, standing: LocalState) -> list[Certificate]:
+    async def onward(self, donor: str, local: LocalState) -> list[Certificate]:
         """The donor's certificates that follow this peer's position, checked; none if it is no further.
 
         Raises:
             ProtocolError: they do not verify.
             StreamClosedError: the donor went away.
         """
-        history = standing.history
+        history = local.history
         return await self._onward(donor, history.chain, history.genesis, ONWARD_LINKS)
 
-    async def genesis(self, donor: str, standing: LocalState, adopt: Adopt) -> None:
+    async def genesis(self, donor: str, local: LocalState, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
-        meta, digests = await self._offer(donor, standing)
+        meta, digests = await self._offer(donor, local)
         if meta.round != 0:
             raise CatchUpError(f"{donor} holds round {meta.round}, not the genesis")
-        _compare(donor, digests, meta, standing.history.genesis)
+        _compare(donor, digests, meta, local.history.genesis)
         path, _ = await self._chunks([donor], meta, digests, self._open)
         await adopt(path, [])
 
-    async def state_of(self, donor: str, standing: LocalState, signed: GossipState) -> Path:
+    async def state_of(self, donor: str, local: LocalState, signed: GossipState) -> Path:
         """A gossip peer's own state, checked against its signature: it rests on that peer's word.
 
         Raises:
             CatchUpError, ProtocolError: it serves another state.
             StreamClosedError: it went away.
         """
-        meta, digests = await self._offer(donor, standing, signed.state_digest)
+        meta, digests = await self._offer(donor, local, signed.state_digest)
         if (meta.round, meta.lineage_id) != (signed.round, signed.state_digest):
             raise CatchUpError(f"{donor} serves round {meta.round}, and has signed another state")
         _compare(donor, digests, meta, signed.state_digest)
@@ -139,13 +139,13 @@ class HistoryClient:
             self._state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
         )
 
-    async def _replay(self, donor: str, onward: list[Certificate], standing: LocalState, apply: Apply) -> int:
+    async def _replay(self, donor: str, onward: list[Certificate], local: LocalState, apply: Apply) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
         on another state than this peer's.
         """
-        state = standing.state
+        state = local.state
         for count, certificate in enumerate(onward):
-            link, digest = certificate.link, await standing.digest()
+            link, digest = certificate.link, await local.digest()
             if digest != link.state_digest:
                 log.warning("round %d carried on %s; ours was %s", link.round + 1, link.state_digest[:12], digest[:12])
                 return count
@@ -164,18 +164,18 @@ class HistoryClient:
         return len(onward)
 
     async def _snapshot(
-        self, donor: str, chain: list[Certificate], standing: LocalState, adopt: Adopt, others: Sequence[str],
+        self, donor: str, chain: list[Certificate], local: LocalState, adopt: Adopt, others: Sequence[str],
         witnesses: Sequence[str],
     ) -> CaughtUp:  # fmt: skip
         """Verify the state that the donor's chain leads to, chunk by chunk, from every peer that has it."""
         donors = [donor, *others[: DONORS_AT_ONCE - 1]]
         # all write their files at the same time, that is of the same round
-        preparing = [asyncio.ensure_future(self._prepare(other, standing)) for other in donors[1:]]
+        preparing = [asyncio.ensure_future(self._prepare(other, local)) for other in donors[1:]]
         # the connection takes several round trips, and needs no answer
-        early = None if standing.valid else self._preopened(donor)  # a peer with a state may need no other
-        genesis = standing.history.genesis
+        early = None if local.valid else self._preopened(donor)  # a peer with a state may need no other
+        genesis = local.history.genesis
         try:
-            meta, digests = await self._offer(donor, standing)
+            meta, digests = await self._offer(donor, local)
             if len(chain) < meta.round:  # rounds have been committed since the chain was read
                 chain += await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
             chain, after = chain[: meta.round], chain[meta.round :]
@@ -205,12 +205,12 @@ class HistoryClient:
             digest = await self._body(stream, DIGEST_BYTES)
         return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
 
-    async def _prepare(self, donor: str, standing: LocalState) -> None:
+    async def _prepare(self, donor: str, local: LocalState) -> None:
         with contextlib.suppress(ProtocolError, StreamClosedError):
-            await self._offer(donor, standing)
+            await self._offer(donor, local)
 
     async def _offer(
-        self, donor: str, standing: LocalState, wanted: str | None = None
+        self, donor: str, local: LocalState, wanted: str | None = None
     ) -> tuple[SnapshotMeta, list[bytes]]:
         """What the donor can serve, and the digests of its chunks, as it says: the rest of what an interrupted fetch
         has begun, or its newest; for a peer that compares lineages it must be the donor's present one.
@@ -218,9 +218,9 @@ class HistoryClient:
         begun = None if wanted else await asyncio.to_thread(PartialFile.begun, self._folder)
         request = HistoryRequest(
             what="snapshot", run_id=self._run_id, digest=begun.lineage_id if begun is not None else wanted,
-            from_round=LATEST if standing.valid else 0,
+            from_round=LATEST if local.valid else 0,
         )  # fmt: skip
-        state = standing.state
+        state = local.state
         async with self._asking(donor, request) as stream:
             meta = await self._receive_meta(stream)
             if (meta.numel, meta.num_buffers) != (state.numel, len(state.buffers)):
@@ -257,8 +257,8 @@ class HistoryClient:
         until = asyncio.get_running_loop().time() + self.timing.claim_s
         try:
             async with asyncio.timeout_at(until) as patience, self._asking(donor, request) as stream:
-                while len(links) < count and (piece := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
-                    links.append(parse_json(Certificate, piece))
+                while len(links) < count and (link := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
+                    links.append(parse_json(Certificate, link))
                     patience.reschedule(until + len(links) / LEAST_LINK_RATE)
         except TimeoutError:
             raise StreamClosedError(donor, f"sent {len(links)} links in {self.timing.claim_s:g} s and more") from None
@@ -270,8 +270,8 @@ class HistoryClient:
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
-            while (piece := await self._body(stream, SLICE_BYTES)) is not None:
-                payload += piece
+            while (content := await self._body(stream, FRAME_BYTES)) is not None:
+                payload += content
                 if len(payload) > limit:
                     raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
         if not payload:
@@ -284,16 +284,16 @@ class HistoryClient:
         self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], open_stream: OpenStream
     ) -> tuple[Path, Mapping[str, int]]:
         """The snapshot as a file, each chunk checked on arrival; -> its path, and how many chunks each donor sent."""
-        part = PartialFile(self._folder, meta, digests)
-        await asyncio.to_thread(part.open)
+        file = PartialFile(self._folder, meta, digests)
+        await asyncio.to_thread(file.open)
         try:
-            fetch = ChunkDownload(open_stream, self._run_id, part, self._distrust, self.timing)
-            if part.missing:
+            fetch = ChunkDownload(open_stream, self._run_id, file, self._distrust, self.timing)
+            if file.missing:
                 await fetch.run(donors)
         finally:
-            part.close()
-        log.info("%d chunks of round %d were here, %s sent the rest", part.resumed, meta.round, dict(fetch.served))
-        return part.finish(), fetch.served
+            file.close()
+        log.info("%d chunks of round %d were here, %s sent the rest", file.resumed, meta.round, dict(fetch.served))
+        return file.finish(), fetch.served
 
     async def _open(self, donor: str) -> FrameStream:
         return await self._node.open(donor, history_name(self._run_id), "history", bulk=True)

@@ -22,7 +22,7 @@ from peer.swarm.state.snapshot_file import SnapshotFile
 SERVED_AT_ONCE = 4
 CHUNK_STREAMS = 4
 CHUNK_STREAMS_PER_PEER = 2
-SLICE_BYTES = 1 << 20
+FRAME_BYTES = 1 << 20
 
 
 def history_name(run_id: str) -> str:
@@ -91,8 +91,8 @@ class HistoryServer:
         if path is None:
             return
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            while piece := await asyncio.to_thread(file.read, SLICE_BYTES):
-                await stream.send(Kind.DATA, piece, timeout_s=self._node.timing.frame_timeout_s)
+            while content := await asyncio.to_thread(file.read, FRAME_BYTES):
+                await stream.send(Kind.DATA, content, timeout_s=self._node.timing.frame_timeout_s)
 
     async def _offer_snapshot(self, stream: FrameStream, request: HistoryRequest) -> None:
         """Report to the joiner while the snapshot is written; if it leaves, it finds the file when it returns."""

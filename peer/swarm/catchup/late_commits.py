@@ -64,7 +64,7 @@ class LateCommits:
 
 
 async def find_continuation(
-    fetcher: HistoryClient, others: Sequence[str], standing: Callable[[], LocalState], rng: random.Random,
+    fetcher: HistoryClient, others: Sequence[str], local: Callable[[], LocalState], rng: random.Random,
     patience_s: float, asleep: str | None = None,
 ) -> tuple[str, list[Certificate]] | None:  # fmt: skip
     """A peer that continued after a round that this one abandoned or slept through: (peer, its chain from genesis).
@@ -79,11 +79,11 @@ async def find_continuation(
     awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
     asked = rng.sample(awake, min(ASKED, len(awake)))
     beside, silent = [peer_id for peer_id in others if peer_id not in awake], 0
-    own = tuple(standing().history.chain)
+    own = tuple(local().history.chain)
 
     async def onward(peer_id: str) -> list[Certificate]:
         async with asyncio.timeout(fetcher.timing.hearsay_s if peer_id in beside else patience_s):
-            return await fetcher.onward(peer_id, standing())
+            return await fetcher.onward(peer_id, local())
 
     calls = staggered(lambda: asked + beside, onward, 0.0, fetcher.timing.recheck_s)
     async with contextlib.aclosing(calls) as answers:

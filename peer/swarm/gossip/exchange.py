@@ -32,7 +32,7 @@ class GossipExchange:
     """One peer's side of a round.
 
     Args:
-        node, inlets: the network, and the members that join this peer.
+        node, inboxes: the network, and the members that join this peer.
         join: this peer's.
         sizes: bytes of each frame of a contribution.
         heard: called with a peer and its last round, when it says so.
@@ -118,22 +118,22 @@ class GossipExchange:
     def _look(self) -> None:
         """Admit the members that have joined, and note with which members each continues."""
         for peer_id in self._others:
-            inlet = self._inboxes.waiting.get(peer_id)
-            if inlet is not None and not inlet.seated.done() and inlet.join.round == self._join.round:
-                if inlet.join.roster != self._join.roster:
+            inbox = self._inboxes.waiting.get(peer_id)
+            if inbox is not None and not inbox.seated.done() and inbox.join.round == self._join.round:
+                if inbox.join.roster != self._join.roster:
                     self._absent.setdefault(peer_id, f"{peer_id} sees another group")
-                    inlet.turn_away("follow")
+                    inbox.turn_away("follow")
                 elif peer_id not in self._here:
-                    self._here[peer_id] = inlet
-                    inlet.seat(self._sizes)
-            elif inlet is not None and inlet.join.round > self._join.round:
+                    self._here[peer_id] = inbox
+                    inbox.seat(self._sizes)
+            elif inbox is not None and inbox.join.round > self._join.round:
                 self._past.add(peer_id)
-                self._absent.setdefault(peer_id, f"{peer_id} is at round {inlet.join.round}")
-        for peer_id, inlet in self._here.items():
-            if inlet.lost is not None:
-                if not inlet.roster.done() or inlet.roster.exception() is not None:
+                self._absent.setdefault(peer_id, f"{peer_id} is at round {inbox.join.round}")
+        for peer_id, inbox in self._here.items():
+            if inbox.lost is not None:
+                if not inbox.roster.done() or inbox.roster.exception() is not None:
                     self._past.add(peer_id)  # it joined, abandoned the round, and makes the next one
-                self._absent.setdefault(peer_id, inlet.lost.reason)
+                self._absent.setdefault(peer_id, inbox.lost.reason)
         self._note_rosters({p: i.roster.result() for p, i in self._here.items() if i.roster.done() and i.lost is None})
 
     def _note_rosters(self, rosters: Mapping[str, GossipRoster]) -> None:
@@ -208,7 +208,7 @@ class GossipExchange:
 
     async def _send(self, stream: FrameStream, frame: Frame, held: asyncio.Future[None]) -> None:
         for index in range(len(self._sizes)):
-            await stream.send(Kind.PART, await frame(index))
+            await stream.send(Kind.CONTRIBUTION, await frame(index))
         await asyncio.shield(held)
         await stream.send(Kind.END)
 
@@ -235,5 +235,5 @@ class GossipExchange:
                 self._node.spawn(stream.finish(self._node.timing.finish_timeout_s))
             else:
                 stream.close()
-        for inlet in self._here.values():
-            inlet.end(RoundAborted("exchange", "the round is over"))
+        for inbox in self._here.values():
+            inbox.end(RoundAborted("exchange", "the round is over"))

@@ -67,7 +67,7 @@ class GossipInbox:
         deliver(self.roster, await stream.receive_message(Kind.ROSTER, GossipRoster))
         self._changed.set()
         for index, size in enumerate(sizes):
-            _, frame = await stream.receive({Kind.PART: size}, exact=True)
+            _, frame = await stream.receive({Kind.CONTRIBUTION: size}, exact=True)
             deliver(self.frames[index], frame)
         await stream.receive({Kind.END: 0}, exact=True)
         deliver(self.complete, None)
@@ -126,9 +126,9 @@ class GossipInboxes:
 
     def moved(self, round: int) -> None:
         """This peer makes no round up to this one any more: reject members that wait for it at an earlier one."""
-        for inlet in list(self.waiting.values()):
-            if inlet.join.round <= round:
-                inlet.turn_away()
+        for inbox in list(self.waiting.values()):
+            if inbox.join.round <= round:
+                inbox.turn_away()
 
     async def _on_stream(self, stream: FrameStream) -> None:
         join = await stream.receive_message(Kind.JOIN, GossipJoin, self._node.timing.first_frame_s)
@@ -142,34 +142,34 @@ class GossipInboxes:
         if join.round <= self._host.position().round or not self._host.taking_part():
             await self._turn_away(stream, "behind" if self._host.taking_part() else "excluded")
             return
-        inlet, before = GossipInbox(remote, join, self.changed), self.waiting.get(remote)
-        self.waiting[remote] = inlet
+        inbox, before = GossipInbox(remote, join, self.changed), self.waiting.get(remote)
+        self.waiting[remote] = inbox
         if before is not None:
             before.turn_away()
         self.changed.set()
         self._host.on_join(join, remote)
         try:
-            sizes = await asyncio.wait_for(asyncio.shield(inlet.seated), self._longest_wait_s)
-            self._forget(inlet)
-            inlet.filling = asyncio.ensure_future(inlet.fill(stream, sizes))
-            await asyncio.wait({inlet.filling})
-            if not inlet.filling.cancelled():
-                inlet.filling.result()
+            sizes = await asyncio.wait_for(asyncio.shield(inbox.seated), self._longest_wait_s)
+            self._forget(inbox)
+            inbox.filling = asyncio.ensure_future(inbox.fill(stream, sizes))
+            await asyncio.wait({inbox.filling})
+            if not inbox.filling.cancelled():
+                inbox.filling.result()
         except asyncio.CancelledError:
-            if inlet.filling is not None:
-                inlet.filling.cancel()
-            if not inlet.seated.cancelled():
+            if inbox.filling is not None:
+                inbox.filling.cancel()
+            if not inbox.seated.cancelled():
                 raise
-            await self._turn_away(stream, inlet.reason)
+            await self._turn_away(stream, inbox.reason)
         except (ProtocolError, StreamClosedError) as error:
-            inlet.fail(RoundAborted("exchange", str(error), remote))
+            inbox.fail(RoundAborted("exchange", str(error), remote))
             raise
         finally:
-            self._forget(inlet)
+            self._forget(inbox)
 
-    def _forget(self, inlet: GossipInbox) -> None:
-        if self.waiting.get(inlet.remote) is inlet:
-            del self.waiting[inlet.remote]
+    def _forget(self, inbox: GossipInbox) -> None:
+        if self.waiting.get(inbox.remote) is inbox:
+            del self.waiting[inbox.remote]
 
     async def _turn_away(self, stream: FrameStream, reason: Reason) -> None:
         position = self._host.position()

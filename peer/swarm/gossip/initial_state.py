@@ -82,7 +82,7 @@ class InitialState:
                 signed = await self._signed_by(donor)
                 if signed.round > min(usual + MOST_AHEAD, self._last_round):
                     raise ProtocolError(f"it says that it is at round {signed.round}; most are at {usual}")
-                path = await self._fetcher.state_of(donor, self._standing(), signed)
+                path = await self._fetcher.state_of(donor, self._local_state(), signed)
                 await asyncio.to_thread(check_finite, path)
                 await self._store.adopt(path, signed.round)
             except (ProtocolError, StreamClosedError) as error:
@@ -101,12 +101,12 @@ class InitialState:
 
     async def _from_genesis(self) -> bool:
         donors = (self._organiser, *self._directory.peers)
-        return await fetch_genesis(self._fetcher, donors, self._standing(), self._adopt_genesis)
+        return await fetch_genesis(self._fetcher, donors, self._local_state(), self._adopt_genesis)
 
     async def _adopt_genesis(self, path: Path, _: list[Certificate]) -> None:
         await self._store.adopt(path, 0)
 
-    def _standing(self) -> LocalState:
+    def _local_state(self) -> LocalState:
         store = self._store
         return LocalState(state=store.state, history=store.history, valid=False, digest=store.digest)
 

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from peer.outer.aggregate.reduce import ReduceRule, bound, mean_cosine, reduce_range
-from peer.outer.compress.base import NonFiniteError, PartError, Payload, PayloadError, is_finite
+from peer.outer.compress.base import MemberPayloadError, NonFiniteError, Payload, PayloadError, is_finite
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.residual import Residual
 from peer.outer.compress.sliced import Sliced
+from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
 from peer.outer.round import RoundAborted
 from peer.outer.state.gossip_mixing import centre_of, drift, move_
-from peer.outer.state.outer_state import OuterState, pieces
+from peer.outer.state.outer_state import OuterState
 
 _ANCHORS = Fp32()  # anchors are not differences: no coarse codec may touch them
 
@@ -123,7 +124,7 @@ class Mixture:
             reduced = reduce_range(payloads, self._weights, numel, self._rule, self._gram, dropped)
             mean = self._codec.decode_range(reduced, numel, 0, numel, checked=True)
             self._mix(start, stop, mean, payloads, [view[size:] for view in views])
-        except PartError as error:
+        except MemberPayloadError as error:
             raise RoundAborted("exchange", f"malformed contribution: {error}", self._members[error.place]) from None
         except (ValueError, PayloadError) as error:  # the gates dropped all, or fp32's range was left
             raise RoundAborted("exchange", f"no mean: {error}") from None
@@ -169,7 +170,7 @@ class Mixture:
         if not self._deltas:
             state.anchor.copy_(self._result)
             return
-        for start, stop in pieces(0, state.numel):
+        for start, stop in tile_ranges(0, state.numel):
             buffers = [buffer[start:stop] for buffer in state.buffers]
             direction = self._result[start:stop]
             self._recipe.optimizer.step_(state.anchor[start:stop], buffers, direction, round=self._round - 1)
@@ -181,7 +182,7 @@ def _decoded_anchors(anchors: Sequence[Payload], numel: int) -> list[Tensor]:
         try:
             decoded.append(_ANCHORS.decode(anchor, numel))
         except PayloadError as error:
-            raise PartError(place, error) from None
+            raise MemberPayloadError(place, error) from None
     return decoded
 
 

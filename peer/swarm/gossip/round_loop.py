@@ -195,27 +195,27 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._inboxes.moved(number - 1)
         digest = roster_digest(run_id, number, drawn)
         join = GossipJoin(run_id=run_id, round=number, roster=drawn, digest=digest, tokens=due.tokens)
-        meeting, whole = GossipExchange(self._node, self._inboxes, join, self._mixing.sizes, self._hear), False
+        exchange, whole = GossipExchange(self._node, self._inboxes, join, self._mixing.sizes, self._hear), False
         began = self._node.clock()
         try:
-            members = await meeting.members(self.patience_s, self._fewest)
+            members = await exchange.members(self.patience_s, self._fewest)
             matched = self._node.clock()
-            weights = self._weigh([(peer_id, meeting.tokens(peer_id)) for peer_id in members])
+            weights = self._weigh([(peer_id, exchange.tokens(peer_id)) for peer_id in members])
             me = members.index(self._node.peer_id)
             mixture = self._mixing.begin(number, members, weights, me, due.snapshot)
-            await self._exchange(meeting, members, mixture, frames)
+            await self._exchange(exchange, members, mixture, frames)
             whole = True
         finally:
-            await meeting.close(whole)
+            await exchange.close(whole)
         seconds = {"match": matched - began, "exchange": self._node.clock() - matched}
-        absent = meeting.absent
+        absent = exchange.absent
         if not absent:
             return GossipOutcome(number, drawn, members, weights, mixture, seconds=seconds)
         why, culprit = "; ".join(absent.values()), next(iter(absent))
         return GossipOutcome(number, drawn, members, weights, mixture, "match", why, culprit, seconds)
 
     async def _exchange(
-        self, meeting: GossipExchange, members: tuple[str, ...], mixture: Mixture, frames: Frames
+        self, exchange: GossipExchange, members: tuple[str, ...], mixture: Mixture, frames: Frames
     ) -> None:
         async def take(index: int, payloads: Sequence[Payload]) -> None:
             await asyncio.to_thread(mixture.take, *self._mixing.slices[index], payloads)
@@ -225,7 +225,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         timeout_s = self._budget.seconds(wire_bytes)
         self.store.snapshot_cache.priority.round_begins()
         try:
-            await meeting.exchange(members, frames.frame, take, timeout_s)
+            await exchange.exchange(members, frames.frame, take, timeout_s)
         except RoundAborted:
             if clock() - began >= timeout_s:
                 self._budget.allow_longer(wire_bytes)

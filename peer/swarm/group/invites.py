@@ -118,7 +118,7 @@ class Invites:
     async def _on_invite(self, stream: FrameStream) -> None:
         invite = await stream.receive_message(Kind.INVITE, InviteMessage, self._node.timing.probe_timeout_s)
         self._membership.seen(stream.remote)
-        coming = self._comes(invite, stream.remote, knocks=True)
+        coming = self._comes(invite, stream.remote, just_arrived=True)
         await stream.send_message(Kind.STATUS, self._status(coming))
         ended = asyncio.ensure_future(stream.closed())
         self._inviters[stream] = invite.parent
@@ -144,18 +144,18 @@ class Invites:
             self._invited.clear()
             await self._invited.wait()
 
-    def _comes(self, invite: InviteMessage, leader: str, knocks: bool = False) -> bool:
+    def _comes(self, invite: InviteMessage, leader: str, just_arrived: bool = False) -> bool:
         """Whether this peer will join that round, being at its position or able to catch up. Makes it do so.
 
         Args:
-            knocks: the invitation has just arrived.
+            just_arrived: the invitation has just arrived.
         """
         if invite.run_id != self._run_id or not self._me.taking_part():
             return False
         position = self._me.position()
         if invite.parent == position.lineage_id:
             self._membership.learn(leader)
-            if knocks:
+            if just_arrived:
                 self._membership.expect(leader, self._node.timing.invited_s)
                 self._membership.changed.set()
             if self._membership.disbelieves(leader) or not self._host.regroups_for(leader):
@@ -168,8 +168,8 @@ class Invites:
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
         if behind:
             self._me.nudge(leader, invite.weight, invite.parent)
-        elif knocks:
-            self._membership.knock(leader)
+        elif just_arrived:
+            self._membership.announced(leader)
         return behind
 
     def _come(self, invite: InviteMessage, position: Position) -> None:

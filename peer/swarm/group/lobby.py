@@ -51,7 +51,7 @@ class LobbyHost(Protocol):
     def awaited(self) -> None:
         """A member waits for the next round of this peer."""
 
-    def knock(self, peer_id: str) -> None:
+    def announced(self, peer_id: str) -> None:
         """This peer announced that it is catching up: it is live."""
 
     def seated(self, peer_id: str) -> None:
@@ -145,7 +145,7 @@ class Lobby:
             reason, leader = self._judge(join, stream.remote)  # this peer may have made a round meanwhile
         if reason is not None:
             if reason == "behind":
-                self.host.knock(stream.remote)
+                self.host.announced(stream.remote)
             await self._reject(stream, reason, leader)
             return
         seat = WaitingMember(sealed, join, stream, since=self._clock())
@@ -173,7 +173,7 @@ class Lobby:
                 self.host.left(stream.remote)
                 self._membership.changed.set()
         if seat.taken.is_set() and seat.join.round <= self._me.position().round and not seat.told:
-            self.host.knock(stream.remote)
+            self.host.announced(stream.remote)
             await self._reject(stream, "behind", None)
 
     async def _keep(self, seat: WaitingMember) -> None:

@@ -101,10 +101,10 @@ class Matchmaker:
         self._regrouping.came(group.others)
         self._regrouping.missed(left_out)
 
-    def knock(self, peer_id: str) -> None:
+    def announced(self, peer_id: str) -> None:
         """This peer announced that it is catching up, and will soon be done: a persistent group re-forms for it."""
-        self.membership.knock(peer_id)
-        self._regrouping.knocked(peer_id)
+        self.membership.announced(peer_id)
+        self._regrouping.announced(peer_id)
 
     def caught_up(self) -> None:
         """This peer has caught up: tell its last group at once, as the DHT takes seconds. Meanwhile this reveals which

@@ -10,7 +10,7 @@ from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.runtime.expiring import ExpiringSet
 
-MAX_KNOCKING = 64
+MAX_ANNOUNCED = 64
 
 
 class Membership:
@@ -37,14 +37,14 @@ class Membership:
         self._disbelieved: ExpiringSet[str] = ExpiringSet(clock)
         self._seen: ExpiringSet[str] = ExpiringSet(clock, timing.seen_period_s)
         self._doubted: ExpiringSet[str] = ExpiringSet(clock, timing.relay_doubt_s)
-        self._knocked: ExpiringSet[str] = ExpiringSet(clock, timing.knock_s)
+        self._announced: ExpiringSet[str] = ExpiringSet(clock, timing.announced_for_s)
         self._companions: tuple[str, frozenset[str]] = ("", frozenset())
 
     def expected(self) -> list[str]:
         """Live peers that train, according to the directory, and those that have just announced themselves."""
         passed_over = self._gone.keys() | self._disbelieved.keys()
         training = [peer_id for peer_id, record in self._directory.peers.items() if record.state == "training"]
-        there = (peer_id for peer_id in dict.fromkeys([*training, *self._knocked]) if peer_id not in passed_over)
+        there = (peer_id for peer_id in dict.fromkeys([*training, *self._announced]) if peer_id not in passed_over)
         return [peer_id for peer_id in there if not self._me.refuses(peer_id)]
 
     def leader(self) -> str:
@@ -96,7 +96,7 @@ class Membership:
                 self.expect(leader)
         return listed or met
 
-    def knock(self, peer_id: str) -> None:
+    def announced(self, peer_id: str) -> None:
         """This peer wants to take part and is behind: it is live, and will soon have caught up."""
         self.seen(peer_id)
         self.expect(peer_id)
@@ -111,8 +111,8 @@ class Membership:
 
     def expect(self, peer_id: str, seconds: float | None = None) -> None:
         """Expect this peer, whatever the directory says of it, unless it is avoided."""
-        if len(self._knocked) < MAX_KNOCKING or peer_id in self._knocked or peer_id in self.company:
-            self._knocked.add(peer_id, seconds)
+        if len(self._announced) < MAX_ANNOUNCED or peer_id in self._announced or peer_id in self.company:
+            self._announced.add(peer_id, seconds)
 
     def outranks(self, one: str, other: str) -> bool:
         """Whether `one` leads if both can."""

@@ -42,7 +42,7 @@ class RegroupPolicy:
                 wait_s = min(self._longest_s, 2 * wait_s)
                 self._wait(peer_id, now + wait_s, wait_s)
 
-    def knocked(self, peer_id: str) -> bool:
+    def announced(self, peer_id: str) -> bool:
         """This peer announced that it is catching up. -> whether the group re-forms for it: once in each wait, even
         before its end. A group that forms meanwhile without it is not counted, within limits: it was still catching up.
         """
@@ -50,10 +50,10 @@ class RegroupPolicy:
         if peer_id not in self._excused:
             self._excused.add(peer_id)
             self._excuses.add(peer_id)
-        return self._shown(peer_id, "knock")
+        return self._shown(peer_id, "announcement")
 
     def invited(self, peer_id: str) -> bool:
-        """This peer has invited a member. -> as `knocked`; it may have announced itself, and been missed again."""
+        """This peer has invited a member. -> as `announced`; it may have announced itself, and been missed again."""
         return self._shown(peer_id, "invitation")
 
     def _shown(self, peer_id: str, how: str) -> bool:

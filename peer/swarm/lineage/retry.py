@@ -25,16 +25,16 @@ class RetryPolicy:
 
     Args:
         node: this peer.
-        directory, matchmaker, following, handover: its own.
+        directory, matchmaker, fork_choice, slot: its own.
         rng: jitter only.
     """
 
     def __init__(
-        self, node: Node, directory: Directory, matchmaker: Matchmaker, following: ForkChoice, slot: ContributionSlot,
+        self, node: Node, directory: Directory, matchmaker: Matchmaker, fork_choice: ForkChoice, slot: ContributionSlot,
         rng: random.Random,
     ) -> None:  # fmt: skip
         self._node, self._directory, self._matchmaker = node, directory, matchmaker
-        self._fork_choice, self._slot, self._rng = following, slot, rng
+        self._fork_choice, self._slot, self._rng = fork_choice, slot, rng
         self._failed_in_row = 0
         self._owed = False
 
@@ -88,7 +88,7 @@ class RetryPolicy:
         while True:
             try:
                 return await find_continuation(
-                    self._fork_choice.fetcher, others, self._fork_choice.standing, self._rng,
+                    self._fork_choice.fetcher, others, self._fork_choice.local_state, self._rng,
                     self._node.timing.ask_timeout_s, culprit,
                 )  # fmt: skip
             except NobodyAnsweredError:
@@ -97,7 +97,7 @@ class RetryPolicy:
                 await asyncio.sleep(self._node.timing.recheck_s)
 
     async def _until_somebody_comes(self) -> None:
-        lineage_id = self._fork_choice.standing().state.lineage_id
+        lineage_id = self._fork_choice.local_state().state.lineage_id
         deadline = self._node.clock() + self._node.timing.alone_recheck_s
         while self._node.clock() < deadline and not self._matchmaker.anybody_waiting:
             peers = self._directory.reachable.values()

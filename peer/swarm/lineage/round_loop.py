@@ -84,7 +84,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     def on_return(self, peer_id: str) -> None:
         """This peer asks for what it has missed: the next round waits for it, before the directory hears of it."""
-        self._matchmaker.knock(peer_id)
+        self._matchmaker.announced(peer_id)
 
     def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
         """See `LocalPeer.nudge`."""
@@ -198,7 +198,7 @@ class LineageRounds(RoundLoop[StateStore]):
     # -- the phases of a round ---------------------------------------------------------------------------------------
 
     async def match(self, due: Due) -> Group:
-        """The standing group's next round; through the directory if there is none, or others want in."""
+        """The persistent group's next round; through the directory if there is none, or others want in."""
         position = self.position()
         members = self._exchange.can_continue(position)
         banned = sorted(filter(self._guard.banned, members))
@@ -240,13 +240,13 @@ class LineageRounds(RoundLoop[StateStore]):
         timing, since_s = self._node.timing, self._node.clock() - self._fork_choice.caught_up_at
         if not self.store.valid or since_s < timing.caught_up_s:
             return
-        others, following = self._matchmaker.membership.company, self._fork_choice
+        others, fork_choice = self._matchmaker.membership.company, self._fork_choice
         with contextlib.suppress(NobodyAnsweredError):
             missed = await find_continuation(
-                following.fetcher, others, following.standing, self._rng, timing.look_around_s
+                fork_choice.fetcher, others, fork_choice.local_state, self._rng, timing.look_around_s
             )
             if missed is not None:
-                following.offer(*missed)
+                fork_choice.offer(*missed)
 
     async def _look_around(self) -> None:
         """Raise RoundAborted if others are ahead after a suspend: at its old position this peer would find only other

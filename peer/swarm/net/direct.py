@@ -49,14 +49,14 @@ class DirectTransport:
         clock: as `Node.clock`.
 
     Attributes:
-        door: this peer's direct listener, closed until it listens.
+        listener: this peer's direct listener, closed until it listens.
     """
 
     def __init__(self, p2p: Any, accept: Accept, timing: Timing, clock: Clock = boot_clock) -> None:
         self._p2p, self._accept, self._timing, self._clock = p2p, accept, timing, clock
-        self.door = DirectListener(self._enter, self._spawn, timing)
+        self.listener = DirectListener(self._enter, self._spawn, timing)
         self._client = client_side()
-        self._doors: BoundedMap[str, DirectEndpoint] = BoundedMap(MAX_PEERS)
+        self._endpoints: BoundedMap[str, DirectEndpoint] = BoundedMap(MAX_PEERS)
         self._shut: BoundedMap[str, tuple[float, float]] = BoundedMap(MAX_PEERS)  # until when, and for how long
         self._awaited: dict[str, tuple[str, asyncio.Future[ZeroCopyProtocol]]] = {}  # by ticket
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,28 +97,28 @@ class DirectTransport:
 
     async def _go(self, remote: str, name: str) -> ZeroCopyProtocol | None:
         """Connect to the other's listener: the endpoint that is known, or, if it has changed, the new one."""
-        known = self._doors.pop(remote, None)
-        for door in (known, None):
-            asked = door or (await self._ask(remote, DirectRequest())).door
-            if asked is None or (door is None and asked == known):
+        known = self._endpoints.pop(remote, None)
+        for endpoint in (known, None):
+            asked = endpoint or (await self._ask(remote, DirectRequest())).endpoint
+            if asked is None or (endpoint is None and asked == known):
                 return None
             with contextlib.suppress(OSError, asyncio.TimeoutError, EOFError, StreamClosedError):
                 pipe = await self._through(remote, asked, EntryMessage(token=asked.token, name=name))
-                self._doors[remote] = asked
+                self._endpoints[remote] = asked
                 return pipe
         return None
 
     async def _let_come(self, remote: str, name: str) -> ZeroCopyProtocol | None:
         """Ask the other peer to dial back to this listener, when its own is unreachable."""
-        door = self.door.told_to(remote, await seen_at(self._p2p, remote, self._timing))
-        if door is None:
+        endpoint = self.listener.told_to(remote, await seen_at(self._p2p, remote, self._timing))
+        if endpoint is None:
             return None
         ticket = secrets.token_hex(32)
         future: asyncio.Future[ZeroCopyProtocol] = asyncio.get_running_loop().create_future()
         self._awaited[ticket] = remote, future
         pipe: ZeroCopyProtocol | None = None
         try:
-            if (await self._ask(remote, DirectRequest(door=door, name=name, ticket=ticket))).came:
+            if (await self._ask(remote, DirectRequest(endpoint=endpoint, name=name, ticket=ticket))).came:
                 await asyncio.wait({future}, timeout=self._timing.direct_timeout_s)
                 pipe = future.result() if future.done() else None
             return pipe
@@ -127,7 +127,7 @@ class DirectTransport:
             if pipe is None and future.done():  # it connected and reports that it could not
                 future.result().close()
 
-    async def _through(self, remote: str, door: DirectEndpoint, entry: EntryMessage) -> ZeroCopyProtocol:
+    async def _through(self, remote: str, endpoint: DirectEndpoint, entry: EntryMessage) -> ZeroCopyProtocol:
         """Connect to a listener, at the address that the other's libp2p connection comes from and no other."""
         loop = asyncio.get_running_loop()
         trouble: Exception = OSError("it is connected through a relay only")
@@ -136,20 +136,20 @@ class DirectTransport:
             try:
                 connection.setblocking(False)
                 async with asyncio.timeout(self._timing.direct_connect_s):
-                    await loop.sock_connect(connection, (host, door.port))
+                    await loop.sock_connect(connection, (host, endpoint.port))
             except (TimeoutError, OSError) as error:
                 trouble = error
                 connection.close()
                 continue
             try:  # from here on a transport owns the socket: closed under it, its number would go to the next stream
                 async with asyncio.timeout(self._timing.direct_greet_s):
-                    return await self._greet(remote, connection, host, door, entry)
+                    return await self._greet(remote, connection, host, endpoint, entry)
             except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
                 trouble = error
         raise trouble
 
     async def _greet(
-        self, remote: str, connection: socket.socket, host: str, door: DirectEndpoint, entry: EntryMessage
+        self, remote: str, connection: socket.socket, host: str, endpoint: DirectEndpoint, entry: EntryMessage
     ) -> ZeroCopyProtocol:
         tune(connection)
         pipe = ZeroCopyProtocol()
@@ -159,7 +159,7 @@ class DirectTransport:
             ssl_shutdown_timeout=longest_s,
         )  # fmt: skip
         try:
-            if not shows(transport, door.fingerprint):
+            if not shows(transport, endpoint.fingerprint):
                 raise ConnectionRefusedError(f"the certificate is not the one that {remote} announced")
             stream = FrameStream(remote, pipe, Traffic())
             await stream.send_message(Kind.DIRECT, entry)
@@ -188,13 +188,13 @@ class DirectTransport:
             request = parse_json(DirectRequest, body)
         except ProtocolError:
             raise ProtocolError("a malformed DirectRequest") from None  # it may hold a token, which must not be logged
-        if request.door is None or request.ticket is None:
-            door = self.door.told_to(stream.remote, await seen_at(self._p2p, stream.remote, self._timing))
-            await stream.send_message(Kind.DIRECT, DirectMessage(door=door))
+        if request.endpoint is None or request.ticket is None:
+            endpoint = self.listener.told_to(stream.remote, await seen_at(self._p2p, stream.remote, self._timing))
+            await stream.send_message(Kind.DIRECT, DirectMessage(endpoint=endpoint))
             return
-        entry = EntryMessage(token=request.door.token, ticket=request.ticket)
+        entry = EntryMessage(token=request.endpoint.token, ticket=request.ticket)
         try:
-            pipe = await self._through(stream.remote, request.door, entry)
+            pipe = await self._through(stream.remote, request.endpoint, entry)
         except (TimeoutError, OSError, EOFError, StreamClosedError) as error:
             log.debug("cannot dial back to %s: %s", stream.remote, in_words(error))
             await stream.send_message(Kind.DIRECT, DirectMessage())

@@ -304,7 +304,7 @@ async def start_node(config: NodeConfig) -> Node:
     if config.direct_port is not None:
         node.direct = DirectTransport(p2p, node._accept, config.timing)
         if not client:
-            node.direct.door.listen(config.host_maddrs, config.direct_port, config.mapped_port)
+            node.direct.listener.listen(config.host_maddrs, config.direct_port, config.mapped_port)
         await node.serve(DIRECT_NAME, "direct", node.direct.answer)
     node.spawn(node.keep_connected(), essential=True)
     node.spawn(give_back_memory(dht.protocol.storage, config.timing.trim_period_s), essential=True)

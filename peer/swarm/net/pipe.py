@@ -102,13 +102,13 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
                 self._first = self._last
                 await self._more("all that was wanted")
 
-    def write(self, *pieces: bytes | bytearray | memoryview) -> None:
-        """Queue bytes, of several pieces in one go; see `drain`."""
+    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
+        """Queue bytes, of several buffers in one go; see `drain`."""
         if self._lost is not None:
             raise self._lost
         if self._closed:
             raise ConnectionResetError("the stream is closed")
-        self._transport.writelines(pieces)
+        self._transport.writelines(buffers)
         # asks for `pause_writing`, which writelines of Python 3.12.0 to 3.13.1 forgets (CVE-2024-12254)
         self._transport.set_write_buffer_limits()
 

@@ -14,7 +14,7 @@ from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, Kind, pack_header, unpack_header
 from peer.swarm.net.pipe import ZeroCopyProtocol
 
-SLICE_BYTES = 256 * 1024
+WRITE_BYTES = 256 * 1024
 SMALL_BYTES = 4096
 SpecT = TypeVar("SpecT", bound=Spec)
 Between = Callable[[], Awaitable[None]]  # waited for before a slice
@@ -90,12 +90,12 @@ class FrameStream:
             if length <= SMALL_BYTES:  # one record of TLS
                 self._pipe.write(header + view)
             else:  # the header with the first slice: the reader wakes once
-                self._pipe.write(header, view[:SLICE_BYTES])
+                self._pipe.write(header, view[:WRITE_BYTES])
             await self._pipe.drain()
-            for start in range(SLICE_BYTES, length, SLICE_BYTES):
+            for start in range(WRITE_BYTES, length, WRITE_BYTES):
                 if between is not None:
                     await between()
-                self._pipe.write(view[start : start + SLICE_BYTES])
+                self._pipe.write(view[start : start + WRITE_BYTES])
                 await self._pipe.drain()
         except (OSError, RuntimeError) as error:
             raise StreamClosedError(self.remote, f"stream broke while sending: {error}") from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from peer.outer.compress.base import PartError, Payload
+from peer.outer.compress.base import MemberPayloadError, Payload
 from peer.outer.compress.feedback import Encoder
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import MAX_DROPS, Drop
@@ -17,7 +17,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, has_sent, root_of, seal_sent
 from peer.swarm.round.inbox import RoundBuffers
-from peer.swarm.round.signatures import MalformedError, ReducedParts, ReductionProof, close_gathering
+from peer.swarm.round.signatures import MalformedError, ReducedShards, ReductionProof, close_gathering
 from peer.swarm.round.strategy import Contribute, ExchangeStrategy, Produced, named
 
 
@@ -71,13 +71,13 @@ class AllGather(ExchangeStrategy):
         """
         self.say_what_is_borne(len(group.members))
         whole = memoryview(await contribute(0, self._numel, Leaves()))
-        units = list(_cut(whole, buffers.unit_bytes(buffers.me)))
-        bound = await self.compute(_leaves_of, units)
+        slices = list(_cut(whole, buffers.broadcast_bytes(buffers.me)))
+        bound = await self.compute(_leaves_of, slices)
         buffers.own.leaves.set_result(bound)
         seals = {peer_id: await inbox.sent for peer_id, inbox in buffers.inboxes.items()}
         shown = close_gathering(self._identity, buffers.sitting.result(), seals, bound)
-        for future, unit in zip(buffers.own.reduced, units, strict=True):
-            future.set_result(unit)
+        for future, content in zip(buffers.own.reduced, slices, strict=True):
+            future.set_result(content)
         on_signed(shown)
         buffers.own.seal.set_result(shown.seal)
         return Produced(whole)
@@ -89,7 +89,7 @@ class AllGather(ExchangeStrategy):
         sitting, bound = await asyncio.shield(buffers.sitting), await asyncio.shield(buffers.own.leaves)
         return seal_sent(self._identity, sitting, reducer, root_of(bound.digests))
 
-    async def hear(self, buffers: RoundBuffers) -> ReducedParts:
+    async def hear(self, buffers: RoundBuffers) -> ReducedShards:
         """See `ExchangeStrategy.hear`; MalformedError also for a payload that its member was not bound to."""
         heard = await super().hear(buffers)
         for peer_id, (_, leaves) in heard.reduced.items():
@@ -99,15 +99,15 @@ class AllGather(ExchangeStrategy):
         return heard
 
     async def finish(
-        self, buffers: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+        self, buffers: RoundBuffers, group: Group, payloads: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
         """See `ExchangeStrategy.finish`."""
         weights = [member.tokens for member in group.members]
         received, self._received = self._received, None
         assert received is not None, "nothing was contributed"
         try:
-            update = await self.compute(state.update_of, parts, weights, {buffers.me: received})
-        except PartError as error:
+            update = await self.compute(state.update_of, payloads, weights, {buffers.me: received})
+        except MemberPayloadError as error:
             raise MalformedError(f"malformed contribution: {error}", buffers.order[error.place]) from None
         except ValueError as error:  # a gate dropped all, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
@@ -126,8 +126,8 @@ def _cut(whole: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
         start += size
 
 
-def _leaves_of(units: Sequence[memoryview]) -> Leaves:
+def _leaves_of(slices: Sequence[memoryview]) -> Leaves:
     leaves = Leaves()
-    for unit in units:
-        leaves.add(unit)
+    for content in slices:
+        leaves.add(content)
     return leaves

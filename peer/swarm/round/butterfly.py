@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator
 from peer.outer.aggregate.reduce import Encode, ReduceRule, bound, mean_cosine, reduce_range
-from peer.outer.compress.base import Compressor, PartError, Payload
+from peer.outer.compress.base import Compressor, MemberPayloadError, Payload
 from peer.outer.compress.registry import compressor
 from peer.outer.compress.residual import DeferredResidual
 from peer.outer.numerics.offload import is_small, run_offloaded
@@ -80,7 +80,7 @@ class ButterflyAllReduce(ExchangeStrategy):
         keep: bool,
         on_signed: Callable[[ReductionProof], None],
     ) -> Produced:
-        """Reduce this peer's part, slice by slice as they arrive; see `ExchangeStrategy.produce`."""
+        """Reduce this peer's shard, slice by slice as they arrive; see `ExchangeStrategy.produce`."""
         codec = _cut_of(buffers).codec
         members = len(group.members)
         self.say_what_is_borne(members)
@@ -92,18 +92,18 @@ class ButterflyAllReduce(ExchangeStrategy):
         whole, written = memoryview(b""), 0
         for index, (start, stop) in enumerate(buffers.slices(buffers.me)):
             own = await contribute(start, stop, job.leaves[group.me])
-            others = {peer_id: await inbox.parts[index] for peer_id, inbox in buffers.inboxes.items()}
+            others = {peer_id: await inbox.contributed[index] for peer_id, inbox in buffers.inboxes.items()}
             for inbox in buffers.inboxes.values():  # a slice is freed as soon as it is reduced
-                inbox.parts[index] = settled(b"")
+                inbox.contributed[index] = settled(b"")
             payloads: list[Payload] = [own if peer == group.me else others[peer] for peer in buffers.order]
-            for pieces, payload in zip(kept if keep else (), payloads, strict=False):
-                pieces.append(payload)
+            for inputs, payload in zip(kept if keep else (), payloads, strict=False):
+                inputs.append(payload)
             reduced = await self.compute(job.one, payloads, codec.base, start, stop)
-            whole = whole or buffers.lend(sum(buffers.unit_bytes(buffers.me)))
-            piece = whole[written : written + len(reduced)]
-            piece[:] = reduced
+            whole = whole or buffers.lend(sum(buffers.broadcast_bytes(buffers.me)))
+            content = whole[written : written + len(reduced)]
+            content[:] = reduced
             written += len(reduced)
-            buffers.own.reduced[index].set_result(piece)
+            buffers.own.reduced[index].set_result(content)
         shown = await self.sign(buffers, job.leaves, job.outputs, kept if keep else (), residual)
         on_signed(shown)
         buffers.own.seal.set_result(shown.seal)
@@ -122,15 +122,15 @@ class ButterflyAllReduce(ExchangeStrategy):
         return tuple(seals.get(peer_id, buffers.own.seal).result().residual.hex() for peer_id in buffers.order)
 
     async def finish(
-        self, buffers: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
+        self, buffers: RoundBuffers, group: Group, payloads: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
         """See `ExchangeStrategy.finish`."""
-        update = await run_offloaded(state.numel, checked_update, buffers, tuple(parts), state.numel)
+        update = await run_offloaded(state.numel, checked_update, buffers, tuple(payloads), state.numel)
         return Exchanged(update, own.cosine, own.dropped)
 
 
 class _ShardReduction:
-    """One part of one round."""
+    """One shard of one round."""
 
     def __init__(
         self, buffers: RoundBuffers, group: Group, aggregator: Aggregator, lost: ReducerResidual | None
@@ -156,7 +156,7 @@ class _ShardReduction:
             reduced = reduce_range(
                 payloads, self._weights, stop - start, rule, self.gram, dropped, self._room_of(stop - start)
             )
-        except PartError as error:
+        except MemberPayloadError as error:
             raise MalformedError(f"malformed contribution: {error}", self._order[error.place]) from None
         except ValueError as error:  # a gate dropped all, or the aggregate left fp32's range
             raise RoundAborted("exchange", f"no aggregate: {error}") from None
@@ -190,9 +190,9 @@ def _cut_of(buffers: RoundBuffers) -> ReducePartition:
     return cut
 
 
-def checked_update(buffers: RoundBuffers, parts: tuple[Payload, ...], numel: int) -> Update:
-    """The update of these parts; raises RoundAborted, with the reducer's name, where one is malformed."""
+def checked_update(buffers: RoundBuffers, shards: tuple[Payload, ...], numel: int) -> Update:
+    """The update of these shards; raises RoundAborted, with the reducer's name, where one is malformed."""
     try:
-        return Update(parts, numel, _cut_of(buffers).codec)
-    except PartError as error:
+        return Update(shards, numel, _cut_of(buffers).codec)
+    except MemberPayloadError as error:
         raise MalformedError(f"malformed mean: {error}", buffers.order[error.place]) from None

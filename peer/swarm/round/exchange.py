@@ -1,9 +1,9 @@
 """The butterfly exchange of one round over raw binary streams, and the votes that commit it.
 
 Every member sends to every other, on one stream and in order: HELLO or its join, slices of its contribution to that
-reducer's part and its signature over them, slices of the part that it reduces itself (each encoded once, the same bytes
-for all) as soon as they are ready and its signature over those, its vote. Encoding, sending, reducing and receiving
-overlap slice by slice. What arrives goes to this round's inboxes, checked; nothing touches the outer state.
+reducer's shard and its signature over them, slices of the shard that it reduces itself (each encoded once, the same
+bytes for all) as soon as they are ready and its signature over those, its vote. Encoding, sending, reducing and
+receiving overlap slice by slice. What arrives goes to this round's inboxes, checked; nothing touches the outer state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
 from peer.swarm.round.partition import partition_of
-from peer.swarm.round.persistent_group import PersistentGroup, part
+from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.round.reducer_residual import Chain
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
@@ -47,7 +47,7 @@ def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) ->
     """The exchange of a recipe.
 
     Args:
-        recipe: what a reducer makes of the contributions to its part, and whether losses are fed back.
+        recipe: what a reducer makes of the contributions to its shard, and whether losses are fed back.
         numel: elements of the outer state.
         identity: signs what this peer sends.
         chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
@@ -68,7 +68,7 @@ class Exchange:
 
     Args:
         node: the network.
-        rosters: of the run; checks the joins of a standing group.
+        rosters: of the run; checks the joins of a persistent group.
         timeout_s: the manifest's cap on one round.
         strategy: what becomes of contributions.
         on_join: called when another member of the persistent group is ready for the next round.
@@ -110,7 +110,7 @@ class Exchange:
         self, due: Due, state: OuterState, position: Position, patience_s: float,
         newcomer: Callable[[], Coroutine[Any, Any, None]] = never,
     ) -> Group:  # fmt: skip
-        """The standing group's next round: send what is ready, return when all have joined.
+        """The persistent group's next round: send what is ready, return when all have joined.
 
         Args:
             newcomer: returns when a peer waits for which the group re-forms.
@@ -171,10 +171,10 @@ class Exchange:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
-            parts = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
+            payloads = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
             buffers.heard = await self._strategy.hear(buffers)
             self._observer.heard(buffers.heard)
-            exchanged = await self._strategy.finish(buffers, group, parts, own, state)
+            exchanged = await self._strategy.finish(buffers, group, payloads, own, state)
         finally:
             await cancel_and_wait([producing])
         return replace(exchanged, residuals=self._strategy.residuals(buffers))
@@ -239,7 +239,7 @@ class Exchange:
         await self._strategy.restore()
 
     async def dissolve(self, abort: RoundAborted, tell: bool = False) -> None:
-        """End the standing group, if there is one; what was sent for a round that has not begun is taken back."""
+        """End the persistent group, if there is one; what was sent for a round that has not begun is taken back."""
         persistent, self._group = self._group, None
         if persistent is None:
             return
@@ -272,7 +272,7 @@ class Exchange:
         self.group_streams.ended(persistent)
         message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
         for stream in persistent.outbound.values():
-            self._node.spawn(part(stream, message, self._node.timing))
+            self._node.spawn(abort_stream(stream, message, self._node.timing))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 

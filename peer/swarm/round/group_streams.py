@@ -12,7 +12,7 @@ from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import AbortMessage, HelloMessage, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from peer.swarm.round.persistent_group import PersistentGroup, part
+from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.expiring import BoundedMap
 
@@ -74,7 +74,8 @@ class GroupStreams:
             stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
                 await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-                await part(stream, AbortMessage(reason=abort.reason[:300], culprit=abort.culprit), self._node.timing)
+                message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
+                await abort_stream(stream, message, self._node.timing)
             finally:
                 stream.close()
 

@@ -14,7 +14,7 @@ from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, Red
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.partition import Partition, Ranges
-from peer.swarm.round.signatures import ReducedParts, sitting_of
+from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail
 
@@ -24,29 +24,29 @@ class Inbox:
     come.
 
     Attributes:
-        join: its sealed join and what that says, in the rounds of a standing group after the first.
-        parts: one future for each slice of its contribution to this peer's part.
+        join: its sealed join and what that says, in the rounds of a persistent group after the first.
+        contributed: one future for each slice of its contribution to this peer's shard.
         sent: its signature over those.
-        reduced: the part that it reduced, whole.
+        reduced: the shard that it reduced, whole.
         signed: its signature over that.
         vote: its vote.
         counts: how many frames of each kind have come of these.
 
     Args:
-        part_sizes, reduced_sizes: bytes of each slice.
-        lend: memory for the part that it reduced.
+        contributed_sizes, reduced_sizes: bytes of each slice.
+        lend: memory for the shard that it reduced.
     """
 
-    def __init__(self, part_sizes: Sequence[int], reduced_sizes: Sequence[int], lend: Lend = blank) -> None:
+    def __init__(self, contributed_sizes: Sequence[int], reduced_sizes: Sequence[int], lend: Lend = blank) -> None:
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
-        self.parts: list[asyncio.Future[Payload]] = [loop.create_future() for _ in part_sizes]
+        self.contributed: list[asyncio.Future[Payload]] = [loop.create_future() for _ in contributed_sizes]
         self.sent: asyncio.Future[Seal] = loop.create_future()
         self.reduced: asyncio.Future[Payload] = loop.create_future()
         self.signed: asyncio.Future[ReducedSeal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
-        self.counts = dict.fromkeys((Kind.PART, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
-        self._part_sizes, self._reduced_sizes, self._lend = tuple(part_sizes), tuple(reduced_sizes), lend
+        self.counts = dict.fromkeys((Kind.CONTRIBUTION, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
+        self._contributed_sizes, self._reduced_sizes, self._lend = tuple(contributed_sizes), tuple(reduced_sizes), lend
 
     async def fill(self, stream: FrameStream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
@@ -62,26 +62,26 @@ class Inbox:
                 await stream.receive_body(body[position : position + length])
                 position += length
             else:
-                piece = blank(length)
-                await stream.receive_body(piece)
-                self._deliver(kind, piece, body)
+                content = blank(length)
+                await stream.receive_body(content)
+                self._deliver(kind, content, body)
             counts[kind] += 1
         await self._fill_vote(stream)
 
-    def _deliver(self, kind: Kind, piece: memoryview, body: memoryview) -> None:
-        if kind is Kind.PART:
-            deliver(self.parts[self.counts[kind]], piece)
+    def _deliver(self, kind: Kind, content: memoryview, body: memoryview) -> None:
+        if kind is Kind.CONTRIBUTION:
+            deliver(self.contributed[self.counts[kind]], content)
         elif kind is Kind.SEAL_SENT:
-            deliver(self.sent, Seal.parse(piece))
+            deliver(self.sent, Seal.parse(content))
         else:
             deliver(self.reduced, body)
-            deliver(self.signed, ReducedSeal.parse(piece))
+            deliver(self.signed, ReducedSeal.parse(content))
 
     async def _next(self, stream: FrameStream) -> tuple[Kind, int]:
         """The next frame's kind and length, which is exactly what it must be."""
         expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
         for kind, seal, size, sizes in (
-            (Kind.PART, Kind.SEAL_SENT, SEAL_BYTES, self._part_sizes),
+            (Kind.CONTRIBUTION, Kind.SEAL_SENT, SEAL_BYTES, self._contributed_sizes),
             (Kind.REDUCED, Kind.SEAL_REDUCED, REDUCED_SEAL_BYTES, self._reduced_sizes),
         ):
             if self.counts[kind] < len(sizes):
@@ -105,29 +105,29 @@ class Inbox:
 
     def fail(self, abort: RoundAborted) -> None:
         """Nothing more comes."""
-        fail(abort, self.join, *self.parts, self.sent, self.reduced, self.signed, self.vote)
+        fail(abort, self.join, *self.contributed, self.sent, self.reduced, self.signed, self.vote)
 
     def close(self, abort: RoundAborted) -> None:
         """Drop what has arrived, and what may still be in flight."""
         self.fail(abort)
         loop = asyncio.get_running_loop()
-        self.parts, self.reduced = [loop.create_future() for _ in self._part_sizes], loop.create_future()
-        fail(abort, *self.parts, self.reduced)
+        self.contributed, self.reduced = [loop.create_future() for _ in self._contributed_sizes], loop.create_future()
+        fail(abort, *self.contributed, self.reduced)
 
 
 class OwnFrames:
     """What this peer sends to all in one round: futures that a sender to each member waits for.
 
     Attributes:
-        reduced: one for each unit of what it reduced, to send as soon as it is there.
-        leaves: digests of those units, where a peer binds itself to them before it sends them.
+        reduced: one for each slice of what it reduced, to send as soon as it is there.
+        leaves: digests of those slices, where a peer binds itself to them before it sends them.
         seal: its signature over those, once all are there.
         vote: what is sent last.
     """
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, slices: int) -> None:
         loop = asyncio.get_running_loop()
-        self.reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in range(units)]
+        self.reduced: list[asyncio.Future[memoryview]] = [loop.create_future() for _ in range(slices)]
         self.leaves: asyncio.Future[Leaves] = loop.create_future()
         self.seal: asyncio.Future[ReducedSeal] = loop.create_future()
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
@@ -153,7 +153,7 @@ class RoundBuffers:
         outbound: the streams to the others.
         own: what this peer sends to all.
         sitting: what all signatures of the round name; known with the group.
-        joins: the sealed joins of a standing group's round, this peer's own among them.
+        joins: the sealed joins of a persistent group's round, this peer's own among them.
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
@@ -165,9 +165,9 @@ class RoundBuffers:
     ) -> None:
         self.order, self.me, self.cut, self.lend = order, me, cut, lend
         self.group: Group | None = None
-        sizes = [self.unit_bytes(index) for index in range(len(order))]
+        sizes = [self.broadcast_bytes(index) for index in range(len(order))]
         self.inboxes = {
-            peer_id: Inbox(cut.slice_bytes(len(order), me), own, lend)
+            peer_id: Inbox(cut.contributed_bytes(len(order), me), own, lend)
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }
@@ -175,7 +175,7 @@ class RoundBuffers:
         self.own = OwnFrames(len(sizes[me]))
         self.sitting: asyncio.Future[Sitting] = asyncio.get_running_loop().create_future()
         self.joins: dict[str, bytes] = {}
-        self.heard: ReducedParts | None = None
+        self.heard: ReducedShards | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
         self.began = 0.0
@@ -192,9 +192,9 @@ class RoundBuffers:
         """The slices that are sent to that member alone, in elements."""
         return self.cut.slices(len(self.order), index)
 
-    def unit_bytes(self, index: int) -> list[int]:
-        """Bytes of each unit that that member sends to all."""
-        return self.cut.unit_bytes(len(self.order), index)
+    def broadcast_bytes(self, index: int) -> list[int]:
+        """Bytes of each slice that that member sends to all."""
+        return self.cut.broadcast_bytes(len(self.order), index)
 
     def fail(self, peer_id: str, abort: RoundAborted) -> None:
         """Nothing more comes from this member."""
@@ -206,13 +206,13 @@ class RoundBuffers:
 
     def late(self) -> tuple[str, list[str]]:
         """What is missing, and whose."""
-        parts = [
+        late = [
             peer_id
             for peer_id, inbox in self.inboxes.items()
-            if not (inbox.sent.done() and all(future.done() for future in inbox.parts))
+            if not (inbox.sent.done() and all(future.done() for future in inbox.contributed))
         ]
-        if parts:
-            return "part", sorted(parts)
+        if late:
+            return "contribution", sorted(late)
         return "reduced", sorted(peer_id for peer_id, inbox in self.inboxes.items() if not inbox.signed.done())
 
     def close(self, abort: RoundAborted) -> None:

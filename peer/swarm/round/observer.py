@@ -7,23 +7,23 @@ from typing import Protocol
 from peer.outer.round import RoundAborted
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.persistent_group import PersistentGroup
-from peer.swarm.round.signatures import GroupsDifferError, ReducedParts, ReductionProof
+from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
 
 
 class RoundObserver(Protocol):
     """Hears what happens in the rounds of one peer, and delays none of them."""
 
     def joined(self, persistent: PersistentGroup, round: int, buffers: RoundBuffers) -> None:
-        """All have joined a round of a standing group."""
+        """All have joined a round of a persistent group."""
 
     def begins(self, buffers: RoundBuffers) -> bool:
         """An exchange begins; -> whether what this peer receives shall be kept for audits."""
 
     def reduced(self, kept: ReductionProof) -> None:
-        """This peer has signed its part: from now on others may ask how it came to it, sooner than it has theirs."""
+        """This peer has signed its shard: from now on others may ask how it came to it, sooner than it has theirs."""
 
-    def heard(self, heard: ReducedParts) -> None:
-        """All parts have come and every signature is right."""
+    def heard(self, heard: ReducedShards) -> None:
+        """All shards have come and every signature is right."""
 
     def committed(self, buffers: RoundBuffers) -> None:
         """The round has its certificate."""
@@ -53,7 +53,7 @@ class Unobserved:
 
     def reduced(self, kept: ReductionProof) -> None: ...
 
-    def heard(self, heard: ReducedParts) -> None: ...
+    def heard(self, heard: ReducedShards) -> None: ...
 
     def committed(self, buffers: RoundBuffers) -> None: ...
 

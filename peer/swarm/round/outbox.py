@@ -44,7 +44,7 @@ def start_senders(
             await stream.send(*first)
         leaves = Leaves()
         for start, stop in buffers.slices(index):
-            await stream.send(Kind.PART, await contribute(start, stop, leaves))
+            await stream.send(Kind.CONTRIBUTION, await contribute(start, stop, leaves))
         await stream.send(Kind.SEAL_SENT, (await work.seal(buffers, peer_id, leaves)).body)
         for future in buffers.own.reduced:
             await stream.send(Kind.REDUCED, await asyncio.shield(future))
@@ -71,7 +71,7 @@ async def bounded(
     except TimeoutError:
         budget.allow_longer(buffers.wire_bytes)
         stage, late = buffers.late()
-        whose = f"{stage} of {', '.join(late)}" if late else "own part"
+        whose = f"{stage} of {', '.join(late)}" if late else "own shard"
         reason = f"deadline passed waiting for the {whose}"
         raise RoundAborted("exchange", reason, late[0] if late else None) from None
     except StreamClosedError as error:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.outer.compress.sliced import Sliced
-from peer.outer.state.flat_layout import cell_of, parts_of
+from peer.outer.state.flat_layout import cell_of, shards_of
 from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.outer_state import OuterState
 
-UNIT_BYTES = 1 << 19  # of a gathered payload; part of the protocol, since members sign a tree of units
+SLICE_BYTES = 1 << 19  # of a gathered payload; part of the protocol, since members sign a tree of slices
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -21,40 +21,40 @@ class Partition(Protocol):
     def slices(self, members: int, place: int) -> Ranges:
         """[start, stop), in elements, of each slice of a contribution that is sent to that member alone."""
 
-    def slice_bytes(self, members: int, place: int) -> list[int]:
+    def contributed_bytes(self, members: int, place: int) -> list[int]:
         """Bytes of each of them."""
 
-    def unit_bytes(self, members: int, place: int) -> list[int]:
-        """Bytes of each unit that the member sends to all others."""
+    def broadcast_bytes(self, members: int, place: int) -> list[int]:
+        """Bytes of each slice that the member sends to all others."""
 
 
 @dataclass(frozen=True)
 class ReducePartition:
-    """Each member reduces one part of the vector: it is sent the slices of that part, and sends their aggregates."""
+    """Each member reduces one shard of the vector: it is sent the slices of that shard, and sends their aggregates."""
 
     numel: int
     codec: Sliced
 
     def bounds(self, members: int) -> tuple[tuple[int, int], ...]:
-        """[start, stop) of each member's part."""
-        return parts_of(self.numel, members, self.codec.block)
+        """[start, stop) of each member's shard."""
+        return shards_of(self.numel, members, self.codec.block)
 
     @property
     def cell(self) -> int:
-        """Elements of what parts are made of whatever the number of members, and what residuals are signed by."""
+        """Elements of what shards are made of whatever the number of members, and what residuals are signed by."""
         return cell_of(self.numel, self.codec.block)
 
     def slices(self, members: int, place: int) -> Ranges:
         """See `Partition.slices`."""
         return self.codec.slices(*self.bounds(members)[place])
 
-    def slice_bytes(self, members: int, place: int) -> list[int]:
-        """See `Partition.slice_bytes`."""
+    def contributed_bytes(self, members: int, place: int) -> list[int]:
+        """See `Partition.contributed_bytes`."""
         return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
 
-    def unit_bytes(self, members: int, place: int) -> list[int]:
-        """See `Partition.unit_bytes`."""
-        return self.slice_bytes(members, place)
+    def broadcast_bytes(self, members: int, place: int) -> list[int]:
+        """See `Partition.broadcast_bytes`."""
+        return self.contributed_bytes(members, place)
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class GatherPartition:
         """None."""
         return ()
 
-    def slice_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
+    def contributed_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
         """None."""
         return []
 
-    def unit_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
-        """See `Partition.unit_bytes`."""
-        full, rest = divmod(self.gathering.wire_bytes(self.numel), UNIT_BYTES)
-        return [UNIT_BYTES] * full + ([rest] if rest else [])
+    def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
+        """See `Partition.broadcast_bytes`."""
+        full, rest = divmod(self.gathering.wire_bytes(self.numel), SLICE_BYTES)
+        return [SLICE_BYTES] * full + ([rest] if rest else [])
 
 
 def partition_of(state: OuterState) -> ReducePartition | GatherPartition:

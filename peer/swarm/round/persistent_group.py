@@ -156,7 +156,7 @@ class PersistentGroup:
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-async def part(stream: FrameStream, message: AbortMessage, timing: Timing) -> None:
+async def abort_stream(stream: FrameStream, message: AbortMessage, timing: Timing) -> None:
     """Say on a stream to a member that nothing more comes, behind all that was said; the other end closes it then."""
     if not stream.sending:
         with contextlib.suppress(StreamClosedError):

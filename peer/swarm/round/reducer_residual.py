@@ -47,7 +47,7 @@ def origins(
     Args:
         chain: what was committed before the round in question.
         since: the round before which it was zero.
-        bounds: [start, stop) of each part, for so many members; whole cells, as start and stop are.
+        bounds: [start, stop) of each shard, for so many members; whole cells, as start and stop are.
     """
     found: list[Origin] = []
     missing = [(start, stop)] if start < stop else []
@@ -64,7 +64,7 @@ def origins(
             low, high = max(a, first), min(b, last)
             if low < high:
                 found.append(Origin(low, high, link))
-                left += [piece for piece in ((a, low), (high, b)) if piece[0] < piece[1]]
+                left += [gap for gap in ((a, low), (high, b)) if gap[0] < gap[1]]
             else:
                 left.append((a, b))
         missing = left
@@ -79,7 +79,7 @@ def leaves_of(values: Tensor, cell: int) -> list[bytes]:
 
 @dataclass(frozen=True)
 class SignedResidual:
-    """What a reducer was left with in one round: the first element of its part, the digests of its cells."""
+    """What a reducer was left with in one round: the first element of its shard, the digests of its cells."""
 
     start: int
     leaves: Sequence[bytes]
@@ -87,13 +87,13 @@ class SignedResidual:
 
 @dataclass
 class Attempt:
-    """One reduction of one part.
+    """One reduction of one shard.
 
     Attributes:
         round, since: where it happened, and since when the residual has been kept.
-        start, stop: the part, in elements.
+        start, stop: the shard, in elements.
         cell: elements of a cell.
-        earlier: for each cell of the part, the round that had left it; None: it was zero.
+        earlier: for each cell of the shard, the round that had left it; None: it was zero.
         leaves: of each cell, afterwards.
         before: the residual of each slice before it, fp32; none if no auditor may ask.
         applied: it was committed.
@@ -111,7 +111,7 @@ class Attempt:
 
     @cached_property
     def digest(self) -> bytes:
-        """What the reducer signs, once all units are reduced."""
+        """What the reducer signs, once all slices are reduced."""
         return residual_of(self.since, (self.start, self.stop), root_of(self.leaves))
 
     @property
@@ -119,9 +119,9 @@ class Attempt:
         """Bytes of `before`."""
         return sum(values.nbytes for values in self.before)
 
-    def residue(self, unit: int) -> Residue:
-        """What shows of one unit that the reducer carried on from what it had signed; with `payloads`."""
-        first, stop = self._cells(unit)
+    def residue(self, index: int) -> Residue:
+        """What shows of one slice that the reducer carried on from what it had signed; with `payloads`."""
+        first, stop = self._cells(index)
         carried, at = [], first
         for _, cells in itertools.groupby(self.earlier[first:stop], key=id):
             left, *more = cells
@@ -132,15 +132,15 @@ class Attempt:
         root, path = root_of(self.leaves).hex(), _hex(path_of(self.leaves, first, stop))
         return Residue(since=self.since, root=root, path=path, carried=tuple(carried))
 
-    def payloads(self, unit: int) -> list[memoryview]:
-        """The residual of a unit before the round, and the digests of its cells after it."""
-        first, stop = self._cells(unit)
-        return [self.before[unit].numpy().view("u1").data, memoryview(b"".join(self.leaves[first:stop]))]
+    def payloads(self, index: int) -> list[memoryview]:
+        """The residual of a slice before the round, and the digests of its cells after it."""
+        first, stop = self._cells(index)
+        return [self.before[index].numpy().view("u1").data, memoryview(b"".join(self.leaves[first:stop]))]
 
-    def _cells(self, unit: int) -> tuple[int, int]:
-        """[first, stop) of a unit's cells among those of the part."""
-        start = sum(values.numel() for values in self.before[:unit])
-        return start // self.cell, -(-(start + self.before[unit].numel()) // self.cell)
+    def _cells(self, index: int) -> tuple[int, int]:
+        """[first, stop) of a slice's cells among those of the shard."""
+        start = sum(values.numel() for values in self.before[:index])
+        return start // self.cell, -(-(start + self.before[index].numel()) // self.cell)
 
 
 class ReducerResidual:
@@ -180,7 +180,7 @@ class ReducerResidual:
         return self._attempt
 
     def encode(self, codec: Compressor, start: int, stop: int, read: Read) -> bytes:
-        """One unit, in order; see `Residual.encode`."""
+        """One slice, in order; see `Residual.encode`."""
         attempt = self._attempt
         assert attempt is not None, "no reduction has begun"
         payload = self._residual.encode(codec, start, stop, read)

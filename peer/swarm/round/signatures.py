@@ -43,7 +43,7 @@ class ReductionProof:
     """What a reducer can show of its last exchange.
 
     Attributes:
-        leaves: for each member in roster order, the digests of its units.
+        leaves: for each member in roster order, the digests of its slices.
         signatures: over them, of each member; empty for the reducer itself.
         outputs: digests of the reduced slices.
         payloads: for each member, its slices in order; empty if no auditor may ask for them.
@@ -62,18 +62,18 @@ class ReductionProof:
     @property
     def nbytes(self) -> int:
         """Bytes of the payloads, and of the residual of before the round."""
-        payloads = sum(len(piece) for pieces in self.payloads for piece in pieces)
+        payloads = sum(len(content) for slices in self.payloads for content in slices)
         return payloads + (self.residual.nbytes if self.residual is not None else 0)
 
-    def unit(self, index: int) -> list[Payload]:
+    def payloads_of(self, index: int) -> list[Payload]:
         """One slice, by member; with error feedback, then the proof of the residual."""
         residual = self.residual.payloads(index) if self.residual is not None else []
-        return [*(units[index] for units in self.payloads), *residual]
+        return [*(slices[index] for slices in self.payloads), *residual]
 
 
 @dataclass(frozen=True)
-class ReducedParts:
-    """What the others' reduced parts were, and their signatures: seal and unit digests by peer id."""
+class ReducedShards:
+    """What the others' reduced shards were, and their signatures: seal and slice digests by peer id."""
 
     sitting: Sitting
     reduced: Mapping[str, tuple[ReducedSeal, Sequence[bytes]]]
@@ -92,7 +92,7 @@ def close_reduction(
     """Check what the others say they have sent, then sign what was made of it.
 
     Args:
-        leaves: of each member's units, this peer's own among them.
+        leaves: of each member's slices, this peer's own among them.
         seals: of the others.
 
     Raises:
@@ -103,8 +103,8 @@ def close_reduction(
             raise GroupsDifferError(peer_id)
     me, digests = identity.peer_id, [leaves[member.peer_id].digests for member in sitting.members]
     entries = []
-    for member, units in zip(sitting.members, digests, strict=True):
-        root, signature = root_of(units), seals[member.peer_id].signature if member.peer_id != me else b""
+    for member, slices in zip(sitting.members, digests, strict=True):
+        root, signature = root_of(slices), seals[member.peer_id].signature if member.peer_id != me else b""
         if member.peer_id != me and not has_sent(sitting, member.peer_id, me, root, signature):
             raise MalformedError("its signature is not that of the contribution", member.peer_id)
         entries.append((root, signature))
@@ -119,7 +119,7 @@ def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Se
 
     Args:
         seals: of the others.
-        outputs: the units of this peer's payload.
+        outputs: the slices of this peer's payload.
 
     Raises:
         GroupsDifferError: a member was in another group.
@@ -136,8 +136,8 @@ def close_gathering(identity: Identity, sitting: Sitting, seals: Mapping[str, Se
 
 def hear(
     sitting: Sitting, seals: Mapping[str, ReducedSeal], leaves: Mapping[str, Leaves], residuals: bool
-) -> ReducedParts:
-    """Check the reducers' signatures over the parts that have come; raises MalformedError.
+) -> ReducedShards:
+    """Check the reducers' signatures over the shards that have come; raises MalformedError.
 
     Args:
         residuals: whether a reducer has one.
@@ -146,5 +146,5 @@ def hear(
         if not residuals and seal.residual != NO_RESIDUAL:
             raise MalformedError("it signed a residual where there is none", peer_id)
         if not has_reduced(sitting, peer_id, root_of(leaves[peer_id].digests), seal):
-            raise MalformedError("its signature is not that of the reduced part", peer_id)
-    return ReducedParts(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})
+            raise MalformedError("its signature is not that of the reduced shard", peer_id)
+    return ReducedShards(sitting, {peer_id: (seal, leaves[peer_id].digests) for peer_id, seal in seals.items()})

@@ -19,7 +19,7 @@ from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.reducer_residual import Attempt
-from peer.swarm.round.signatures import ReducedParts, ReductionProof, close_reduction, hear
+from peer.swarm.round.signatures import ReducedShards, ReductionProof, close_reduction, hear
 
 log = logging.getLogger(__name__)
 FEWEST_TO_BEAR_ONE = 4  # a quarter
@@ -81,7 +81,7 @@ class ExchangeStrategy(ABC):
         keep: bool,
         on_signed: Callable[[ReductionProof], None],
     ) -> Produced:
-        """Make what this peer sends to all, a unit at a time.
+        """Make what this peer sends to all, a slice at a time.
 
         Args:
             keep: hold what has come, for audits; else a slice is freed as soon as it is reduced.
@@ -93,7 +93,7 @@ class ExchangeStrategy(ABC):
 
     @abstractmethod
     async def finish(
-        self, buffers: RoundBuffers, group: Group, parts: Sequence[Payload], own: Produced, state: OuterState
+        self, buffers: RoundBuffers, group: Group, payloads: Sequence[Payload], own: Produced, state: OuterState
     ) -> Exchanged:
         """The update of all members' payloads, in roster order; raises RoundAborted, with the name of whose is
         malformed.
@@ -154,15 +154,15 @@ class ExchangeStrategy(ABC):
         sitting = await asyncio.shield(buffers.sitting)
         return seal_sent(self._identity, sitting, reducer, root_of(leaves.digests))
 
-    async def hear(self, buffers: RoundBuffers) -> ReducedParts:
-        """Check the reducers' signatures over the parts that have come whole. Raises MalformedError."""
+    async def hear(self, buffers: RoundBuffers) -> ReducedShards:
+        """Check the reducers' signatures over the shards that have come whole. Raises MalformedError."""
         seals = {peer_id: inbox.signed.result() for peer_id, inbox in buffers.inboxes.items()}
 
-        def work() -> ReducedParts:
+        def work() -> ReducedShards:
             leaves = {peer_id: Leaves() for peer_id in seals}
             for index, peer_id in enumerate(buffers.order):
                 position = 0
-                for size in buffers.unit_bytes(index) if peer_id in seals else ():
+                for size in buffers.broadcast_bytes(index) if peer_id in seals else ():
                     body = memoryview(buffers.inboxes[peer_id].reduced.result())
                     leaves[peer_id].add(body[position : position + size])
                     position += size

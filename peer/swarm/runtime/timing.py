@@ -67,7 +67,7 @@ class Timing:
     longest_disbelief_s: float = _lasts(600.0, "that such a leader is disbelieved at most")
     nonsense_s: float = _lasts(60.0, "that a leader is disbelieved after it has broken the protocol")
     gone_for_s: float = _lasts(6.0, "that a silent peer is passed over")
-    knock_s: float = _lasts(2.0, "that a peer which comes from behind is expected: it has caught up by then")
+    announced_for_s: float = _lasts(2.0, "that a peer which comes from behind is expected: it has caught up by then")
     seen_period_s: float = _lasts(30.0, "between two times that a silent leader is believed to be back")
     relay_doubt_s: float = _lasts(120.0, "that a client's relay is doubted after a round failed through it")
     return_period_s: float = _lasts(2.0, "between two times that a group hears of a member's return")

@@ -19,7 +19,7 @@ from peer.protocol.records import dump_json, parse_json
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
-PIECE = 1 << 20
+READ_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # of a certificate: 64 members and their signatures need a fiftieth
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -110,8 +110,8 @@ class ChainStore:
         for certificate in chain[known:]:
             self.append(certificate)
 
-    def keep_update(self, *parts: Payload) -> None:
-        """Write the update of the newest round, whose bytes are `parts`, and forget the oldest one.
+    def keep_update(self, *payloads: Payload) -> None:
+        """Write the update of the newest round, whose bytes are `payloads`, and forget the oldest one.
 
         Only peers that catch up from here need it, so the system decides when it reaches the disk.
 
@@ -121,7 +121,7 @@ class ChainStore:
         self._forget_oldest()
         digest = self.chain[-1].link.update_digest
         path = self._update_path(digest)
-        self._with_room(lambda: _write(path, *parts))
+        self._with_room(lambda: _write(path, *payloads))
         self._whole.add(digest)
 
     def replace(self, chain: list[Certificate]) -> None:
@@ -201,8 +201,8 @@ class ChainStore:
                 return path
             with path.open("rb") as file:
                 hasher = hashing.Hasher()
-                while piece := file.read(PIECE):
-                    hasher.update(piece)
+                while content := file.read(READ_BYTES):
+                    hasher.update(content)
             if hasher.digest().hex() == digest:
                 self._whole.add(digest)
                 return path
@@ -261,12 +261,12 @@ def _append(path: Path, lines: bytes) -> None:
             raise
 
 
-def _write(path: Path, *parts: Payload, durable: bool = False) -> None:
+def _write(path: Path, *payloads: Payload, durable: bool = False) -> None:
     """The whole file, or what was there before."""
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
-            file.writelines(parts)
+            file.writelines(payloads)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

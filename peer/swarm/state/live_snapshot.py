@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Turns = Callable[[], AbstractAsyncContextManager[IoSlot]]
 PATIENT_ROUNDS = 8  # rounds have priority while columns are copied: each adds updates to replay
 PATIENT_CARRYING = KEPT_UPDATES // 4  # and while updates are replayed
-PIECE_BYTES = 4 << 20  # of an update, in one turn
+BYTES_PER_TURN = 4 << 20  # of an update, in one turn
 
 
 class Updates(Protocol):
@@ -137,10 +137,10 @@ class LiveSnapshotter:
             payload = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8).numpy().data
 
             def read(start: int) -> None:
-                file.readinto(piece := payload[start : start + PIECE_BYTES])
-                hasher.update(piece)
+                file.readinto(content := payload[start : start + BYTES_PER_TURN])
+                hasher.update(content)
 
-            for start in range(0, len(payload), PIECE_BYTES):
+            for start in range(0, len(payload), BYTES_PER_TURN):
                 async with turns():
                     await asyncio.to_thread(read, start)
             if hasher.digest().hex() != link.update_digest:

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 from peer.outer.optim.optimizers import Vectors
-from peer.outer.state.outer_state import CHUNK, PIECE, AnyUpdate, OuterState, chunks, pieces, state_digest
+from peer.outer.state.outer_state import CHUNK, AnyUpdate, OuterState, chunks, state_digest
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.runtime.round_priority import Aside, go_on
@@ -98,7 +99,7 @@ class SnapshotWriter:
     step needs to carry them on. Each is copied as the state is by then. What is of an earlier round than the rest is
     carried on in the file, by the updates that the state has taken: so the state is never held still for longer
     than one copy. `finish` makes the file appear; leaving the context without it does not. What takes its time calls
-    `aside` between pieces of a few milliseconds.
+    `aside` between tiles of a few milliseconds.
 
     Args:
         temporary: where it is made. What is there already is written over: in a fraction of the time.
@@ -156,7 +157,7 @@ class SnapshotWriter:
             while view:
                 aside()
                 with self._open:
-                    written = os.pwrite(self._file.fileno(), view[: 4 * PIECE], place)
+                    written = os.pwrite(self._file.fileno(), view[: 4 * TILE_ELEMENTS], place)
                 view, place = view[written:], place + written
 
     def carry_on(self, column: int, update: AnyUpdate, *, final: bool, aside: Aside = go_on) -> None:
@@ -165,7 +166,7 @@ class SnapshotWriter:
         self._read_own(column)
         anchor, *buffers = self._vectors(column)
         (start, stop), round = self._bounds[column], self.rounds[column]
-        for first, last in pieces(start, stop):
+        for first, last in tile_ranges(start, stop):
             aside()
             own = slice(first - start, last - start)
             self._state.carry_on(Vectors(anchor[own], [one[own] for one in buffers]), update, first, last, round)

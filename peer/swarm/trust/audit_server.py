@@ -14,7 +14,7 @@ from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.group.roster import RosterMessage
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream
-from peer.swarm.round.signatures import ReducedParts, ReductionProof
+from peer.swarm.round.signatures import ReducedShards, ReductionProof
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.trust.judge import reduction_of
@@ -43,7 +43,7 @@ class AuditServer:
         self._node, self._run_id, self._priority = node, run_id, priority
         self._kept: dict[bytes, ReductionProof] = {}
         self._freeing: asyncio.TimerHandle | None = None
-        self._heard: ReducedParts | None = None
+        self._heard: ReducedShards | None = None
         self._joins: tuple[str, int, Mapping[str, bytes]] = ("", 0, {})
         self._asked: Counter[str] = Counter()
         self._serving = Admission(AT_ONCE, per_peer=1)
@@ -81,7 +81,7 @@ class AuditServer:
         if self._freeing is not None:
             self._freeing.cancel()
 
-    def heard(self, heard: ReducedParts) -> None:
+    def heard(self, heard: ReducedShards) -> None:
         """The others' shards have arrived, signed."""
         self._heard = heard
 
@@ -110,18 +110,18 @@ class AuditServer:
                 heard.sitting.place(stream.remote)
                 await stream.send(Kind.DATA, signed_by_all(heard, kept), timeout_s=self._node.timing.frame_timeout_s)
         else:
-            await self._show_unit(stream, request)
+            await self._show_slice(stream, request)
 
-    async def _show_unit(self, stream: FrameStream, request: AuditRequest) -> None:
+    async def _show_slice(self, stream: FrameStream, request: AuditRequest) -> None:
         kept = self._kept.get(bytes.fromhex(request.of))
         if kept is None or not kept.payloads:
             return
         kept.sitting.place(stream.remote)
-        if request.unit >= len(kept.outputs):
-            raise ProtocolError(f"{stream.remote} asks for slice {request.unit} of {len(kept.outputs)}")
-        reduction = await asyncio.to_thread(reduction_of, kept, request.unit)
+        if request.slice_index >= len(kept.outputs):
+            raise ProtocolError(f"{stream.remote} asks for slice {request.slice_index} of {len(kept.outputs)}")
+        reduction = await asyncio.to_thread(reduction_of, kept, request.slice_index)
         await stream.send(Kind.EVIDENCE, dump_json(reduction), timeout_s=self._node.timing.frame_timeout_s)
-        payloads = deque(kept.unit(request.unit))
+        payloads = deque(kept.payloads_of(request.slice_index))
         while payloads:
             longest_s = self._node.timing.frame_timeout_s
             async with self._priority.turn() as turn:
@@ -131,7 +131,7 @@ class AuditServer:
                     await stream.send(Kind.DATA, memoryview(payloads.popleft()), turn.wait, longest_s)
 
 
-def signed_by_all(heard: ReducedParts, kept: ReductionProof) -> bytes:
+def signed_by_all(heard: ReducedShards, kept: ReductionProof) -> bytes:
     """The root of its shard and the seal of every reducer, in roster order."""
     told = {**heard.reduced, kept.reducer: (kept.seal, kept.outputs)}
     entries = (told[member.peer_id] for member in heard.sitting.members)

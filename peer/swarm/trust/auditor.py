@@ -20,7 +20,7 @@ from peer.swarm.group.roster import JOIN_DOMAIN, RosterMessage
 from peer.swarm.net.node import Node
 from peer.swarm.net.request import open_request
 from peer.swarm.net.stream import FrameStream, StreamClosedError
-from peer.swarm.round.signatures import ReducedParts
+from peer.swarm.round.signatures import ReducedShards
 from peer.swarm.trust.audit_server import audit_name
 from peer.swarm.trust.judge import Judge, signed_roots
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError, RightError, Verdict
@@ -49,7 +49,7 @@ class Audit:
 
     round: int
     reducer: str
-    unit: int
+    slice_index: int
     outcome: Literal["right", "not shown", "false", "not judged"]
     detail: str = ""
     found: Conviction | None = None
@@ -66,35 +66,35 @@ class Auditor:
     def __init__(self, node: Node, judge: Judge, rng: random.Random) -> None:
         self._node, self._name, self._judge, self._rng = node, audit_name(judge.run_id), judge, rng
 
-    def draw(self, heard: ReducedParts) -> tuple[str, int] | None:
+    def draw(self, heard: ReducedShards) -> tuple[str, int] | None:
         """Whether to audit this round, and which slice: uniform over the slices of the others' shards."""
         members = heard.sitting.members
         if self._rng.random() >= probability(len(members)):
             return None
-        units = [
-            (member.peer_id, unit)
+        slices = [
+            (member.peer_id, index)
             for place, member in enumerate(members)
             if member.peer_id in heard.reduced and self._judge.recomputer.can_audit(len(members), place)
-            for unit in range(len(heard.reduced[member.peer_id][1]))
+            for index in range(len(heard.reduced[member.peer_id][1]))
         ]
-        return self._rng.choice(units) if units else None
+        return self._rng.choice(slices) if slices else None
 
-    async def audit(self, heard: ReducedParts, reducer: str, unit: int) -> Audit:
+    async def audit(self, heard: ReducedShards, reducer: str, index: int) -> Audit:
         """Fetch one slice and reduce it again."""
         round = heard.sitting.round + 1
         try:
-            work = self._fetch_and_judge(heard, reducer, unit)
+            work = self._fetch_and_judge(heard, reducer, index)
             found = await asyncio.wait_for(work, self._node.timing.audit_timeout_s)
         except ElsewhereError as error:
-            return Audit(round, reducer, unit, "not judged", str(error))
+            return Audit(round, reducer, index, "not judged", str(error))
         except (TimeoutError, StreamClosedError, ProtocolError) as error:
-            return Audit(round, reducer, unit, "not shown", in_words(error))
+            return Audit(round, reducer, index, "not shown", in_words(error))
         if found is None:
-            return Audit(round, reducer, unit, "right")
-        return Audit(round, reducer, unit, "false", found.verdict.offence, found)
+            return Audit(round, reducer, index, "right")
+        return Audit(round, reducer, index, "false", found.verdict.offence, found)
 
-    async def _fetch_and_judge(self, heard: ReducedParts, reducer: str, unit: int) -> Conviction | None:
-        reduction, payloads = await self._unit(heard, reducer, unit)
+    async def _fetch_and_judge(self, heard: ReducedShards, reducer: str, index: int) -> Conviction | None:
+        reduction, payloads = await self._slice_inputs(heard, reducer, index)
         roots = self._judge.roots(reduction)
         seal, leaves = heard.reduced[reducer]
         mine = signed_roots(seal, root_of(leaves))
@@ -116,14 +116,14 @@ class Auditor:
         except NoEvidenceError:
             return None
 
-    async def _unit(self, heard: ReducedParts, reducer: str, unit: int) -> tuple[Reduction, list[Payload]]:
+    async def _slice_inputs(self, heard: ReducedShards, reducer: str, index: int) -> tuple[Reduction, list[Payload]]:
         """What a reducer shows of a slice: of this sitting, with payloads that match their digests."""
         sitting, members = heard.sitting, len(heard.sitting.members)
-        sizes = self._judge.recomputer.sizes(members, sitting.place(reducer), unit)
-        async with self._asking(reducer, AuditRequest(what="unit", of=sitting.id.hex(), unit=unit)) as stream:
+        sizes = self._judge.recomputer.sizes(members, sitting.place(reducer), index)
+        async with self._asking(reducer, AuditRequest(what="slice", of=sitting.id.hex(), slice_index=index)) as stream:
             body = await self._answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)
-            if (reduction.sitting, reduction.reducer, reduction.unit) != (sitting, reducer, unit):
+            if (reduction.sitting, reduction.reducer, reduction.slice_index) != (sitting, reducer, index):
                 raise ProtocolError(f"{reducer} shows something other than it was asked for")
             if len(reduction.inputs) != members:
                 raise ProtocolError(f"{reducer} shows {len(reduction.inputs)} inputs of {members}")
@@ -134,7 +134,7 @@ class Auditor:
                 payloads.append(payload)
         return reduction, payloads
 
-    async def compare(self, heard: ReducedParts, remote: str) -> Conviction | None:
+    async def compare(self, heard: ReducedShards, remote: str) -> Conviction | None:
         """Find the reducer that sent `remote` another result than this peer, if their links differ."""
         sitting = heard.sitting
         width = DIGEST_BYTES + REDUCED_SEAL_BYTES
@@ -157,7 +157,7 @@ class Auditor:
                 return found
         return None
 
-    async def two_faces(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Conviction | None:
+    async def equivocation(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> Conviction | None:
         """Find the member that sent `remote` another join than this peer for the same round of a persistent group.
 
         Raises:

@@ -16,7 +16,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.partition import partition_of
 from peer.swarm.round.persistent_group import PersistentGroup
-from peer.swarm.round.signatures import GroupsDifferError, ReducedParts, ReductionProof
+from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.audit_server import AuditServer
@@ -128,7 +128,7 @@ class Guard:
         """This peer has reduced its shard."""
         self._audit_server.reduced(kept)
 
-    def heard(self, heard: ReducedParts) -> None:
+    def heard(self, heard: ReducedShards) -> None:
         """The others' shards have arrived, signed."""
         self._audit_server.heard(heard)
 
@@ -177,14 +177,14 @@ class Guard:
         if drawn is not None and (self._auditing is None or self._auditing.done()):
             self._auditing = self._node.spawn(self._audit(heard, *drawn))
 
-    def _disagreed(self, heard: ReducedParts, remote: str) -> None:
+    def _disagreed(self, heard: ReducedShards, remote: str) -> None:
         """A member signed another link than this peer: find out whether a reducer sent two results."""
         self._node.spawn(self._compare(heard, remote))
 
     async def equivocator(self, remote: str, group: str, round: int, joins: dict[str, bytes]) -> str | None:
         """The member that equivocated in its joins for this round, if that can be proved; it is banned."""
         try:
-            found = await self._auditor.two_faces(remote, group, round, joins)
+            found = await self._auditor.equivocation(remote, group, round, joins)
         except NoEvidenceError as error:
             self.strikes.saw(remote, f"said that it has other joins: {error}")
             return None
@@ -194,17 +194,17 @@ class Guard:
         await self._ban(found, f"this peer and {remote} compared their joins")
         return found.verdict.culprit
 
-    async def _compare(self, heard: ReducedParts, remote: str) -> None:
+    async def _compare(self, heard: ReducedShards, remote: str) -> None:
         found = await self._auditor.compare(heard, remote)
         if found is not None:
             await self._ban(found, f"this peer and {remote} compared the results that they received")
 
-    async def _audit(self, heard: ReducedParts, reducer: str, unit: int) -> None:
-        await self.take(await self._auditor.audit(heard, reducer, unit))
+    async def _audit(self, heard: ReducedShards, reducer: str, index: int) -> None:
+        await self.take(await self._auditor.audit(heard, reducer, index))
 
     async def take(self, audit: Audit) -> None:
         """Draw the consequences of an audit."""
-        what = f"slice {audit.unit} of {audit.reducer}'s shard in round {audit.round}"
+        what = f"slice {audit.slice_index} of {audit.reducer}'s shard in round {audit.round}"
         words = "recomputed, and right" if audit.outcome == "right" else audit.outcome
         self._notes = [*self._notes, f"{what}: {words}{f' ({audit.detail})' if audit.detail else ''}"][-MAX_NOTES:]
         log.info("audit of %s: %s %s", what, words, audit.detail)

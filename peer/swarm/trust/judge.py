@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
-from peer.protocol.evidence import Evidence, Reduction, SignedRoots, TwoJoins, TwoReductions, Unit
+from peer.protocol.evidence import Evidence, Reduction, SignedRoots, SignedSlice, TwoJoins, TwoReductions
 from peer.protocol.records import open_sealed, parse_json
 from peer.protocol.statements import (
     NO_RESIDUAL,
@@ -74,27 +74,27 @@ class Judge:
             finding = evidence.finding
             assert isinstance(finding, Reduction)
             sitting = finding.sitting
-            return self.recomputer.sizes(len(sitting.members), sitting.place(finding.reducer), finding.unit)
+            return self.recomputer.sizes(len(sitting.members), sitting.place(finding.reducer), finding.slice_index)
         return []
 
     def roots(self, reduction: Reduction) -> SignedRoots:
         """What the reducer signed, if it is consistent; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
-        count = len(self.recomputer.cut.unit_bytes(len(sitting.members), place))
+        count = len(self.recomputer.cut.broadcast_bytes(len(sitting.members), place))
         self._check_run(sitting)
-        if reduction.unit >= count or len(reduction.inputs) != len(sitting.members):
-            raise NoEvidenceError(f"slice {reduction.unit} of {count}, {len(reduction.inputs)} inputs")
+        if reduction.slice_index >= count or len(reduction.inputs) != len(sitting.members):
+            raise NoEvidenceError(f"slice {reduction.slice_index} of {count}, {len(reduction.inputs)} inputs")
         if reduction.output.signature is None:
             raise NoEvidenceError("the reducer has signed nothing")
         residue = reduction.residue
         if (residue is None) != (self.recomputer.recipe.feedback is None):
             raise NoEvidenceError("residual proof present without error feedback, or missing with it")
-        entries = [(_climb(unit, reduction.unit, count), _signature(unit)) for unit in reduction.inputs]
-        outputs = _climb(reduction.output, reduction.unit, count)
+        entries = [(_climb(one, reduction.slice_index, count), _signature(one)) for one in reduction.inputs]
+        outputs = _climb(reduction.output, reduction.slice_index, count)
         left = NO_RESIDUAL
         if residue is not None:
-            part = self.recomputer.part(len(sitting.members), place)
-            left = residual_of(residue.since, part, bytes.fromhex(residue.root))
+            shard = self.recomputer.shard(len(sitting.members), place)
+            left = residual_of(residue.since, shard, bytes.fromhex(residue.root))
         seal = ReducedSeal(inputs_of(entries), left, _signature(reduction.output))
         if not has_reduced(sitting, reduction.reducer, outputs, seal):
             raise NoEvidenceError("the reducer has not signed this")
@@ -132,13 +132,13 @@ class Judge:
     def _reduction(self, finding: Reduction, payloads: Sequence[Payload] | None) -> Verdict:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
-        what = f"in round {sitting.round + 1}, slice {finding.unit} of its shard"
-        count = len(self.recomputer.cut.unit_bytes(len(sitting.members), place))
-        for member, unit in zip(sitting.members, finding.inputs, strict=True):
-            root = _climb(unit, finding.unit, count)
+        what = f"in round {sitting.round + 1}, slice {finding.slice_index} of its shard"
+        count = len(self.recomputer.cut.broadcast_bytes(len(sitting.members), place))
+        for member, one in zip(sitting.members, finding.inputs, strict=True):
+            root = _climb(one, finding.slice_index, count)
             if member.peer_id == finding.reducer:
                 continue
-            if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(unit)):
+            if not has_sent(sitting, member.peer_id, finding.reducer, root, _signature(one)):
                 return Verdict(finding.reducer, f"reduced what {member.peer_id} never signed, {what}")
         if not self.recomputer.can_audit(len(sitting.members), place):
             raise NoEvidenceError("slices of that size cannot be shown")
@@ -148,10 +148,11 @@ class Judge:
             self.recomputer.origins(finding, finding.residue)
         if payloads is None:
             raise _PayloadsMissingError("it proves nothing without the payloads")
-        if [len(payload) for payload in payloads] != self.recomputer.sizes(len(sitting.members), place, finding.unit):
+        sizes = self.recomputer.sizes(len(sitting.members), place, finding.slice_index)
+        if [len(payload) for payload in payloads] != sizes:
             raise NoEvidenceError("payloads of other sizes")
         inputs = payloads[: len(sitting.members)]
-        if [leaf_of(payload).hex() for payload in inputs] != [unit.leaf for unit in finding.inputs]:
+        if [leaf_of(payload).hex() for payload in inputs] != [one.leaf for one in finding.inputs]:
             raise NoEvidenceError("payloads without a signature")
         offence = self.recomputer.offence(finding, payloads)
         if offence is not None:
@@ -159,19 +160,19 @@ class Judge:
         raise RightError("the reduction is right")
 
 
-def reduction_of(kept: ReductionProof, unit: int) -> Reduction:
+def reduction_of(kept: ReductionProof, index: int) -> Reduction:
     """What this peer signed about one slice of its shard."""
-    def proof(leaves: Sequence[bytes], signature: bytes) -> Unit:
-        path = tuple(digest.hex() for digest in path_of(leaves, unit, unit + 1))
-        return Unit(leaf=leaves[unit].hex(), path=path, signature=signature.hex() or None)
+    def proof(leaves: Sequence[bytes], signature: bytes) -> SignedSlice:
+        path = tuple(digest.hex() for digest in path_of(leaves, index, index + 1))
+        return SignedSlice(leaf=leaves[index].hex(), path=path, signature=signature.hex() or None)
 
     return Reduction(
         sitting=kept.sitting,
         reducer=kept.reducer,
-        unit=unit,
+        slice_index=index,
         inputs=tuple(proof(leaves, seal) for leaves, seal in zip(kept.leaves, kept.signatures, strict=True)),
         output=proof(kept.outputs, kept.seal.signature),
-        residue=kept.residual.residue(unit) if kept.residual is not None else None,
+        residue=kept.residual.residue(index) if kept.residual is not None else None,
     )
 
 
@@ -182,12 +183,12 @@ def signed_roots(seal: ReducedSeal, outputs: bytes) -> SignedRoots:
     )
 
 
-def _climb(unit: Unit, index: int, count: int) -> bytes:
-    return climb([bytes.fromhex(unit.leaf)], index, count, map(bytes.fromhex, unit.path))
+def _climb(one: SignedSlice, index: int, count: int) -> bytes:
+    return climb([bytes.fromhex(one.leaf)], index, count, map(bytes.fromhex, one.path))
 
 
-def _signature(unit: Unit) -> bytes:
-    return bytes.fromhex(unit.signature or "")
+def _signature(one: SignedSlice) -> bytes:
+    return bytes.fromhex(one.signature or "")
 
 
 def _round_of(join: JoinMessage) -> tuple[str, int, int, str, str | None]:

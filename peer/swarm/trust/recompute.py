@@ -43,20 +43,20 @@ class Recomputer:
         """
         if isinstance(self.cut, GatherPartition):
             return False
-        units = self.cut.unit_bytes(members, place)
-        return bool(units) and members * units[0] <= MAX_AUDIT_BYTES
+        sizes = self.cut.broadcast_bytes(members, place)
+        return bool(sizes) and members * sizes[0] <= MAX_AUDIT_BYTES
 
-    def sizes(self, members: int, place: int, unit: int) -> list[int]:
+    def sizes(self, members: int, place: int, index: int) -> list[int]:
         """Bytes of what an audit of a slice must show: each member's payload; with error feedback then the residual of
         before the round, fp32, and the digests of its cells after it.
         """
-        inputs = [self.cut.unit_bytes(members, place)[unit]] * members
+        inputs = [self.cut.broadcast_bytes(members, place)[index]] * members
         if self.recipe.feedback is None:
             return inputs
-        start, stop = self.cut.slices(members, place)[unit]
+        start, stop = self.cut.slices(members, place)[index]
         return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // self._reduced.cell)]
 
-    def part(self, members: int, place: int) -> tuple[int, int]:
+    def shard(self, members: int, place: int) -> tuple[int, int]:
         """[start, stop) of what that member reduces."""
         return self._reduced.bounds(members)[place]
 
@@ -77,7 +77,7 @@ class Recomputer:
         """
         sitting, residue = finding.sitting, finding.residue
         members, place = len(sitting.members), sitting.place(finding.reducer)
-        start, stop = self.cut.slices(members, place)[finding.unit]
+        start, stop = self.cut.slices(members, place)[finding.slice_index]
         before = after = None
         if residue is not None:
             before = self._before(finding, residue, start, payloads[-2])
@@ -100,8 +100,8 @@ class Recomputer:
         sitting, chain = finding.sitting, self.chain()[: finding.sitting.round]
         if len(chain) < sitting.round or (chain and chain[-1].link.id != sitting.parent):
             raise ElsewhereError(f"round {sitting.round + 1} of {sitting.parent[:12]} is not in this lineage")
-        unit = self.cut.slices(len(sitting.members), sitting.place(finding.reducer))[finding.unit]
-        found = origins(chain, finding.reducer, residue.since, *unit, self._reduced.bounds)
+        slice_ = self.cut.slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
+        found = origins(chain, finding.reducer, residue.since, *slice_, self._reduced.bounds)
         if len(residue.carried) != sum(origin.link is not None for origin in found):
             raise NoEvidenceError(f"{len(residue.carried)} paths do not match the origins of the residual")
         return found

@@ -83,15 +83,15 @@ def _messages(run: Run) -> list[Parser]:
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
     snapshot = SnapshotMeta(round=3, lineage_id=digest, numel=1000, num_buffers=1, num_chunks=2)
-    door = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
+    endpoint = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
     samples: list[Spec] = [
-        AuditRequest(what="unit", of=digest, unit=3),
+        AuditRequest(what="slice", of=digest, slice_index=3),
         AuditRequest(what="joins", of=digest, round=5),
         ReachRequest(ports=(31337, 4001)),
         ReachMessage(reached=True, tried=True),
         DirectRequest(),
-        DirectRequest(door=door, name="atoll/round", ticket="c" * 64),
-        DirectMessage(door=door),
+        DirectRequest(endpoint=endpoint, name="atoll/round", ticket="c" * 64),
+        DirectMessage(endpoint=endpoint),
         DirectMessage(came=True),
         EntryMessage(token="b" * 64, name="atoll/round"),
         EntryMessage(token="b" * 64, ticket="c" * 64),

@@ -157,9 +157,9 @@ def _member(*frames: tuple[Kind, bytes], linger_s: float = 2.0) -> Script:
 
 NAN = struct.pack("<f", float("nan"))
 ATTACKS["member: leaves after the roster"] = _member(linger_s=0.0)
-ATTACKS["member: a part of the wrong size"] = _member((Kind.PART, bytes(100)))
-ATTACKS["member: a part of 64 MB"] = _member((Kind.PART, bytes(1 << 26)))
-ATTACKS["member: a part without bytes"] = _member((Kind.PART, b""))
+ATTACKS["member: a contribution of the wrong size"] = _member((Kind.CONTRIBUTION, bytes(100)))
+ATTACKS["member: a contribution of 64 MB"] = _member((Kind.CONTRIBUTION, bytes(1 << 26)))
+ATTACKS["member: a contribution without bytes"] = _member((Kind.CONTRIBUTION, b""))
 ATTACKS["member: a mean before anything"] = _member((Kind.REDUCED, NAN * 600))
 ATTACKS["member: a vote at once"] = _member(
     (Kind.VOTE, dump_json(VoteMessage(link_id="a" * 64, signature="0" * 128)))

@@ -16,7 +16,7 @@ ATTACKS = (
     "round: 2 GB announced", "join: nested JSON", "join: a replayed one of an honest peer",
     "history: chunks that are not there", "directory: heavier ghosts",
     "directory: a heavier lineage with a hostile donor",
-    "member: a part of the wrong size", "member: an abort that blames an honest peer",
+    "member: a contribution of the wrong size", "member: an abort that blames an honest peer",
     "leader: two rosters for one round",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A part is reduced to the encoded mean of what its contributions decode to, bit for bit."""
+"""A shard is reduced to the encoded mean of what its contributions decode to, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from peer.outer.aggregate.base import Mean
-from peer.outer.aggregate.reduce import ReduceRule, reduce_part, reduce_range
+from peer.outer.aggregate.reduce import ReduceRule, reduce_range, reduce_shard
 from peer.outer.aggregate.robust import CoordinateMedian
-from peer.outer.compress.base import Compressor, PartError
+from peer.outer.compress.base import Compressor, MemberPayloadError
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from tests.outer.contributions import gaussian
@@ -31,7 +31,7 @@ def test_a_mean_is_the_sum_in_roster_order(codec: Compressor, normalise: str) ->
     for place, (payload, share) in enumerate(zip(payloads, SHARES[normalise], strict=True)):
         term = sliced.decode(payload, N) * share
         expected = term if place == 0 else expected + term
-    reduced, cosine = reduce_part(payloads, WEIGHTS, N, sliced, Mean(normalise=normalise))
+    reduced, cosine = reduce_shard(payloads, WEIGHTS, N, sliced, Mean(normalise=normalise))
     assert reduced == sliced.encode(expected)
     assert cosine is not None
     assert 0.05 < cosine < 0.35
@@ -39,7 +39,7 @@ def test_a_mean_is_the_sum_in_roster_order(codec: Compressor, normalise: str) ->
 
 def test_one_contribution_is_reduced_to_itself() -> None:
     payload = COMPRESSORS["fp16"].encode(gaussian(0, 1, N)[0])
-    assert reduce_part([payload], [7], N, COMPRESSORS["fp16"]) == (payload, None)
+    assert reduce_shard([payload], [7], N, COMPRESSORS["fp16"]) == (payload, None)
 
 
 def test_what_cannot_be_averaged_is_refused() -> None:
@@ -49,13 +49,13 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         payloads = [good] * 3
         payloads[place] = good[:-1] + b"\x80"
         for aggregator in (Mean(), CoordinateMedian()):
-            with pytest.raises(PartError, match="holds -128") as caught:
-                reduce_part(payloads, [1, 1, 1], N, int8, aggregator)
+            with pytest.raises(MemberPayloadError, match="holds -128") as caught:
+                reduce_shard(payloads, [1, 1, 1], N, int8, aggregator)
             assert caught.value.place == place
     with pytest.raises(ValueError, match="finite and above 0"):
-        reduce_part([good, good], [1, 0], N, int8)
+        reduce_shard([good, good], [1, 0], N, int8)
     with pytest.raises(ValueError, match="2 contributions with 1 weights"):
-        reduce_part([good, good], [1], N, int8)
+        reduce_shard([good, good], [1], N, int8)
     rule = ReduceRule(compressor=int8, aggregator=Mean(normalise="members", members=1))
     with pytest.raises(ValueError, match="must not be more"):
         reduce_range([good, good], [1, 1], N, rule, torch.zeros(2, 2))

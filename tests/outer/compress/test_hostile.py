@@ -11,7 +11,7 @@ import torch
 from peer.outer.compress.base import Codec, Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.compress.sliced import Sliced
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.reduced_update import Update
 
 SPARSE = (
@@ -96,7 +96,7 @@ def test_500_mutated_sparse_payloads(parts: Codec, seed: int) -> None:
 @pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
 def test_500_mutated_updates(codec: Compressor) -> None:
     rng = random.Random(2)
-    good = b"".join(codec.encode(torch.ones(b - a)) for a, b in parts_of(900, 3, codec.block))
+    good = b"".join(codec.encode(torch.ones(b - a)) for a, b in shards_of(900, 3, codec.block))
     assert Update.split(good, 900, 3, codec).payload == good
     refused = 0
     for _ in range(500):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from peer.outer.aggregate.base import Aggregator
-from peer.outer.aggregate.reduce import reduce_part
+from peer.outer.aggregate.reduce import reduce_shard
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, compressor
 from peer.outer.compress.residual import Residual
@@ -34,7 +34,7 @@ def digests() -> dict[str, str]:
         codec, residual = compressor(name), Residual(ErrorFeedback(decay=0.95), NUMEL)
         payloads = [codec.encode(vector) for vector in vectors]
         for round in range(3):
-            reduced, _ = reduce_part(
+            reduced, _ = reduce_shard(
                 payloads, weights, NUMEL, codec, encode=lambda n, read, codec=codec, residual=residual:
                 residual.encode(codec, 0, n, read),
             )  # fmt: skip
@@ -44,7 +44,7 @@ def digests() -> dict[str, str]:
     payloads = [codec.encode(vector) for vector in vectors]
     for name, part in PARTS["aggregator"].items():
         aggregator: Aggregator = part()
-        found[name] = digest(reduce_part(payloads, weights, NUMEL, codec, aggregator)[0]).hex()
+        found[name] = digest(reduce_shard(payloads, weights, NUMEL, codec, aggregator)[0]).hex()
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import TrimmedMean
-from peer.outer.compress.base import NonFiniteError, PartError, PayloadError
+from peer.outer.compress.base import MemberPayloadError, NonFiniteError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
 from peer.outer.optim.optimizers import Sgd
@@ -69,7 +69,7 @@ def test_a_stored_update_is_split_into_what_was_sent() -> None:
     state = state_of()
     update = state.update_of(payloads_of(state, locals_of(state, 3)), [1, 2, 3])
     again = state.split_update(update.payload, [1, 2, 3])
-    assert again.parts == update.parts
+    assert again.payloads == update.payloads
     assert again.digest() == update.digest()
     assert torch.equal(again.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
     assert len(update.payload) == state.update_bytes(3)
@@ -119,7 +119,7 @@ def test_whose_payload_is_malformed_is_named() -> None:
     state = state_of()
     payloads = payloads_of(state, locals_of(state, 3))
     for bad in (payloads[1][:-1], b"\xff" * len(payloads[1])):
-        with pytest.raises(PartError) as caught:
+        with pytest.raises(MemberPayloadError) as caught:
             state.update_of([payloads[0], bad, payloads[2]], [1, 1, 1])
         assert caught.value.place == 1
 

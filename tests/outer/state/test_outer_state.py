@@ -18,10 +18,11 @@ from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import Coded
+from peer.outer.numerics.tiles import TILE_ELEMENTS
 from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import outer_state as state_module
-from peer.outer.state.flat_layout import parts_of
-from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, PIECE, OuterState, digest_of, state_digest
+from peer.outer.state.flat_layout import shards_of
+from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, OuterState, digest_of, state_digest
 from peer.outer.state.reduced_update import Update
 from tests.outer.optim.test_optimizers import ALL, AVERAGED
 
@@ -35,10 +36,10 @@ def make_state(numel: int, codec: Compressor, optimizer: OuterOptimizer = NESTER
     return OuterState(torch.randn(numel, generator=generator), buffers, optimizer, codec)
 
 
-def make_update(numel: int, num_parts: int, codec: Compressor, seed: int = 0) -> Update:
+def make_update(numel: int, num_shards: int, codec: Compressor, seed: int = 0) -> Update:
     x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-    parts = tuple(codec.encode(x[start:stop]) for start, stop in parts_of(numel, num_parts, codec.block))
-    return Update(parts, numel, codec)
+    payloads = tuple(codec.encode(x[start:stop]) for start, stop in shards_of(numel, num_shards, codec.block))
+    return Update(payloads, numel, codec)
 
 
 class Spy(BlockInt8):
@@ -96,11 +97,11 @@ def test_a_list_of_chunk_digests_that_does_not_fit_is_refused(digests: list[byte
         state_digest(digests, 1000, 1)
 
 
-def test_contribution_is_the_pseudo_gradient_in_parts() -> None:
+def test_contribution_is_the_pseudo_gradient_in_shards() -> None:
     state = make_state(1000, Fp32())
     local = state.anchor + 0.25
-    payloads = state.encode_contribution(local, parts_of(1000, 3, 1))
-    received = torch.cat([Fp32().decode(p, b - a) for p, (a, b) in zip(payloads, parts_of(1000, 3, 1), strict=True)])
+    payloads = state.encode_contribution(local, shards_of(1000, 3, 1))
+    received = torch.cat([Fp32().decode(p, b - a) for p, (a, b) in zip(payloads, shards_of(1000, 3, 1), strict=True)])
     assert torch.equal(received, state.anchor - local)
     assert torch.equal(state.pseudo_gradient(local, 10, 20), received[10:20])
 
@@ -155,12 +156,12 @@ def test_neither_chunk_boundaries_nor_threads_matter(monkeypatch: pytest.MonkeyP
     assert chunked.digest() == expected
 
 
-def test_check_and_apply_decode_a_piece_at_a_time() -> None:
+def test_check_and_apply_decode_a_tile_at_a_time() -> None:
     state, update = make_state(LARGE, Spy()), make_update(LARGE, 2, Spy())
     Spy.largest = 0
     state.check(update)
     state.apply(update, 1, "")
-    assert Spy.largest == PIECE
+    assert Spy.largest == TILE_ELEMENTS
 
 
 def test_an_update_is_checked_once() -> None:
@@ -236,8 +237,8 @@ def test_columns_of_a_copy_are_carried_on_as_the_state_is(optimizer: OuterOptimi
         buffer.abs_()
     columns = [(start, min(start + CHUNK, LARGE)) for start in range(0, LARGE, CHUNK)]
     copies = [[tensor[a:b].clone() for tensor in (state.anchor, *state.buffers)] for a, b in columns]
-    for round, parts in ((0, 3), (1, 2)):
-        update = make_update(LARGE, parts, BlockInt8(), seed=round)
+    for round, shards in ((0, 3), (1, 2)):
+        update = make_update(LARGE, shards, BlockInt8(), seed=round)
         state.apply(update, round + 1, "")
         for (start, stop), (anchor, *buffers) in zip(columns, copies, strict=True):
             state.carry_on(Vectors(anchor, buffers), update, start, stop, round)

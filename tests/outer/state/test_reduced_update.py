@@ -1,4 +1,4 @@
-"""Updates: parts, digest, strict splitting."""
+"""Updates: shards, digest, strict splitting."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import pytest
 import torch
 from blake3 import blake3
 
-from peer.outer.compress.base import Compressor, PartError, PayloadError
+from peer.outer.compress.base import Compressor, MemberPayloadError, PayloadError
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import compiled
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.reduced_update import Update
 
 
-def make_update(x: torch.Tensor, num_parts: int, codec: Compressor) -> Update:
-    bounds = parts_of(x.numel(), num_parts, codec.block)
+def make_update(x: torch.Tensor, num_shards: int, codec: Compressor) -> Update:
+    bounds = shards_of(x.numel(), num_shards, codec.block)
     return Update(tuple(codec.encode(x[start:stop]) for start, stop in bounds), x.numel(), codec)
 
 
 @pytest.mark.parametrize("codec", [Fp32(), BlockInt8()], ids=["fp32", "int8"])
-@pytest.mark.parametrize("num_parts", [1, 3, 7])
-def test_ranges_across_parts_are_slices_of_the_whole(codec: Compressor, num_parts: int) -> None:
+@pytest.mark.parametrize("num_shards", [1, 3, 7])
+def test_ranges_across_shards_are_slices_of_the_whole(codec: Compressor, num_shards: int) -> None:
     x = torch.randn(1300, generator=torch.Generator().manual_seed(0))
-    update = make_update(x, num_parts, codec)
+    update = make_update(x, num_shards, codec)
     whole = codec.decode(codec.encode(x), 1300)
     for start, stop in [(0, 1300), (256, 1024), (512, 768), (1024, 1300), (512, 512)]:
         assert torch.equal(update.decode_range(start, stop), whole[start:stop])
@@ -55,7 +55,7 @@ def test_splitting_undoes_joining() -> None:
     update = make_update(torch.arange(1300, dtype=torch.float32), 4, BlockInt8())
     again = Update.split(update.payload, 1300, 4, BlockInt8())
     assert again == update
-    assert all(isinstance(part, memoryview) for part in again.parts)  # a large update is not copied
+    assert all(isinstance(payload, memoryview) for payload in again.payloads)  # a large update is not copied
     assert again.digest() == update.digest() == blake3(update.payload).hexdigest()
     assert len(update.payload) == 1300 + 4 * 6
 
@@ -65,24 +65,24 @@ def test_splitting_is_strict_about_the_length() -> None:
     for bad in (payload[:-1], payload + b"\0", b""):
         with pytest.raises(PayloadError, match=f"is {len(bad)} bytes; it must be 1324"):
             Update.split(bad, 1300, 2, BlockInt8())
-    with pytest.raises(PayloadError, match="0 parts"):
+    with pytest.raises(PayloadError, match="0 shards"):
         Update.split(payload, 1300, 0, BlockInt8())
 
 
-def test_a_malformed_part_makes_no_update() -> None:
+def test_a_malformed_payload_makes_no_update() -> None:
     good = make_update(torch.ones(1300), 2, BlockInt8())
-    with pytest.raises(PartError, match="-128") as caught:
-        Update((good.parts[0], good.parts[1][:-1] + b"\x80"), 1300, BlockInt8())
+    with pytest.raises(MemberPayloadError, match="-128") as caught:
+        Update((good.payloads[0], good.payloads[1][:-1] + b"\x80"), 1300, BlockInt8())
     assert caught.value.place == 1
-    with pytest.raises(PartError, match="payload of 532 values is 548 bytes; it must be 544"):
-        Update((good.parts[0], good.parts[1] + b"1234"), 1300, BlockInt8())
-    with pytest.raises(PayloadError, match="0 parts"):
+    with pytest.raises(MemberPayloadError, match="payload of 532 values is 548 bytes; it must be 544"):
+        Update((good.payloads[0], good.payloads[1] + b"1234"), 1300, BlockInt8())
+    with pytest.raises(PayloadError, match="0 shards"):
         Update((), 1300, BlockInt8())
 
 
-def test_empty_parts_are_empty() -> None:
+def test_empty_shards_are_empty() -> None:
     update = make_update(torch.ones(100), 3, BlockInt8())
-    assert [len(part) for part in update.parts] == [0, 0, 104]
+    assert [len(payload) for payload in update.payloads] == [0, 0, 104]
     assert Update.split(update.payload, 100, 3, BlockInt8()) == update
     with pytest.raises(PayloadError, match="payload of 0 values is 1 bytes"):
-        Update((b"x", b"", update.parts[2]), 100, BlockInt8())
+        Update((b"x", b"", update.payloads[2]), 100, BlockInt8())

@@ -257,11 +257,11 @@ async def test_the_genesis_state_comes_from_any_donor_that_still_has_it(network,
     donor = await ScriptedDonor(network.node(), run).start()
     joiner = Joiner(network, tmp_path / "joiner")
     joiner.state.anchor.fill_(1.0)
-    await joiner.fetcher.genesis(donor.peer_id, joiner.standing(), joiner.adopt)
+    await joiner.fetcher.genesis(donor.peer_id, joiner.local_state(), joiner.adopt)
     assert_same(joiner, run)
     donor.pieces[0] = bytes(len(donor.pieces[0]))
     with pytest.raises(CatchUpError, match="damaged chunk"):
-        await joiner.fetcher.genesis(donor.peer_id, joiner.standing(), joiner.adopt)
+        await joiner.fetcher.genesis(donor.peer_id, joiner.local_state(), joiner.adopt)
     donor.meta = donor.meta.model_copy(update={"round": 2})
     with pytest.raises(CatchUpError, match="holds round 2, not the genesis"):
-        await joiner.fetcher.genesis(donor.peer_id, joiner.standing(), joiner.adopt)
+        await joiner.fetcher.genesis(donor.peer_id, joiner.local_state(), joiner.adopt)

@@ -11,7 +11,7 @@ from peer.protocol.records import parse_json
 from peer.protocol.wire import HistoryRequest, Kind
 from peer.swarm.catchup import history_server
 from peer.swarm.catchup.history_server import HistoryServer, history_name
-from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError
+from peer.swarm.net.stream import WRITE_BYTES, StreamClosedError
 from peer.swarm.runtime.round_priority import RoundPriority
 from peer.swarm.state.snapshot_cache import SnapshotCache
 from tests.swarm.donor import Joiner, assert_same
@@ -196,13 +196,13 @@ async def test_a_round_that_begins_in_the_middle_of_a_chunk_goes_first(serve, ne
     stream = await ask(network.node(), server, what="chunks", digest=run.state.lineage_id, indexes=(0,))
     chunk = memoryview(bytearray(4 * CHUNK))
     assert await asyncio.wait_for(stream.receive_header(LIMITS), 10.0) == (Kind.DATA, len(chunk))
-    await asyncio.wait_for(stream._pipe.read_into(chunk[: 3 * SLICE_BYTES]), 10.0)
+    await asyncio.wait_for(stream._pipe.read_into(chunk[: 3 * WRITE_BYTES]), 10.0)
     await until(lambda: len(pieces) == 3)
     assert stream._pipe._first == stream._pipe._last
     rounds.round_ends()
-    await asyncio.wait_for(stream._pipe.read_into(chunk[3 * SLICE_BYTES :]), 10.0)
+    await asyncio.wait_for(stream._pipe.read_into(chunk[3 * WRITE_BYTES :]), 10.0)
     assert bytes(chunk) == run.state.anchor.numpy().tobytes()
-    assert len(pieces) == 4 * CHUNK // SLICE_BYTES - 1
+    assert len(pieces) == 4 * CHUNK // WRITE_BYTES - 1
     stream.close()
 
 

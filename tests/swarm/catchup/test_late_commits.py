@@ -156,9 +156,9 @@ async def test_whether_a_round_went_on_is_known_as_soon_as_one_says_so(network, 
     run.commit(1)
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    following = rounds._fork_choice
+    fork_choice = rounds._fork_choice
     asked = find_continuation(
-        following.fetcher, [sleeping.peer_id, donor.peer_id], following.standing, random.Random(1),
+        fork_choice.fetcher, [sleeping.peer_id, donor.peer_id], fork_choice.local_state, random.Random(1),
         STANDARD.ask_timeout_s,
     )
     found = await asyncio.wait_for(asked, STANDARD.ask_timeout_s / 2)

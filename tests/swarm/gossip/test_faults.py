@@ -60,7 +60,7 @@ class Puppet:
     def honest(self):
         """Frames as an honest member would send them."""
         mixing = self.peer.rounds._mixing
-        return [(Kind.PART, mixing.encode(index, self.peer.local)) for index in range(len(mixing.slices))]
+        return [(Kind.CONTRIBUTION, mixing.encode(index, self.peer.local)) for index in range(len(mixing.slices))]
 
 
 async def pair(network, folder, **rounds):
@@ -79,9 +79,9 @@ def spoiled(frames, index, at, value):
     [
         (lambda honest: spoiled(honest, 1, 0, NAN), "malformed contribution"),
         (lambda honest: spoiled(honest, 1, 4 * 128, NAN), "malformed contribution"),  # in its anchor
-        (lambda honest: [(Kind.PART, honest[0][1] + b"more")], "announces"),
-        (lambda honest: [(Kind.REDUCED, honest[0][1])], "sent REDUCED; expected PART"),
-        (lambda honest: [*honest, (Kind.PART, b"again")], "sent PART; expected END"),
+        (lambda honest: [(Kind.CONTRIBUTION, honest[0][1] + b"more")], "announces"),
+        (lambda honest: [(Kind.REDUCED, honest[0][1])], "sent REDUCED; expected CONTRIBUTION"),
+        (lambda honest: [*honest, (Kind.CONTRIBUTION, b"again")], "sent CONTRIBUTION; expected END"),
     ],
 )
 async def test_who_sends_nonsense_is_named_and_the_round_made_alone(network, tmp_path, lie, reason):

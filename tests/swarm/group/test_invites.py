@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-async def test_whoever_says_that_it_comes_ends_its_standing_group_and_whoever_does_not_end_it_does_not_say_so(network):
+async def test_a_peer_ends_its_persistent_group_exactly_if_it_says_that_it_comes(network):
     first, second, third = await gather(network, 3)
     clock = Clock()
     members = frozenset({first.peer_id, second.peer_id})

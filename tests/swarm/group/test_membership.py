@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from peer.swarm.group.membership import MAX_KNOCKING
+from peer.swarm.group.membership import MAX_ANNOUNCED
 from peer.swarm.runtime.expiring import ExpiringMap
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
@@ -38,43 +38,43 @@ async def test_a_leader_of_the_last_group_is_followed_though_the_directory_is_em
     assert view.leader() == third.peer_id  # whoever names it has not found out yet that it is gone
 
 
-async def test_whoever_knocks_or_invites_is_there_again_unless_it_is_disbelieved(network):
+async def test_whoever_announces_itself_or_invites_is_there_again_unless_it_is_disbelieved(network):
     one, other = await gather(network, 2)
     view = one.matchmaker.membership
     view.avoid(other.peer_id)
     view.expect(other.peer_id)
     assert view.expected() == []
-    view.knock(other.peer_id)
+    view.announced(other.peer_id)
     assert view.expected() == [other.peer_id]
     view.avoid(other.peer_id)
-    view.knock(other.peer_id)
+    view.announced(other.peer_id)
     assert view.expected() == []  # twice at once is not believed: it may be silent whenever it is waited for
     later = boot_clock() + STANDARD.seen_period_s - 1.0
     set_clock(view, lambda: later)
     view.avoid(other.peer_id)
-    view.knock(other.peer_id)
+    view.announced(other.peer_id)
     assert view.expected() == []
     set_clock(view, lambda: later + 2.0)
     inviting = asyncio.ensure_future(other.matchmaker._invites.send(one.peer_id, 1.0))
     await until(lambda: view.expected() == [other.peer_id])
     await cancel_and_wait([inviting])
     view.disbelieve(other.peer_id, 30.0)
-    view.knock(other.peer_id)
+    view.announced(other.peer_id)
     assert view.expected() == []
 
 
-async def test_whoever_knocks_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
+async def test_whoever_announces_itself_goes_on_being_expected_though_all_places_for_strangers_are_taken(network):
     one, *_ = await gather(network, 2)
     view, now = one.matchmaker.membership, boot_clock()
     set_clock(view, lambda: now)
     view.company = ("companion",)
-    for number in range(MAX_KNOCKING):
+    for number in range(MAX_ANNOUNCED):
         view.expect(f"stranger {number}")
     view.expect("one more")
     view.expect("companion")
     assert "one more" not in view.expected()
     assert "companion" in view.expected()
-    now += STANDARD.knock_s - 0.1
+    now += STANDARD.announced_for_s - 0.1
     view.expect("stranger 7")
     now += 0.2
     assert {"stranger 7"} == {peer for peer in view.expected() if peer.startswith("stranger")}

@@ -57,7 +57,7 @@ def test_old_entries_are_forgotten():
     assert len(newcomers._waits) <= STANDARD.first_regroup_wait_s + STANDARD.longest_regroup_wait_s + 1
 
 
-@pytest.mark.parametrize("how", ["knocked", "invited"])
+@pytest.mark.parametrize("how", ["announced", "invited"])
 def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
     clock = Clock()
     newcomers = RegroupPolicy(STANDARD, clock)
@@ -79,18 +79,18 @@ def test_whoever_shows_itself_is_honoured_once_in_each_wait(how):
     assert shown("y")
 
 
-def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
+def test_whoever_has_announced_itself_and_is_missed_all_the_same_may_invite():
     clock = Clock()
     newcomers = RegroupPolicy(STANDARD, clock)
     for _ in range(5):  # it was away for minutes, and group after group has formed without it
         newcomers.missed(["x"])
         clock.now += STANDARD.first_regroup_wait_s * 32
     newcomers.missed(["x"])
-    for shown in (newcomers.knocked, newcomers.invited):
+    for shown in (newcomers.announced, newcomers.invited):
         assert newcomers.among(["x"]) == []
         assert shown("x")
         assert newcomers.among(["x"]) == ["x"]
-        if shown == newcomers.knocked:
+        if shown == newcomers.announced:
             newcomers.missed(["x"])  # it was still catching up: that is excused, once
             assert newcomers.among(["x"]) == ["x"]
         newcomers.missed(["x"])
@@ -100,7 +100,7 @@ def test_whoever_has_knocked_and_is_missed_all_the_same_may_invite():
 
 def test_who_comes_back_sits_and_leaves_has_no_excuse():
     newcomers = RegroupPolicy(STANDARD, Clock())
-    newcomers.knocked("x")
+    newcomers.announced("x")
     assert newcomers.sits("x")
     newcomers.left("x")
     assert newcomers.among(["x"]) == []
@@ -111,16 +111,16 @@ def test_excuses_are_rare_and_forgotten():
     clock = Clock()
     newcomers = RegroupPolicy(STANDARD, clock)
     excused = 0
-    for second in range(10 * int(STANDARD.excuse_period_s)):  # it knocks each second, and is never in a group
-        newcomers.knocked("x")
+    for second in range(10 * int(STANDARD.excuse_period_s)):  # it announces itself each second, and is never in a group
+        newcomers.announced("x")
         newcomers._waits.clear()
         newcomers.missed(["x"])
         excused += not newcomers._waits
-        newcomers.knocked(f"another {second}")
+        newcomers.announced(f"another {second}")
     assert excused == 1  # the clock has stood still
     for _ in range(10 * int(STANDARD.excuse_period_s)):
         clock.now += 1.0
-        newcomers.knocked("x")
+        newcomers.announced("x")
         newcomers._waits.clear()
         newcomers.missed(["x"])
         excused += not newcomers._waits

@@ -1,4 +1,4 @@
-"""A standing group: for whom it forms anew, and when its members, or those who are invited, are hurried."""
+"""A persistent group: for whom it forms anew, and when its members, or those who are invited, are hurried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.swarm.gathering import INVITE_NAME, NEXT, PARENT, RUN, gather, until
 pytestmark = pytest.mark.usefixtures("brisk")
 
 
-async def test_a_standing_group_forms_anew_for_whoever_it_lacks(network):
+async def test_a_persistent_group_forms_anew_for_whoever_it_lacks(network):
     first, second, third = await gather(network, 3)
     everybody = frozenset(member.peer_id for member in (first, second, third))
     assert first.matchmaker.newcomers(everybody) == []
@@ -40,7 +40,7 @@ async def test_a_full_group_forms_anew_only_now_and_then(network):
     assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
 
 
-async def test_whoever_knocks_from_behind_is_a_newcomer_before_the_directory_has_heard_of_it(network):
+async def test_whoever_announces_itself_from_behind_is_a_newcomer_before_the_directory_has_heard_of_it(network):
     first, second, late = await gather(network, 3)
     for member in (first, second):
         member.move(NEXT)
@@ -62,7 +62,7 @@ async def test_a_group_that_has_given_somebody_up_takes_it_in_when_it_comes_back
     if level:
         late.move(NEXT)
     for tries in range(2):
-        for _ in range(1 + tries):  # the first one after it has knocked is excused: it had to catch up
+        for _ in range(1 + tries):  # the first one after it has announced itself is excused: it had to catch up
             first.matchmaker._regrouping.missed([late.peer_id])
         assert first.matchmaker.newcomers(group) == []
         stream = await late.hand_in(first, late.matchmaker._rosters.join(late.position, 100)[1])
@@ -113,7 +113,7 @@ async def test_who_is_behind_is_told_by_how_much_and_need_not_ask_the_directory(
     assert late.nudges == [(leader.peer_id, leader.position.weight, NEXT)]
 
 
-async def test_a_member_of_a_standing_group_hurries_if_it_would_not_be_due_within_the_window(network):
+async def test_a_member_of_a_persistent_group_hurries_if_it_would_not_be_due_within_the_window(network):
     first, second = await gather(network, 2, wait=0.05)
     first.due_in_s, second.due_in_s = 1000.0, 0.04
     first.matchmaker.gathering()

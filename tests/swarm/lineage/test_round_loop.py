@@ -27,7 +27,7 @@ QUICKSTART = Path(__file__).parents[3] / "configs/runs/quickstart.yaml"
 
 
 @pytest.mark.parametrize("how", ["it leaves between rounds", "its rounds are cancelled"])
-async def test_a_peer_that_leaves_ends_its_standing_group(monkeypatch, how):
+async def test_a_peer_that_leaves_ends_its_persistent_group(monkeypatch, how):
     rounds, ended = LineageRounds.__new__(LineageRounds), []
 
     async def wait(_):

@@ -7,7 +7,7 @@ import pytest
 from peer.errors import ProtocolError
 from peer.protocol.wire import HEADER_BYTES, MAX_MESSAGE_BYTES, HelloMessage, Kind, pack_header
 from peer.swarm.net import node as node_module
-from peer.swarm.net.stream import SLICE_BYTES, StreamClosedError, StreamTimeoutError
+from peer.swarm.net.stream import WRITE_BYTES, StreamClosedError, StreamTimeoutError
 from tests.swarm.gathering import until
 from tests.swarm.network import stream_pair
 
@@ -26,7 +26,7 @@ def raw(stream, data):
 
 async def test_frames_arrive_whole_and_in_order(pair):
     one, two = pair
-    bodies = [b"", b"x", bytes(range(256)) * 10, b"y" * SLICE_BYTES, b"z" * (3 * SLICE_BYTES + 1)]
+    bodies = [b"", b"x", bytes(range(256)) * 10, b"y" * WRITE_BYTES, b"z" * (3 * WRITE_BYTES + 1)]
 
     async def send():
         for body in bodies:
@@ -45,7 +45,7 @@ async def test_frames_arrive_whole_and_in_order(pair):
 
 async def test_every_slice_but_the_first_waits_for_what_is_between(pair):
     one, two = pair
-    body, asked, go = bytes(range(256)) * (3 * SLICE_BYTES // 256) + b"end", [], asyncio.Semaphore(0)
+    body, asked, go = bytes(range(256)) * (3 * WRITE_BYTES // 256) + b"end", [], asyncio.Semaphore(0)
 
     async def between():
         asked.append(one.sending)
@@ -55,24 +55,24 @@ async def test_every_slice_but_the_first_waits_for_what_is_between(pair):
     assert await two.receive_header({Kind.DATA: 10**6}) == (Kind.DATA, len(body))
     received = memoryview(bytearray(len(body)))
     for number in range(3):
-        first = number * SLICE_BYTES
-        await two._pipe.read_into(received[first : first + SLICE_BYTES])
+        first = number * WRITE_BYTES
+        await two._pipe.read_into(received[first : first + WRITE_BYTES])
         await until(lambda number=number: len(asked) == number + 1, 10.0)
         assert two._pipe._first == two._pipe._last
         go.release()
-    await two._pipe.read_into(received[3 * SLICE_BYTES :])
+    await two._pipe.read_into(received[3 * WRITE_BYTES :])
     await sending
     assert (bytes(received), asked, one.sending) == (body, [True] * 3, False)
-    await one.send(Kind.DATA, b"x" * SLICE_BYTES, between)
+    await one.send(Kind.DATA, b"x" * WRITE_BYTES, between)
     assert len(asked) == 3
 
 
-@pytest.mark.parametrize("sent", [b"", pack_header(Kind.PART, 50) + bytes(49)])
+@pytest.mark.parametrize("sent", [b"", pack_header(Kind.CONTRIBUTION, 50) + bytes(49)])
 async def test_a_frame_that_does_not_come_in_time_says_so(pair, sent):
     one, two = pair
     raw(one, sent)
     with pytest.raises(StreamTimeoutError, match=r"^right: sent nothing for 0\.05 s$") as caught:
-        await asyncio.wait_for(two.receive({Kind.PART: 50}, timeout_s=0.05), 5.0)
+        await asyncio.wait_for(two.receive({Kind.CONTRIBUTION: 50}, timeout_s=0.05), 5.0)
     assert isinstance(caught.value, StreamClosedError)
 
 
@@ -113,9 +113,9 @@ async def test_a_malformed_message_is_a_protocol_error(pair):
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (pack_header(Kind.PART, 101), "announces 101 bytes of PART; the limit is 100"),
-        (pack_header(Kind.PART, 2**31), "announces 2147483648 bytes of PART"),
-        (pack_header(Kind.VOTE, 1), "sent VOTE; expected PART or ABORT"),
+        (pack_header(Kind.CONTRIBUTION, 101), "announces 101 bytes of CONTRIBUTION; the limit is 100"),
+        (pack_header(Kind.CONTRIBUTION, 2**31), "announces 2147483648 bytes of CONTRIBUTION"),
+        (pack_header(Kind.VOTE, 1), "sent VOTE; expected CONTRIBUTION or ABORT"),
         (b"ATL1\x07\0\0\0\xff\xff\xff\xff", "the limit is 2147483648"),
         (b"GET / HTTP/1", "not an Atoll frame"),
         (b"ATL1\x63" + bytes(7), "unknown frame kind 99"),
@@ -125,26 +125,29 @@ async def test_limits_hold_before_a_byte_of_the_body_is_read(pair, header, reaso
     one, two = pair
     raw(one, header)  # no body follows: whoever waited for it would hang
     with pytest.raises(ProtocolError, match=reason):
-        await two.receive({Kind.PART: 100, Kind.ABORT: MAX_MESSAGE_BYTES})
+        await two.receive({Kind.CONTRIBUTION: 100, Kind.ABORT: MAX_MESSAGE_BYTES})
     assert two.traffic.received == 0
 
 
 async def test_exact_means_neither_more_nor_less(pair):
     one, two = pair
-    await one.send(Kind.PART, bytes(100))
-    assert await two.receive({Kind.PART: 100}, exact=True) == (Kind.PART, bytes(100))
-    raw(one, pack_header(Kind.PART, 99))
+    await one.send(Kind.CONTRIBUTION, bytes(100))
+    assert await two.receive({Kind.CONTRIBUTION: 100}, exact=True) == (Kind.CONTRIBUTION, bytes(100))
+    raw(one, pack_header(Kind.CONTRIBUTION, 99))
     with pytest.raises(ProtocolError, match="announces 99 bytes"):
-        await two.receive({Kind.PART: 100}, exact=True)
+        await two.receive({Kind.CONTRIBUTION: 100}, exact=True)
 
 
-@pytest.mark.parametrize("sent", [b"", pack_header(Kind.PART, 50)[:-1], pack_header(Kind.PART, 50) + bytes(49)])
+HEADER = pack_header(Kind.CONTRIBUTION, 50)
+
+
+@pytest.mark.parametrize("sent", [b"", HEADER[:-1], HEADER + bytes(49)])
 async def test_an_end_at_any_place_is_a_closed_stream(pair, sent):
     one, two = pair
     raw(one, sent)
     one.close()
     with pytest.raises(StreamClosedError, match=r"right: stream ended") as caught:
-        await two.receive({Kind.PART: 100})
+        await two.receive({Kind.CONTRIBUTION: 100})
     assert caught.value.remote == "right"
     assert two.traffic.received == 0
 
@@ -155,7 +158,7 @@ async def test_sending_to_a_closed_stream_is_noticed(pair):
 
     async def flood():
         for _ in range(100):
-            await one.send(Kind.DATA, bytes(SLICE_BYTES))
+            await one.send(Kind.DATA, bytes(WRITE_BYTES))
 
     with pytest.raises(StreamClosedError, match="left"):
         await flood()

@@ -1,4 +1,4 @@
-"""Gather rounds between members in one process: standing groups, feedback, hostile payloads."""
+"""Gather rounds between members in one process: persistent groups, feedback, hostile payloads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ GATED = resolve(RecipeSpec(name="sparseloco", aggregator="gated"))
 
 
 @pytest.fixture(autouse=True)
-def _small_units(monkeypatch):
-    monkeypatch.setattr(cut_module, "UNIT_BYTES", 50)
+def _small_slices(monkeypatch):
+    monkeypatch.setattr(cut_module, "SLICE_BYTES", 50)
 
 
 def make_circle(network, count, recipe=RECIPE, folder=None):
@@ -47,7 +47,7 @@ def expected_update(circle, encoders, group, locals_):
     return state.update_of(parts, [member.tokens for member in group.members])
 
 
-async def test_rounds_of_a_standing_group_arrive_at_the_reference_with_feedback(network):
+async def test_rounds_of_a_persistent_group_arrive_at_the_reference_with_feedback(network):
     circle = await make_circle(network, 3).start()
     encoders = encoders_of(circle)
     for number in range(4):
@@ -77,18 +77,18 @@ async def test_each_payload_goes_to_each_other_member_once(network):
     size = circle.seats[0].state.compressor.wire_bytes(NUMEL)
     for seat, sent in zip(circle.seats, before, strict=True):
         moved = seat.node.traffic["round"].sent - sent
-        units = -(-size // cut_module.UNIT_BYTES)
-        assert 3 * size < moved < 3 * (size + 16 * units + 1500)  # headers, join, two signatures, vote
+        slices = -(-size // cut_module.SLICE_BYTES)
+        assert 3 * size < moved < 3 * (size + 16 * slices + 1500)  # headers, join, two signatures, vote
 
 
-def test_units_are_all_of_a_payload(network):
+def test_slices_are_all_of_a_payload(network):
     cut = partition_of(make_circle(network, 2).seats[0].state)
     assert isinstance(cut, GatherPartition)
-    units = cut.unit_bytes(2, 1)
-    assert sum(units) == cut.gathering.wire_bytes(NUMEL)
-    assert set(units[:-1]) == {50}
-    assert 0 < units[-1] <= 50
-    assert (list(cut.slices(2, 0)), cut.slice_bytes(2, 0)) == ([], [])
+    slices = cut.broadcast_bytes(2, 1)
+    assert sum(slices) == cut.gathering.wire_bytes(NUMEL)
+    assert set(slices[:-1]) == {50}
+    assert 0 < slices[-1] <= 50
+    assert (list(cut.slices(2, 0)), cut.contributed_bytes(2, 0)) == ([], [])
 
 
 async def one_round(circle, locals_=None):
@@ -141,7 +141,7 @@ def garbled(seat, to, *, bound, when=lambda: True):
         buffers = seat.exchange._buffers
         if kind is Kind.SEAL_SENT and bound:
             garbage = Leaves()
-            for size in buffers.unit_bytes(buffers.me):
+            for size in buffers.broadcast_bytes(buffers.me):
                 garbage.add(b"\xff" * size)
             body = seal_sent(seat.node.identity, buffers.sitting.result(), to, root_of(garbage.digests)).body
         elif kind is Kind.REDUCED:

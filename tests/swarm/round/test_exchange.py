@@ -8,7 +8,7 @@ import torch
 
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted, link_of
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import CHUNK
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
@@ -23,10 +23,10 @@ NAN_SCALE = b"\x00\x00\xc0\x7f"
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
-def part_of(table, liar, to):
-    """What an honest `liar` would send to `to` as its part."""
+def contribution_of(table, liar, to):
+    """What an honest `liar` would send to `to` for its shard."""
     state = table.states[liar]
-    bounds = parts_of(state.numel, len(table.nodes), state.compressor.block)
+    bounds = shards_of(state.numel, len(table.nodes), state.compressor.block)
     return state.encode_contribution(table.locals[liar], bounds)[to]
 
 
@@ -58,11 +58,11 @@ async def test_contributions_go_before_reduced_slices(network, monkeypatch):
 
     monkeypatch.setattr(FrameStream, "send", noted)
     await Table(network, 2, codec="int8", numel=4 * CHUNK).all()
-    orders = [[kind for kind in kinds if kind in (Kind.PART, Kind.REDUCED)] for kinds in sent.values()]
+    orders = [[kind for kind in kinds if kind in (Kind.CONTRIBUTION, Kind.REDUCED)] for kinds in sent.values()]
     orders = [order for order in orders if order]
     assert len(orders) == 2
     for order in orders:
-        assert order == [Kind.PART] * (len(order) // 2) + [Kind.REDUCED] * (len(order) // 2)
+        assert order == [Kind.CONTRIBUTION] * (len(order) // 2) + [Kind.REDUCED] * (len(order) // 2)
         assert len(order) >= 8
 
 
@@ -116,7 +116,7 @@ async def test_a_bad_contribution_aborts_the_round_and_is_named(network, body, r
     for exchange in table.exchanges[:2]:
         await exchange.start()
     work = asyncio.ensure_future(aborts(table, [0, 1]))
-    streams = [await table.speak(2, to, (Kind.PART, body(table.part_bytes(to)))) for to in (0, 1)]
+    streams = [await table.speak(2, to, (Kind.CONTRIBUTION, body(table.contribution_bytes(to)))) for to in (0, 1)]
     for abort in await work:
         assert (abort.phase, abort.culprit) == ("exchange", table.nodes[2].peer_id)
         assert reason in abort.reason
@@ -131,15 +131,15 @@ async def test_a_bad_mean_aborts_the_round_and_its_reducer_is_named(network, red
     for exchange in table.exchanges[:2]:
         await exchange.start()
     work = asyncio.ensure_future(aborts(table, [0, 1]))
-    size = table.part_bytes(2)
+    size = table.contribution_bytes(2)
     body = b"\xff" * size if reduced == "bad scale" else bytes(size - 4)
     for to in (0, 1):
-        await table.speak(2, to, (Kind.PART, part_of(table, 2, to)), (Kind.REDUCED, body))
+        await table.speak(2, to, (Kind.CONTRIBUTION, contribution_of(table, 2, to)), (Kind.REDUCED, body))
     for abort in await work:
         assert (abort.phase, abort.culprit) == ("exchange", table.nodes[2].peer_id)
 
 
-@pytest.mark.parametrize("stage", ["nothing", "hello", "part"])
+@pytest.mark.parametrize("stage", ["nothing", "hello", "contribution"])
 async def test_a_silent_member_ends_the_round_at_its_deadline_and_is_named(network, stage):
     table = Table(network, 3, timeout_s=0.4)
     await table.absorb(2)
@@ -148,7 +148,8 @@ async def test_a_silent_member_ends_the_round_at_its_deadline_and_is_named(netwo
     began = time.monotonic()
     work = asyncio.ensure_future(aborts(table, [0, 1]))
     for to in (0, 1) if stage != "nothing" else ():
-        await table.speak(2, to, *([(Kind.PART, part_of(table, 2, to))] if stage == "part" else []))
+        said = [(Kind.CONTRIBUTION, contribution_of(table, 2, to))] if stage == "contribution" else []
+        await table.speak(2, to, *said)
     for abort in await work:
         assert "deadline passed waiting for the" in abort.reason
         assert abort.culprit == table.nodes[2].peer_id
@@ -185,7 +186,8 @@ async def test_an_abort_reaches_the_others_at_once_with_its_culprit(network):
         await exchange.start()
     began = time.monotonic()
     first, second = (asyncio.ensure_future(table.exchange(index)) for index in (0, 1))
-    await table.speak(2, 0, (Kind.PART, b"\xff" * table.part_bytes(0)))  # to the first alone; the second waits
+    # to the first alone; the second waits
+    await table.speak(2, 0, (Kind.CONTRIBUTION, b"\xff" * table.contribution_bytes(0)))
     with pytest.raises(RoundAborted, match="malformed contribution") as caught:
         await first
     await table.exchanges[0].release(table.groups[0], caught.value)
@@ -221,7 +223,7 @@ async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reaso
     table = Table(network, 4, recipe=GATED, timeout_s=5.0)
     liar = table.nodes[3].peer_id
     codec, numel = table.states[0].compressor, table.states[0].numel
-    bounds = parts_of(numel, 4, codec.block)
+    bounds = shards_of(numel, 4, codec.block)
     own = table.states[3].encode_contribution(table.locals[3], bounds)
 
     async def malformed(start, stop, leaves):

@@ -73,16 +73,16 @@ class Averagers(Table):
 
             async def send(kind, body=b"", **options):
                 nonlocal parts
-                parts += kind is Kind.PART
+                parts += kind is Kind.CONTRIBUTION
                 if fault is Fault.FAIL_SENDING and peer_id == last and parts == 2:
                     crash()
                 if fault is Fault.FAIL_REDUCING and kind is Kind.REDUCED:
                     crash()
-                slow = {Fault.SLOW_SENDING: Kind.PART, Fault.SLOW_REDUCING: Kind.REDUCED}.get(fault)
+                slow = {Fault.SLOW_SENDING: Kind.CONTRIBUTION, Fault.SLOW_REDUCING: Kind.REDUCED}.get(fault)
                 if kind is slow:
                     await asyncio.sleep(0.002)
                 await sending(kind, body, **options)
-                if fault is Fault.CANCEL and parts == 2 and kind is Kind.PART:
+                if fault is Fault.CANCEL and parts == 2 and kind is Kind.CONTRIBUTION:
                     self.cancelled[index].set()
                     await asyncio.Event().wait()  # it gets no further
 

@@ -13,7 +13,7 @@ from tests.swarm.network import stream_pair
 
 SIZES, REDUCED = (5, 3), (4, 2)
 FRAMES = [
-    *((Kind.PART, bytes(size)) for size in SIZES), (Kind.SEAL_SENT, bytes(SEAL_BYTES)),
+    *((Kind.CONTRIBUTION, bytes(size)) for size in SIZES), (Kind.SEAL_SENT, bytes(SEAL_BYTES)),
     *((Kind.REDUCED, bytes([size]) * size) for size in REDUCED), (Kind.SEAL_REDUCED, bytes(REDUCED_SEAL_BYTES)),
 ]  # fmt: skip
 VOTE = VoteMessage(link_id="a" * 64, signature="0" * 128)
@@ -29,9 +29,9 @@ async def a_member(frames):
 
 async def until_read(inbox, frames):
     """Until the reader has taken this many frames of the kinds that leave a trace."""
-    parts = sum(kind is Kind.PART for kind, _ in frames)
+    parts = sum(kind is Kind.CONTRIBUTION for kind, _ in frames)
     reduced = sum(kind is Kind.REDUCED for kind, _ in frames)
-    await until(lambda: (inbox.counts[Kind.PART], inbox.counts[Kind.REDUCED]) == (parts, reduced))
+    await until(lambda: (inbox.counts[Kind.CONTRIBUTION], inbox.counts[Kind.REDUCED]) == (parts, reduced))
 
 
 async def test_all_that_a_member_sends_reaches_its_futures():
@@ -39,7 +39,7 @@ async def test_all_that_a_member_sends_reaches_its_futures():
     await theirs.send_message(Kind.VOTE, VOTE)
     inbox = Inbox(SIZES, REDUCED)
     await asyncio.wait_for(inbox.fill(ours), 10.0)
-    assert [len(part.result()) for part in inbox.parts] == [5, 3]
+    assert [len(part.result()) for part in inbox.contributed] == [5, 3]
     assert bytes(inbox.reduced.result()) == b"\4\4\4\4\2\2"
     assert inbox.vote.result() == VOTE
 
@@ -56,6 +56,6 @@ async def test_what_comes_after_the_round_has_ended_is_dropped_wherever_that_was
         await theirs.send(kind, body)
     await theirs.send_message(Kind.VOTE, VOTE)
     await asyncio.wait_for(filling, 10.0)  # the stream is read to the end of the round; nothing escapes
-    for future in (*inbox.parts, inbox.reduced):
+    for future in (*inbox.contributed, inbox.reduced):
         with pytest.raises(RoundAborted, match="another member left"):
             await future

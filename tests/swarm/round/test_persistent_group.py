@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from peer.outer.aggregate.reduce import bound, reduce_part
+from peer.outer.aggregate.reduce import bound, reduce_shard
 from peer.outer.compress.registry import compressor
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted
-from peer.outer.state.flat_layout import parts_of
+from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.reduced_update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
@@ -31,13 +31,13 @@ def reference(circle, group, locals_, recipe):
     """The update that this group must arrive at, computed part by part from whole payloads."""
     state = circle.seats[0].state
     by_id = {seat.peer_id: local for seat, local in zip(circle.seats, locals_, strict=True)}
-    bounds = parts_of(state.numel, len(group.members), state.compressor.block)
+    bounds = shards_of(state.numel, len(group.members), state.compressor.block)
     sent = [state.encode_contribution(by_id[member.peer_id], bounds) for member in group.members]
     weights = [member.tokens for member in group.members]
     aggregator = bound(recipe.aggregator, len(weights))
     return Update(
         tuple(
-            reduce_part([payloads[part] for payloads in sent], weights, stop - start, state.compressor, aggregator)[0]
+            reduce_shard([payloads[part] for payloads in sent], weights, stop - start, state.compressor, aggregator)[0]
             for part, (start, stop) in enumerate(bounds)
         ),
         state.numel,
@@ -171,7 +171,7 @@ async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie)
     assert honest.exchange.can_continue(honest.position) == frozenset()
 
 
-async def test_a_weight_beyond_the_nominal_is_capped_in_a_standing_group_too(network):
+async def test_a_weight_beyond_the_nominal_is_capped_in_a_persistent_group_too(network):
     circle = await Circle(network, 2).start()
     await circle.round()
     circle.seats[1].tokens = 10**9
@@ -244,7 +244,7 @@ async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(net
     circle = await Circle(network, 2, numel=5000).start()
 
     def places(update):
-        return {np.frombuffer(part, np.uint8).ctypes.data for part in update.parts}
+        return {np.frombuffer(part, np.uint8).ctypes.data for part in update.payloads}
 
     _, outcomes = await circle.round()
     first = [places(update) for _, update in outcomes]
@@ -252,7 +252,7 @@ async def test_rounds_use_the_same_memory_and_give_it_back_when_none_follows(net
     _, outcomes = await circle.round()
     assert [places(update) for _, update in outcomes] == first
     own = circle.seats[0].exchange._pool
-    assert own.size == sum(map(len, outcomes[0][1].parts))
+    assert own.size == sum(map(len, outcomes[0][1].payloads))
     network.retime(buffer_kept_s=0.0)
     await circle.round()
     await until(lambda: own.size == 0)

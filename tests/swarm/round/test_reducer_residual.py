@@ -15,7 +15,7 @@ from peer.swarm.round.reducer_residual import origins
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError, RightError
 from tests.swarm.workshop import Workshop
 
-DEEDS = (
+OFFENCES = (
     "commit", "abandon", "missed", "another attempt", "without me", "restart", "a shorter lineage", "another lineage",
     "lost",
 )  # fmt: skip
@@ -53,14 +53,14 @@ def act(shop, offence):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**20), deeds=st.lists(st.sampled_from(DEEDS), max_size=12))
-def test_no_honest_reducer_is_convicted_whatever_happens_to_it(seed, deeds):
+@given(seed=st.integers(0, 2**20), offences=st.lists(st.sampled_from(OFFENCES), max_size=12))
+def test_no_honest_reducer_is_convicted_whatever_happens_to_it(seed, offences):
     shop = Workshop(seed)
-    for offence in deeds:
+    for offence in offences:
         act(shop, offence)
     kept = shop.reduce(shop.gather())
-    for unit in shop.units(kept):
-        evidence, payloads = shop.evidence(kept, unit)
+    for index in shop.slices(kept):
+        evidence, payloads = shop.evidence(kept, index)
         assert shop.judge.needs(evidence) == [len(payload) for payload in payloads]
         assert len(dump_json(evidence)) < MAX_EVIDENCE_BYTES
         with pytest.raises(RightError):
@@ -97,7 +97,7 @@ def test_who_cannot_carry_on_begins_anew_and_says_so(offence):
     kept = shop.reduce(shop.gather(others=3))
     assert kept.residual.since == len(shop.chain)
     assert not any(values.any() for values in kept.residual.before)
-    assert not any(shop.evidence(kept, unit)[0].finding.residue.carried for unit in shop.units(kept))
+    assert not any(shop.evidence(kept, index)[0].finding.residue.carried for index in shop.slices(kept))
 
 
 def test_origins_are_the_rounds_in_which_a_reducer_last_had_each_cell():
@@ -133,7 +133,7 @@ def test_a_reducer_that_feeds_its_residual_something_else_is_convicted(lie):
     evidence, payloads = shop.evidence(kept, 0)
     verdict = shop.judge.judge(evidence, payloads)
     assert (verdict.culprit, verdict.offence.split(",")[0]) == (shop.me.peer_id, "reduced falsely")
-    with pytest.raises(RightError):  # nothing was wrong with the other unit
+    with pytest.raises(RightError):  # nothing was wrong with the other index
         shop.judge.judge(*shop.evidence(kept, 1))
 
 
@@ -155,9 +155,9 @@ def test_a_reducer_that_keeps_what_it_was_not_left_with_is_convicted_in_that_rou
     assert "kept a false residual, in round 5, slice 0" in verdict.offence
     shop.commit(roster, lied)
     for kept in committed(shop, 4, others=3):
-        for unit in shop.units(kept):
+        for index in shop.slices(kept):
             with pytest.raises(RightError):
-                shop.judge.judge(*shop.evidence(kept, unit))
+                shop.judge.judge(*shop.evidence(kept, index))
     assert shop.judge.judge(*shop.evidence(lied, 0)) == verdict  # however old it is
 
 
@@ -199,7 +199,7 @@ def test_who_signs_that_its_residual_begins_later_is_convicted():
     assert "signed a residual that begins later, in round 4, slice 0" in shop.judge.judge(evidence).offence
 
 
-def test_a_part_without_a_cell_restores_nothing_of_another_attempt():
+def test_a_shard_without_a_cell_restores_nothing_of_another_attempt():
     """Where a model has fewer cells than a round has members."""
     shop = Workshop(10, numel=300, elements=512)  # two cells
     committed(shop, 6, others=1)
@@ -210,9 +210,9 @@ def test_a_part_without_a_cell_restores_nothing_of_another_attempt():
     shop.residual.revert()
     shop.link(roster, kept)  # the others had a certificate
     kept = shop.reduce(shop.gather(others=1))
-    for unit in shop.units(kept):
+    for index in shop.slices(kept):
         with pytest.raises(RightError):
-            shop.judge.judge(*shop.evidence(kept, unit))
+            shop.judge.judge(*shop.evidence(kept, index))
 
 
 def _part(shop, roster):

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from peer.outer.numerics.tiles import TILE_ELEMENTS
 from peer.outer.state import outer_state as state_module
-from peer.outer.state.outer_state import CHUNK, PIECE
+from peer.outer.state.outer_state import CHUNK
 from peer.swarm.runtime.round_priority import IoSlot
 from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state import live_snapshot, snapshot_file
@@ -160,8 +161,8 @@ async def test_rounds_that_came_while_a_file_was_written_do_not_make_it_old(run)
     assert await snapshot_cache.offer(None, 0) is not first
 
 
-async def test_updates_are_read_piece_by_piece(run, monkeypatch):
-    monkeypatch.setattr(live_snapshot, "PIECE_BYTES", 1000)
+async def test_updates_are_read_turn_by_turn(run, monkeypatch):
+    monkeypatch.setattr(live_snapshot, "BYTES_PER_TURN", 1000)
     snapshot_cache, _ = interrupted_shelf(run, 1)
     turns = 0
 
@@ -285,10 +286,10 @@ def test_a_thread_whose_work_was_cancelled_writes_into_nobody_elses_file(run, tm
     assert (tmp_path / "other").read_bytes() == b""
 
 
-def test_between_the_pieces_of_a_column_a_round_may_go_first(tmp_path, monkeypatch):
+def test_between_the_tiles_of_a_column_a_round_may_go_first(tmp_path, monkeypatch):
     for module in (state_module, snapshot_file):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
-    run = Run(tmp_path / "run", numel=PIECE + 512).commit(1)
+    run = Run(tmp_path / "run", numel=TILE_ELEMENTS + 512).commit(1)
     done = []
     write, digest, carry_on = snapshot_file.os.pwrite, snapshot_file.hashing.digest, run.state.carry_on
     monkeypatch.setattr(snapshot_file.os, "pwrite", lambda *given: done.append(len(given[1])) or write(*given))
@@ -297,7 +298,7 @@ def test_between_the_pieces_of_a_column_a_round_may_go_first(tmp_path, monkeypat
     with snapshot_file.SnapshotWriter(tmp_path / "snapshot.tmp", run.state) as writer:
         writer.copy(0)
         writer.put(0, aside=lambda: done.append("aside"))
-        of_one = ["aside", 4 * PIECE, "aside", 4 * 512]
+        of_one = ["aside", 4 * TILE_ELEMENTS, "aside", 4 * 512]
         assert done == 2 * of_one
         done.clear()
         link = run.commit(1).history.chain[-1].link
@@ -305,7 +306,7 @@ def test_between_the_pieces_of_a_column_a_round_may_go_first(tmp_path, monkeypat
         update = run.state.split_update(payload, [member.tokens for member in link.roster], link.round)
         done.clear()
         writer.carry_on(0, update, final=True, aside=lambda: done.append("aside"))
-        steps = ["aside", "aside", (0, PIECE), "aside", (PIECE, PIECE + 512)]
+        steps = ["aside", "aside", (0, TILE_ELEMENTS), "aside", (TILE_ELEMENTS, TILE_ELEMENTS + 512)]
         assert done == [*steps, *2 * ["aside", "hash", *of_one]]
         done.clear()
         writer.seal(0, lambda: done.append("aside"))

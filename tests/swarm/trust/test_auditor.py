@@ -25,7 +25,7 @@ from peer.swarm.trust.audit_server import ASKS_OF_ONE, audit_name
 from peer.swarm.trust.judge import Judge
 from peer.swarm.trust.recompute import Recomputer
 from peer.swarm.trust.verdict import NoEvidenceError
-from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
+from tests.swarm.auditing import audit, heard, lies, slices_of, tampered_rounds
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 from tests.swarm.liars import Tampering
@@ -64,8 +64,8 @@ async def test_no_honest_reducer_is_accused_with_any_codec_or_aggregator(network
         await circle.round()
         for auditor in range(4):
             reducer = (auditor + 1) % 4
-            for unit in range(units_of(circle, auditor, reducer)):
-                assert (await audit(circle, auditor, reducer, unit)).outcome == "right"
+            for index in range(slices_of(circle, auditor, reducer)):
+                assert (await audit(circle, auditor, reducer, index)).outcome == "right"
                 audited += 1
     assert audited >= 24
 
@@ -85,7 +85,7 @@ async def test_slices_that_are_too_large_for_an_audit_are_not_audited_and_cost_n
 
 
 async def caught_circle(network, tmp_path, lie="one value", count=3, **options):
-    """A circle of which the first member has reduced unit 0 falsely, and what the second found."""
+    """A circle of which the first member has reduced index 0 falsely, and what the second found."""
     circle = await Circle(network, count, numel=3000, elements=512, folder=tmp_path, **options).start()
     lies(circle, 0, Tampering(RECIPE.aggregator, {0: lie}))
     await circle.round()
@@ -116,7 +116,7 @@ def altered(document, payloads):
     sitting, inputs, output = finding["sitting"], finding["inputs"], finding["output"]
     ids = [member["peer_id"] for member in sitting["members"]]
     yield "another reducer", put(reducer=ids[ids.index(finding["reducer"]) - 1])
-    yield "another unit", put(unit=1)
+    yield "another index", put(index=1)
     yield "another run", put(sitting={**sitting, "run_id": other})
     yield "another weight", put(
         sitting={**sitting, "members": [{**sitting["members"][0], "tokens": 7}, *sitting["members"][1:]]}
@@ -128,7 +128,7 @@ def altered(document, payloads):
     yield "inputs missing", put(inputs=inputs[:2])
     yield "a longer path", put(output={**output, "path": [*output["path"], other]})
     yield "no path", put(output={**output, "path": []})
-    yield "a unit that is none", put(unit=50)
+    yield "a index that is none", put(index=50)
     yield "another payload", (document, [bytes(len(payload)) for payload in payloads])
     yield "a payload missing", (document, payloads[:-1])
     yield "no payloads", (document, None)
@@ -146,9 +146,9 @@ async def test_evidence_that_is_altered_shows_nothing(network, tmp_path):
 async def test_true_statements_about_an_honest_reducer_convict_nobody(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    for unit in range(2):
+    for index in range(2):
         seat, reducer = circle.seats[1], circle.seats[0].peer_id
-        reduction, payloads = await seat.guard._auditor._unit(heard(circle, 1), reducer, unit)
+        reduction, payloads = await seat.guard._auditor._slice_inputs(heard(circle, 1), reducer, index)
         with pytest.raises(NoEvidenceError, match="the reduction is right"):
             seat.guard._judge.judge(Evidence(finding=reduction), payloads)
 
@@ -172,7 +172,7 @@ async def test_false_evidence_counts_against_who_offers_it(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
     liar, honest, victim = circle.seats
-    reduction, payloads = await liar.guard._auditor._unit(heard(circle, 0), victim.peer_id, 0)
+    reduction, payloads = await liar.guard._auditor._slice_inputs(heard(circle, 0), victim.peer_id, 0)
     bans = liar.guard.bans
     await asyncio.to_thread(
         bans.add, type("V", (), {"culprit": victim.peer_id, "offence": "x"})(), Evidence(finding=reduction), payloads
@@ -194,7 +194,7 @@ async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all
     await until(lambda: all(seat.guard.banned(culprit) for seat in circle.seats[1:]), 30.0)
 
 
-async def test_a_reducer_shows_its_part_to_members_that_commit_before_it_has_theirs(network, tmp_path):
+async def test_a_reducer_shows_its_shard_to_members_that_commit_before_it_has_theirs(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     work, audited = circle.seats[0].exchange._strategy, asyncio.Event()
     hear = work.hear
@@ -207,13 +207,13 @@ async def test_a_reducer_shows_its_part_to_members_that_commit_before_it_has_the
     round = asyncio.ensure_future(circle.round())
     await until(lambda: heard(circle, 1) is not None, 30.0)
     assert heard(circle, 0) is None
-    assert [(await audit(circle, 1, 0, unit)).outcome for unit in range(2)] == ["right", "right"]
+    assert [(await audit(circle, 1, 0, index)).outcome for index in range(2)] == ["right", "right"]
     audited.set()
     await round
 
 
 @pytest.mark.parametrize(("count", "share"), [(2, 0.5), (4, 0.25)])
-async def test_a_group_draws_one_audit_in_a_round_and_every_unit_alike(network, tmp_path, count, share):
+async def test_a_group_draws_one_audit_in_a_round_and_every_slice_alike(network, tmp_path, count, share):
     circle = await Circle(network, count, numel=4096, elements=256, folder=tmp_path).start()
     await circle.round()
     auditor = circle.seats[0].guard._auditor
@@ -232,7 +232,7 @@ async def test_audits_of_one_peer_are_limited_and_strangers_see_nothing(network,
     outcomes = [(await audit(circle, 1, 0, 0)).outcome for _ in range(ASKS_OF_ONE + 2)]
     assert outcomes == ["right"] * ASKS_OF_ONE + ["not shown"] * 2
     stranger = network.node()
-    for what in ("unit", "signed", "joins"):
+    for what in ("index", "signed", "joins"):
         stream = await stranger.open(circle.seats[0].peer_id, audit_name(RUN), "audit")
         await stream.send_message(Kind.REQUEST, AuditRequest(what=what, of=heard(circle, 1).sitting.id.hex()))
         shown = dict.fromkeys((Kind.EVIDENCE, Kind.DATA, Kind.ROSTER), 0)  # anything would be too much
@@ -275,7 +275,7 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
     assert (await audit(circle, 1, 0, 0)).outcome == "right"
     assert len(taken) == turns
     (kept,) = circle.seats[0].guard._audit_server._kept.values()
-    assert len(waited) == sum(math.ceil(len(payload) / 100) - 1 for payload in kept.unit(0)) > 0
+    assert len(waited) == sum(math.ceil(len(payload) / 100) - 1 for payload in kept.payloads_of(0)) > 0
 
 
 async def test_small_exchanges_can_be_audited_after_the_next_have_begun(network, tmp_path, monkeypatch):

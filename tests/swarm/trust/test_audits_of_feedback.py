@@ -9,7 +9,7 @@ import pytest
 
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
-from tests.swarm.auditing import audit, heard, lies, tampered_rounds, units_of
+from tests.swarm.auditing import audit, heard, lies, slices_of, tampered_rounds
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
 from tests.swarm.liars import Tampering
@@ -30,10 +30,10 @@ async def test_reducers_with_error_feedback_are_audited_too_and_the_honest_never
         await circle.round()
         for auditor in range(4):
             reducer = (auditor + 1) % 4
-            for unit in range(units_of(circle, auditor, reducer)):
-                assert (await audit(circle, auditor, reducer, unit)).outcome == "right"
-                reduction, payloads = await circle.seats[auditor].guard._auditor._unit(
-                    heard(circle, auditor), circle.seats[reducer].peer_id, unit
+            for index in range(slices_of(circle, auditor, reducer)):
+                assert (await audit(circle, auditor, reducer, index)).outcome == "right"
+                reduction, payloads = await circle.seats[auditor].guard._auditor._slice_inputs(
+                    heard(circle, auditor), circle.seats[reducer].peer_id, index
                 )
                 carried += bool(reduction.residue.carried) and any(payloads[-2])
     assert carried >= 8
@@ -102,7 +102,7 @@ async def test_evidence_against_a_reducer_with_error_feedback_spreads(network, t
     assert not any(circle.seats[3].guard.refuses(seat.peer_id) for seat in circle.seats[1:])
 
 
-async def test_who_has_left_the_lineage_of_a_deed_no_longer_offers_its_evidence(network, tmp_path):
+async def test_who_has_left_the_lineage_of_an_offence_no_longer_offers_its_evidence(network, tmp_path):
     circle = await lagoon(network, tmp_path)
     for _ in range(2):
         await circle.round()

@@ -24,7 +24,7 @@ async def one_round(circle):
     return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 40.0)
 
 
-async def test_whoever_joins_with_two_faces_is_named_and_banned_on_the_evidence_of_both_joins(network, tmp_path):
+async def test_whoever_joins_with_equivocation_is_named_and_banned_on_the_evidence_of_both_joins(network, tmp_path):
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
     liar, one, other = circle.seats

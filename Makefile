@@ -38,7 +38,7 @@ lint: env ## style, types, import floors, spelling
 test: lint ## lint, then all tests, WORKERS=2 at a time
 	$(BIN)/pytest tests -x -q -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
 
-slices: env ## real swarms under kills, stops, attacks, liars, partitions, bad links, NAT: slices of the campaigns
+slices: env ## real swarms under kills, stops, attacks, Byzantine peers, partitions, bad links, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q
 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md

@@ -134,11 +134,11 @@ class Campaign:
         spec = RecipeSpec(name="diloco", compressor="int8", steps_per_round=self.steps, outer_momentum=0.6)
         judged = ByShards(inner=aggregator, members=PEERS, block=compressor("int8").block, bad=bad)
         honest = PeerProfile()
-        liar = replace(honest, attack=kind, attack_scale=scale)
+        byzantine = replace(honest, attack=kind, attack_scale=scale)
         each = self.manifest.inner.batch_sequences * self.manifest.data.sequence_length
         setup = SimulationSetup(
             recipe=checked(replace(resolve(spec), aggregator=judged)), inner=self.manifest.inner,
-            profiles=tuple(liar if peer in bad else honest for peer in range(PEERS)),
+            profiles=tuple(byzantine if peer in bad else honest for peer in range(PEERS)),
             tokens=self.rounds * self.steps * each * PEERS, seed=seed, evaluations=1,
         )
         result = Simulation(setup, language_task(self.manifest, self.windows, seed)).run()

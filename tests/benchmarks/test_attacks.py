@@ -37,7 +37,7 @@ def test_a_run_passes_within_two_percent_of_clean_and_with_few_honest_drops():
     assert not row("zero", "gated", 0, 2.0, drops=10).passed
 
 
-def test_the_figures_are_the_worst_of_the_attacked_beside_those_without_liars():
+def test_the_figures_are_the_worst_of_the_attacked_beside_those_without_byzantine_peers():
     found = {figure.name: figure for figure in figures(ROWS)}
     worst = found["attacked, gated: loss above clean, worst"]
     assert (worst.value, worst.met) == (pytest.approx(3.0), False)

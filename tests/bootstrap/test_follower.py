@@ -83,8 +83,8 @@ async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network
     await post.sees(await announced(network, run))
     forged = Run(tmp_path / "forged", members=16).commit(30, tokens=2**30)
     beyond = run.fork(tmp_path / "beyond", [Identity.generate() for _ in range(4)]).commit(9, tokens=2**30)
-    for liar in (forged, beyond):
-        assert await post.sees(await announced(network, liar)) == run.history.chain
+    for byzantine in (forged, beyond):
+        assert await post.sees(await announced(network, byzantine)) == run.history.chain
     assert post.checkpoints.newest.lineage_id == run.state.lineage_id
 
 

@@ -157,7 +157,7 @@ def test_every_step_is_contributed_once(
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(recipe=recipes(), peers=st.integers(2, 6))
 def test_traffic_is_what_the_formula_says(recipe: Recipe, peers: int) -> None:
-    """All-reduce: 2 (m - 1) / m payloads; gather and gossip: m - 1, with anchors of their own besides."""
+    """All-reduce: 2 (m - 1) / m payloads; gather and gossip: m - 1, plus anchors of their own."""
     run, commits = commits_of(recipe, peers=peers, steps=8, inner=PUBLISHED.model_copy(update={"learning_rate": 0.01}))
     thinned = recipe.compressor.startswith("top") and "topk" in str(recipe.allocator).lower()
     if thinned or not recipe.codec().fixed_size:

@@ -179,7 +179,7 @@ def test_the_simulator_ends_where_peers_end_that_call_for_rounds() -> None:
     assert isinstance(votes, GradientChange)
     peers, states, rounds = [RealPeer(index, recipe) for index in range(PEERS)], [ChangeState()] * PEERS, 0
     for step in range(steps):
-        wanted = step == steps - 1  # at the end the simulator averages all the same
+        wanted = step == steps - 1  # at the end the simulator averages anyway
         for index, peer in enumerate(peers):
             states[index], voted = votes.vote(states[index], peer.train(steps=1))
             wanted = wanted or voted

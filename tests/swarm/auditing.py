@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.swarm.liars import TAMPERINGS
+from tests.swarm.tampering import TAMPERINGS
 
 
 def lies(circle, index, tampering):
@@ -26,12 +26,12 @@ async def audit(circle, auditor, reducer, index):
     return await seat.guard._auditor.audit(heard(circle, auditor), circle.seats[reducer].peer_id, index)
 
 
-async def tampered_rounds(circle, liar, count, seed):
-    """Rounds of three of which the first falsifies one index each, as `liar`; -> (of these found, others accused)."""
+async def tampered_rounds(circle, byzantine, count, seed):
+    """Rounds of three whose first falsifies one slice each, as `byzantine`; -> (of these found, others accused)."""
     rng, caught, accused = random.Random(seed), 0, 0
     for trial in range(count):
         index = rng.randrange(2)
-        liar.lies[len(liar.calls) + index] = rng.choice(list(TAMPERINGS))
+        byzantine.lies[len(byzantine.calls) + index] = rng.choice(list(TAMPERINGS))
         await circle.round()
         assert slices_of(circle, 1, 0) == 2
         result = await audit(circle, 1 + trial % 2, 0, index)

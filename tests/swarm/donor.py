@@ -140,8 +140,8 @@ class Joiner:
     def __init__(self, network, folder, numel=NUMEL):
         self.state = make_state(numel)
         self.history = ChainStore(folder, self.state.lineage_id)
-        self.folder, self.liars = folder, {}
-        self.fetcher = HistoryClient(network.node(), RUN, folder, RosterLimits(), self.liars.__setitem__)
+        self.folder, self.accused = folder, {}
+        self.fetcher = HistoryClient(network.node(), RUN, folder, RosterLimits(), self.accused.__setitem__)
         self.scout = self._scout()
         self.valid, self.applied, self.adopted = True, 0, 0
 

@@ -61,7 +61,7 @@ class Workshop:
         return roster
 
     def reduce(self, roster, lie=None):
-        """What the reducer makes of its part, signed; `lie` changes the mean of its first index.
+        """What the reducer makes of its shard, signed; `lie` changes the mean of its first slice.
 
         Whether it counts is open: see `commit`; `residual.revert` takes it back.
         """
@@ -109,7 +109,7 @@ class Workshop:
         self.link(roster, kept)
 
     def evidence(self, kept, index):
-        """What an auditor has of one index: the document and the payloads."""
+        """What an auditor has of one slice: the document and the payloads."""
         return Evidence(finding=reduction_of(kept, index)), kept.payloads_of(index)
 
     def slices(self, kept):

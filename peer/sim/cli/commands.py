@@ -94,8 +94,8 @@ def _add_shared_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--peers", type=int, default=DEFAULT_PEERS, metavar="K", help=f"how many (default: {DEFAULT_PEERS})")
     add("--network", default=DEFAULT_NETWORK, metavar="NAME|FILE",
-        help="scenario: what the computers and the network are like; home, cloud, spot, straggler, partition, liars, "
-             f"... or a file (default: {DEFAULT_NETWORK})")
+        help="scenario: what the computers and the network are like; home, cloud, spot, straggler, partition, "
+             f"byzantine, ... or a file (default: {DEFAULT_NETWORK})")
     add("--tokens", metavar="T", help="that all peers together learn from: 1228800, 1.2M, 300k (default: the "
         "manifest's rounds, else 300 steps of each peer)")
     add("--step-seconds", type=float, default=DEFAULT_STEP_S, metavar="S", dest="step_s",

@@ -88,7 +88,7 @@ class Timing:
     busy_retry_s: float = _lasts(1.0, "before a busy donor is asked again")
     busy_patience_s: float = _lasts(60.0, "without any chunk before busy donors are given up")
     next_donor_s: float = _lasts(1.0, "of a donor's silence before the next one is asked as well")
-    new_donors_s: float = _lasts(10.0, "in which donors are added to one attempt: a liar may invent any number")
+    new_donors_s: float = _lasts(10.0, "in which donors are added to one attempt: a Byzantine peer may invent many")
     not_heavier_s: float = _lasts(3.0, "without a donor whose lineage is not heavier, or not agreed on")
     unreachable_s: float = _lasts(1.0, "without a donor that went away")
     silent_donor_s: float = _lasts(10.0, "without a donor that did not answer")

@@ -1,6 +1,6 @@
 """G11: a newcomer among three donors, the members of the last round, of which one lies; production nodes in one loop.
 
-Everything that fetches and checks is production code; the liar serves what `tests.swarm.donor` lets it.
+Everything that fetches and checks is production code; the Byzantine one serves what `tests.swarm.donor` lets it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _flipped(rng: random.Random, piece: bytes) -> bytes:
 
 
 class Trial:
-    """One newcomer, three donors, one of them a liar."""
+    """One newcomer, three donors, one of them Byzantine."""
 
     def __init__(self, rng: random.Random, run: Run, folder: Path) -> None:
         self._rng, self._run, self._folder = rng, run, folder
@@ -72,45 +72,45 @@ class Trial:
         try:
             nodes = map(network.node, self._run.identities)
             donors = [await ScriptedDonor(node, self._run).start() for node in nodes]
-            liar = self._rng.choice(donors)
-            self._corrupt(liar)
-            return await self._join(network, donors, liar)
+            byzantine = self._rng.choice(donors)
+            self._corrupt(byzantine)
+            return await self._join(network, donors, byzantine)
         finally:
             await network.close()
 
-    def _corrupt(self, liar: ScriptedDonor) -> None:
+    def _corrupt(self, byzantine: ScriptedDonor) -> None:
         if self._rng.random() < 0.15:
             self.lie = self._rng.choice(WHOLE_LIES)
-            self._corrupt_whole(liar)
+            self._corrupt_whole(byzantine)
             return
         if self._rng.random() < 0.1:
             self.lie = "stalls"
-            liar.pieces = [asyncio.Event().wait] * CHUNKS
+            byzantine.pieces = [asyncio.Event().wait] * CHUNKS
             return
         self.lie = self._rng.choice(list(LIES))
-        pieces = list(liar.pieces)
+        pieces = list(byzantine.pieces)
         bad = self._rng.sample(range(CHUNKS), self._rng.choice((1, 4, CHUNKS)))
         for index in bad:
-            liar.pieces[index] = partial(self._tampered, LIES[self.lie](self._rng, pieces, index))
+            byzantine.pieces[index] = partial(self._tampered, LIES[self.lie](self._rng, pieces, index))
 
-    def _corrupt_whole(self, liar: ScriptedDonor) -> None:
+    def _corrupt_whole(self, byzantine: ScriptedDonor) -> None:
         if self.lie == "digests":
-            liar.digests[self._rng.randrange(CHUNKS // 2)] = self._rng.randbytes(32)
+            byzantine.digests[self._rng.randrange(CHUNKS // 2)] = self._rng.randbytes(32)
         elif self.lie == "state":
-            liar.poison(self._rng.randrange(CHUNKS))
+            byzantine.poison(self._rng.randrange(CHUNKS))
         elif self.lie == "meta":
-            liar.meta = liar.meta.model_copy(update={"lineage_id": "f" * 64})
+            byzantine.meta = byzantine.meta.model_copy(update={"lineage_id": "f" * 64})
         elif self.lie == "chain":
-            del liar.chain[0]
+            del byzantine.chain[0]
         else:
-            liar.updates = {digest: _flipped(self._rng, update) for digest, update in liar.updates.items()}
+            byzantine.updates = {digest: _flipped(self._rng, update) for digest, update in byzantine.updates.items()}
 
     async def _tampered(self, piece: bytes) -> bytes:
         self.tampered += 1
         return piece
 
     async def _join(
-        self, network: MemoryNetwork, donors: list[ScriptedDonor], liar: ScriptedDonor
+        self, network: MemoryNetwork, donors: list[ScriptedDonor], byzantine: ScriptedDonor
     ) -> dict[str, Any]:
         """Follow donors in a random order, as a peer follows one record after another, until one leads to a state."""
         joiner = Joiner(network, self._folder, numel=NUMEL)
@@ -126,7 +126,7 @@ class Trial:
                 accused.add(donor.peer_id)
             except (TimeoutError, StreamClosedError):
                 continue
-        accused |= set(joiner.liars)
+        accused |= set(joiner.accused)
         same = joiner.state.digest() == self._run.state.digest()
         untouched = joiner.state.round == 0 and not joiner.applied
         return {
@@ -134,9 +134,9 @@ class Trial:
             "poisoned_joins": int(not same and not untouched),
             "joins_failed": int(untouched),
             "parts_tampered": self.tampered,
-            # the first tampered part ends the liar: the few that were on their way with it count with it
-            "parts_caught": self.tampered if liar.peer_id in accused and same else 0,
-            "false_accusations": len(accused - {liar.peer_id}),
+            # the first tampered part ends the Byzantine donor: the few that were on their way with it count with it
+            "parts_caught": self.tampered if byzantine.peer_id in accused and same else 0,
+            "false_accusations": len(accused - {byzantine.peer_id}),
             "trials_per_lie": {self.lie: 1},
         }
 

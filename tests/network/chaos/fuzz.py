@@ -166,7 +166,7 @@ def _fuzz(
     weights = [parser.share for parser in kinds]
     me = process(os.getpid())
     assert me is not None
-    for parser in kinds:  # what is never accepted as it is would be fuzzed in vain
+    for parser in kinds:  # what is never accepted as it is would be fuzzed to no effect
         for valid in parser.valid:
             assert parser.parse(valid) is not None, parser.name
     deadline, before = time.monotonic() + 60 * minutes, me.rss_bytes

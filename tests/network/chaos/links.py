@@ -23,7 +23,7 @@ CONDITIONS = ("loss 0", "loss 1", "loss 2", "loss 5", "loss 10", "mute", "deaf")
 NAMES = ("p0", "p1", "p2")
 ROUNDS = 10
 ROUND_TIMEOUT_S = 20
-# a persistent group's patience (9), then two leaders tried in vain (6), a follower's patience (14.25), one's own (5.25)
+# a persistent group's patience (9), then two silent leaders (6), a follower's patience (14.25), one's own (5.25)
 MATCH_S = 34.5
 SLACK_S = 2.0  # to notice, on busy cores
 PHASE_TIMEOUT_S = 300.0

@@ -152,8 +152,8 @@ def test_who_stands_for_more_tokens_may_be_longer() -> None:
 
 
 def test_a_crowd_of_little_weight_does_not_outvote_the_rest() -> None:
-    honest, liars = gaussian(12, 4, 4096), [-vector for vector in gaussian(12, 12, 4096)[4:]]
-    kept, reasons = Gated().select([*honest, *liars], [10.0] * 4 + [1.0] * 8)
+    honest, byzantine = gaussian(12, 4, 4096), [-vector for vector in gaussian(12, 12, 4096)[4:]]
+    kept, reasons = Gated().select([*honest, *byzantine], [10.0] * 4 + [1.0] * 8)
     assert kept == (0, 1, 2, 3)
     assert set(reasons) == set(range(4, 12))
 
@@ -166,7 +166,7 @@ def test_who_claims_much_does_not_outvote_the_rest() -> None:
     assert list(Gated().select(contributions, weights)[1]) == bad
 
 
-def test_liars_do_not_vouch_for_each_other() -> None:
+def test_byzantine_peers_do_not_vouch_for_each_other() -> None:
     honest = gaussian(15, 12, 1 << 14, 0.1)
     clique = [-torch.stack(honest).mean(0) + 0.2 * vector for vector in gaussian(16, 4, 1 << 14, 0.0)]
     kept, reasons = Gated().select([*honest, *clique], [1.0] * 16)

@@ -128,7 +128,7 @@ def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     argv = ("compare", "ddp", "--manifest", tiny / "tiny.yaml", "--train-files", tiny / "text.txt", "--jobs", "2",
             "--seeds", "2", "--tokens", "100M", "--report", tiny / "r.json")
     process = subprocess.Popen([sys.executable, "-m", "peer.cli", *map(str, argv)], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c, env=os.environ | LIVE_BARS)
+                               stderr=subprocess.PIPE, text=True, preexec_fn=accept_ctrl_c, env=os.environ | LIVE_BARS)
     try:
         read_until(process.stdout, [rf"ddp, seed {seed} [^\n]*loss" for seed in range(2)])  # both have made steps
         children = workers_of(process.pid)
@@ -160,7 +160,7 @@ def read_until(stream, patterns, within_s=200):
             seen += chunk.decode(errors="replace")
 
 
-def heed_ctrl_c():
+def accept_ctrl_c():
     """A shell starts its background jobs, and all that they start, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

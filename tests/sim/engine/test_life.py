@@ -51,7 +51,7 @@ def mean_alone(peers: Sequence[int], steps: int) -> Tensor:
 
 
 @pytest.mark.parametrize("scenario", [
-    *(load_scenario(name) for name in ("home", "straggler", "liars")),
+    *(load_scenario(name) for name in ("home", "straggler", "byzantine")),
     parse_scenario(SPOT, "spot"), parse_scenario(HALVES, "halves"),
 ], ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize(("name", "overrides"), [

@@ -57,7 +57,7 @@ def test_a_little_is_the_mean_less_z_standard_deviations():
 
 
 def test_a_little_without_a_scale_takes_z_from_the_numbers():
-    # 3 honest and 2 liars: s = 3 - 2 = 1, quantile 2/3, z = 0.430727.
+    # 3 honest and 2 Byzantine: s = 3 - 2 = 1, quantile 2/3, z = 0.430727.
     lie = corrupt("little", OWN, HONEST, num_attackers=2)
     assert lie.tolist() == pytest.approx([3 - 0.430727 * math.sqrt(8 / 3), 2 - 0.430727 * math.sqrt(8), 5.0], abs=1e-5)
 
@@ -75,7 +75,7 @@ def test_a_little_agrees_with_a_stack_of_many():
     (20, 5, 0.253347),      # s = 11 - 5 = 6, Phi^-1(9/15 = 0.6)
     (8, 2, 0.0),            # s = 5 - 2 = 3, Phi^-1(3/6)
     (4, 1, 0.0),            # s = 3 - 1 = 2, Phi^-1(1/3) is below 0
-    (10, 6, 0.674490),      # a majority of liars: s = 1, Phi^-1(3/4)
+    (10, 6, 0.674490),      # a Byzantine majority: s = 1, Phi^-1(3/4)
     (2, 1, 0.0),
 ])
 def test_z_follows_from_the_numbers_of_peers_and_attackers(num_peers, num_attackers, z):

@@ -43,7 +43,7 @@ def test_the_package_carries_the_same_scenarios_as_the_repository():
     assert [file.name for file in packaged] == [file.name for file in CONFIGS]
     assert [file.read_bytes() for file in packaged] == [file.read_bytes() for file in CONFIGS]
     assert shipped_scenarios() == tuple(sorted(file.stem for file in CONFIGS))
-    assert {"ideal", "home", "cloud", "spot", "straggler", "partition", "liars"} <= set(shipped_scenarios())
+    assert {"ideal", "home", "cloud", "spot", "straggler", "partition", "byzantine"} <= set(shipped_scenarios())
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
@@ -70,15 +70,15 @@ def test_home_peers_are_slow_up_and_unequal():
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "scale", "nan", "little", "copy"])
-@pytest.mark.parametrize(("num_peers", "num_liars"), [(4, 1), (6, 1), (8, 2), (16, 4)])
-def test_never_more_than_a_quarter_lies(attack, num_peers, num_liars):
-    peers = load_scenario(f"liars-{attack}").draw(num_peers)
-    assert [peer.attack for peer in peers].count(attack) == num_liars
-    assert [peer.attack for peer in peers].count("none") == num_peers - num_liars
+@pytest.mark.parametrize(("num_peers", "num_byzantine"), [(4, 1), (6, 1), (8, 2), (16, 4)])
+def test_never_more_than_a_quarter_lies(attack, num_peers, num_byzantine):
+    peers = load_scenario(f"byzantine-{attack}").draw(num_peers)
+    assert [peer.attack for peer in peers].count(attack) == num_byzantine
+    assert [peer.attack for peer in peers].count("none") == num_peers - num_byzantine
 
 
-def test_the_mixed_liars_are_one_of_each_among_twenty():
-    attacks = [peer.attack for peer in load_scenario("liars").draw(20)]
+def test_the_mixed_byzantine_peers_are_one_of_each_among_twenty():
+    attacks = [peer.attack for peer in load_scenario("byzantine").draw(20)]
     assert sorted(attacks) == ["copy", "little", "nan"] + ["none"] * 15 + ["scale", "sign-flip"]
 
 

@@ -56,7 +56,7 @@ async def test_every_chunk_is_asked_of_one_donor_and_all_donors_serve(run, donor
     assert how.chunks == {donor.peer_id: len(donor.chunks_asked) for donor in donors}
     assert min(how.chunks.values()) >= 2
     assert how.snapshot_round == 2
-    assert joiner.liars == {}
+    assert joiner.accused == {}
     assert {path.name for path in joiner.folder.iterdir()} == {"chain.jsonl", "incoming.bin"}
 
 
@@ -70,17 +70,17 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("liar", [0, 1])
-async def test_a_liar_is_found_out_and_its_chunks_come_from_elsewhere(run, donors, joiner, lie, liar):
-    donors[liar].pieces = [LIES[lie](piece) for piece in donors[liar].pieces]
+@pytest.mark.parametrize("byzantine", [0, 1])
+async def test_a_byzantine_donor_is_found_out_and_its_chunks_come_from_elsewhere(run, donors, joiner, lie, byzantine):
+    donors[byzantine].pieces = [LIES[lie](piece) for piece in donors[byzantine].pieces]
     how = await joiner.catch_up(*donors)
     assert_same(joiner, run)
-    assert list(joiner.liars) == [donors[liar].peer_id]
-    assert donors[liar].peer_id not in how.chunks
+    assert list(joiner.accused) == [donors[byzantine].peer_id]
+    assert donors[byzantine].peer_id not in how.chunks
     assert sum(how.chunks.values()) == CHUNKS
-    assert len(donors[liar].chunks_asked) <= chunk_download.WINDOW + 2
-    honest = [donor for donor in donors if donor is not donors[liar]]
-    assert asked(honest) == list(range(CHUNKS))  # each of the liar's once more, and none twice
+    assert len(donors[byzantine].chunks_asked) <= chunk_download.WINDOW + 2
+    honest = [donor for donor in donors if donor is not donors[byzantine]]
+    assert asked(honest) == list(range(CHUNKS))  # each of the byzantine's once more, and none twice
 
 
 async def test_a_donor_that_lies_once_serves_no_more(run, donors, joiner):
@@ -88,7 +88,7 @@ async def test_a_donor_that_lies_once_serves_no_more(run, donors, joiner):
         donors[1].pieces[index] = one_bad_answer(donors[1], donors[1].pieces[index])
     how = await joiner.catch_up(*donors)
     assert_same(joiner, run)
-    assert joiner.liars == {donors[1].peer_id: f"{donors[1].peer_id} sent a damaged chunk of its snapshot"}
+    assert joiner.accused == {donors[1].peer_id: f"{donors[1].peer_id} sent a damaged chunk of its snapshot"}
     assert how.chunks[donors[1].peer_id] <= 3
     assert sum(how.chunks.values()) == CHUNKS
 
@@ -101,18 +101,18 @@ def one_bad_answer(donor, piece):
 
 
 async def test_who_lies_and_leaves_at_once_has_lied(run, donors, joiner):
-    liar = donors[2]
+    byzantine = donors[2]
 
     def first_a_lie(piece):
         async def answer():
-            return flip(piece) if len(liar.chunks_asked) == 1 else await break_off(liar)
+            return flip(piece) if len(byzantine.chunks_asked) == 1 else await break_off(byzantine)
 
         return answer
 
-    liar.pieces = [first_a_lie(piece) for piece in liar.pieces]
+    byzantine.pieces = [first_a_lie(piece) for piece in byzantine.pieces]
     await joiner.catch_up(*donors)
     assert_same(joiner, run)
-    assert list(joiner.liars) == [liar.peer_id]
+    assert list(joiner.accused) == [byzantine.peer_id]
 
 
 async def test_a_donor_that_dies_is_replaced_and_not_blamed(network, run, donors, joiner):
@@ -132,7 +132,7 @@ async def test_a_donor_that_dies_is_replaced_and_not_blamed(network, run, donors
     assert_same(joiner, run)
     assert how.chunks[dying.peer_id] == 3
     assert sum(how.chunks.values()) == CHUNKS
-    assert joiner.liars == {}
+    assert joiner.accused == {}
 
 
 async def test_a_donor_without_the_snapshot_is_passed_over(run, donors, joiner):
@@ -140,7 +140,7 @@ async def test_a_donor_without_the_snapshot_is_passed_over(run, donors, joiner):
     how = await joiner.catch_up(*donors)
     assert_same(joiner, run)
     assert set(how.chunks) == {donors[0].peer_id, donors[2].peer_id}
-    assert joiner.liars == {}
+    assert joiner.accused == {}
 
 
 async def test_a_donor_that_hangs_gives_its_chunks_away(network, run, donors, joiner):
@@ -151,7 +151,7 @@ async def test_a_donor_that_hangs_gives_its_chunks_away(network, run, donors, jo
     assert_same(joiner, run)
     assert len(donors[1].chunks_asked) == 1  # the second waits in its stream
     assert set(how.chunks) == {donors[0].peer_id, donors[2].peer_id}
-    assert joiner.liars == {}
+    assert joiner.accused == {}
 
 
 async def test_a_line_that_stands_makes_nobody_a_slow_donor(network, run, donors, joiner, monkeypatch):

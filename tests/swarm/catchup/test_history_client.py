@@ -111,11 +111,11 @@ async def test_a_peer_leaves_its_branch_where_more_of_the_established_are_on_ano
     assert_same(joiner, others)
 
 
-async def test_a_donor_whose_branch_fewer_signed_is_no_liar(network, tmp_path, run):
+async def test_a_donor_whose_branch_fewer_signed_is_not_byzantine(network, tmp_path, run):
     alone, others = sides(tmp_path, run)
     donor, joiner = await ScriptedDonor(network.node(), alone).start(), joiner_on(network, tmp_path, others)
     await joiner.refuses(donor, NotFollowedError, "not followed")
-    assert joiner.liars == {}
+    assert joiner.accused == {}
     stranger = Run(tmp_path / "forged").commit(30, tokens=2**30)
     await joiner.refuses(await ScriptedDonor(network.node(), stranger).start(), NotFollowedError)
 

@@ -74,16 +74,16 @@ async def test_who_is_said_to_have_failed_the_round_is_asked_as_well(network, tm
     mine = run.identities[0]
     run.commit(2)
     committed = await ScriptedDonor(network.node(run.identities[-1]), run).start()
-    liar = network.node(run.identities[1])
+    byzantine = network.node(run.identities[1])
 
     async def knows_nothing(stream):
         await stream.finish(5.0)
 
-    await liar.serve(history_name(RUN), "history", knows_nothing)
+    await byzantine.serve(history_name(RUN), "history", knows_nothing)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="exchange", reason="x",
-        instead="retry", members=(mine.peer_id, liar.peer_id, committed.peer_id), culprit=committed.peer_id,
+        instead="retry", members=(mine.peer_id, byzantine.peer_id, committed.peer_id), culprit=committed.peer_id,
     )  # fmt: skip
     await rounds._retry.of(record)
     assert told == []  # no other snapshot: what it has sent is in a round

@@ -83,7 +83,7 @@ async def test_a_second_stream_that_finds_no_place_is_left(run, donors, joiner):
     assert len(donor.chunks_asked) <= CHUNKS + chunk_download.WINDOW
 
 
-async def test_a_lone_donor_that_turns_liar_on_both_streams_is_blamed_once(donors, joiner):
+async def test_a_lone_donor_that_turns_byzantine_on_both_streams_is_blamed_once(donors, joiner):
     donor, blamed = donors[0], []
     joiner.fetcher._distrust = lambda peer_id, how: blamed.append((peer_id, how))
     donor.pieces = [piece if index < 6 else flip(piece) for index, piece in enumerate(donor.pieces)]

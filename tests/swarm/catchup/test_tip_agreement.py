@@ -63,16 +63,16 @@ async def test_a_poisoned_state_is_refused_where_two_thirds_hold_another(network
 
 
 async def test_members_that_disagree_are_believed_when_a_round_has_certified_what_is_so(network, run, joiner):
-    liar, honest = await members(network, run, 2)
-    liar.poison()
-    for donor, other in ((liar, honest), (honest, liar)):
+    byzantine, honest = await members(network, run, 2)
+    byzantine.poison()
+    for donor, other in ((byzantine, honest), (honest, byzantine)):
         with pytest.raises(UndecidedError, match="2 members of round 3 name different states after it"):
             await joiner.catch_up(donor, other)
     assert joiner.adopted == 0
-    liar.chain = honest.chain = run.commit(1).history.chain
+    byzantine.chain = honest.chain = run.commit(1).history.chain
     with pytest.raises(CatchUpError, match="serves another state than the certified"):
-        await joiner.catch_up(liar, honest)
-    await joiner.catch_up(honest, liar)
+        await joiner.catch_up(byzantine, honest)
+    await joiner.catch_up(honest, byzantine)
     assert joiner.state.digest() == run.states[3]
 
 
@@ -81,7 +81,7 @@ async def test_where_nobody_of_the_round_is_in_sight_a_donors_word_is_all_there_
     other.poison()
     await joiner.catch_up(donor, other, same)
     assert_same(joiner, run)
-    assert joiner.liars == {}  # who says that it holds another state is not asked for chunks of this one
+    assert joiner.accused == {}  # who says that it holds another state is not asked for chunks of this one
     assert other.chunks_asked == []
     assert f"no member of round 3 is live: its state rests on {donor.peer_id}'s word only" in caplog.text
 
@@ -126,8 +126,8 @@ async def answers(donor, silence):
 async def test_who_answers_at_once_does_not_outvote_those_that_need_a_moment(network, run, joiner):
     """They are about to apply the round, or hash what it led to."""
     network.retime(state_recheck_s=0.02)
-    liar, *honest = await members(network, run, 4)
-    liar.poison()
+    byzantine, *honest = await members(network, run, 4)
+    byzantine.poison()
     asked = dict.fromkeys((donor.peer_id for donor in honest), 0)
     for donor in honest:
 
@@ -141,7 +141,7 @@ async def test_who_answers_at_once_does_not_outvote_those_that_need_a_moment(net
 
         await donor.node.serve(history_name(RUN), "history", not_yet)
     with pytest.raises(CatchUpError, match=r"serves another state than the [0-9a-f]{12} that its round"):
-        await joiner.catch_up(liar, *honest)
+        await joiner.catch_up(byzantine, *honest)
     assert min(asked.values()) > 4
     assert joiner.adopted == 0
 
@@ -183,7 +183,7 @@ async def test_two_thirds_are_enough_and_the_rest_have_a_moment_more(run):
     assert members_of(link, ["nobody", *ids[:2]]) == ids[:2]
 
 
-async def test_one_liar_convinces_nobody_where_honest_members_are_in_sight(network, tmp_path):
+async def test_one_byzantine_member_does_not_convince_where_honest_members_are_in_sight(network, tmp_path):
     """Whatever order a newcomer comes to them in; nobody that it did not believe is missing as a witness."""
     run = Run(tmp_path / "run", members=8).commit(3)
     donors = await members(network, run, 6)
@@ -232,16 +232,16 @@ def standing_at(run, peer_ids):
 async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_take_the_true_one(
     network, run, tmp_path, told
 ):
-    liar, *honest = await members(network, run, 4)
-    liar.updates.clear()  # what can be replayed needs nobody's word
+    byzantine, *honest = await members(network, run, 4)
+    byzantine.updates.clear()  # what can be replayed needs nobody's word
     if told == "false":
-        liar.poison()
+        byzantine.poison()
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
-    peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [liar.peer_id])
+    peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [byzantine.peer_id])
     assert await rounds._fork_choice.catch_up()  # nobody else is in sight
     before = rounds.position()
     assert (before.lineage_id, await rounds.store.digest() == run.states[3]) == (run.state.lineage_id, told == "true")
-    del peers[liar.peer_id]
+    del peers[byzantine.peer_id]
     peers.update(standing_at(run, [donor.peer_id for donor in honest]))
     record = RoundRecord(
         status="aborted", round=4, lineage_id=before.lineage_id, phase="commit", reason="1 of 3 signed link",
@@ -256,14 +256,14 @@ async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_tak
 
 
 async def test_one_members_word_topples_nobody(network, run, tmp_path, caplog):
-    liar, honest = await members(network, run, 2)
+    byzantine, honest = await members(network, run, 2)
     honest.updates.clear()
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
     peers = rounds._directory.peers = rounds._directory.reachable = standing_at(run, [honest.peer_id])
     assert await rounds._fork_choice.catch_up()
-    liar.poison()
+    byzantine.poison()
     del peers[honest.peer_id]
-    peers.update(standing_at(run, [liar.peer_id]))
+    peers.update(standing_at(run, [byzantine.peer_id]))
     await rounds._fork_choice.look_at_own_state()
     assert rounds.store.valid
     assert "1 of the 4 members of round 3 hold" in caplog.text

@@ -1,4 +1,4 @@
-"""Gossip rounds beside members that break the protocol or stop half-way, and what a restart or a liar leaves."""
+"""Gossip rounds beside members that break the protocol or stop half-way; what a restart or a Byzantine peer leaves."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Puppet:
 
 
 async def pair(network, folder, **rounds):
-    liar, victim = await gossip(network, folder, NOLOCO, 2, **{"straggler_wait_s": 60.0, **rounds})
-    scatter([liar, victim])
-    return await Puppet(liar, victim).start(), victim
+    byzantine, victim = await gossip(network, folder, NOLOCO, 2, **{"straggler_wait_s": 60.0, **rounds})
+    scatter([byzantine, victim])
+    return await Puppet(byzantine, victim).start(), victim
 
 
 def spoiled(frames, index, at, value):
@@ -173,14 +173,14 @@ async def test_a_donor_that_serves_another_state_than_it_signs_is_left_for_the_n
         peer.directory.hidden.add(newcomer.peer_id)
     scatter(peers)
     await everybody_rounds(peers)
-    liar, honest = peers
+    byzantine, honest = peers
 
     async def sign(stream):
-        signed = GossipState(run_id=liar.manifest.run_id, round=1, state_digest="a" * 64)
-        await stream.send(Kind.META, seal(liar.node.identity, STATE_DOMAIN, dump_json(signed)))
+        signed = GossipState(run_id=byzantine.manifest.run_id, round=1, state_digest="a" * 64)
+        await stream.send(Kind.META, seal(byzantine.node.identity, STATE_DOMAIN, dump_json(signed)))
 
-    await liar.node.serve(liar.rounds._initial_state._name, "history", sign)
-    newcomer.rounds._initial_state._rng.shuffle = lambda donors: donors.sort(key=lambda p: p != liar.peer_id)
+    await byzantine.node.serve(byzantine.rounds._initial_state._name, "history", sign)
+    newcomer.rounds._initial_state._rng.shuffle = lambda donors: donors.sort(key=lambda p: p != byzantine.peer_id)
     await newcomer.rounds._initial_state.start(False)
     assert newcomer.records[-1].donor == honest.peer_id
     assert newcomer.state.digest() == honest.state.digest()
@@ -204,18 +204,18 @@ async def test_a_state_outlives_its_agent_and_is_saved_whole(network, tmp_path):
 
 
 @pytest.mark.parametrize("aggregator", ["gated", "median"])
-async def test_a_group_of_four_bears_a_liar_where_its_aggregator_can_judge(network, tmp_path, aggregator):
+async def test_a_group_of_four_tolerates_a_byzantine_member_if_its_aggregator_can_judge(network, tmp_path, aggregator):
     recipe = {**plain_groups(4), "aggregator": aggregator}
     peers = await gossip(network, tmp_path, recipe, 4, elements=1 << 19)
-    liar, honest = peers[1], [peers[0], *peers[2:]]
+    byzantine, honest = peers[1], [peers[0], *peers[2:]]
     scatter(peers)
     mean = torch.stack([peer.local for peer in honest]).mean(0)
     away = max(float((peer.local - mean).norm()) for peer in honest)
-    liar.local *= -1000.0
+    byzantine.local *= -1000.0
     records = await everybody_rounds(peers)
     assert all(len(record.members) == 4 for record in records)
     for peer in honest:
         assert float((peer.local - mean).norm()) < away
         assert torch.equal(peer.local, honest[0].local)
     if aggregator == "gated":
-        assert [drop.peer_id for drop in records[0].dropped] == [liar.peer_id]
+        assert [drop.peer_id for drop in records[0].dropped] == [byzantine.peer_id]

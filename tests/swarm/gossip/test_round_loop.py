@@ -172,9 +172,9 @@ async def test_members_that_see_other_peers_make_the_round_alone_and_meet_again(
 
 
 async def test_who_claims_a_round_that_no_run_has_is_not_followed(network, tmp_path, monkeypatch):
-    liar, victim = await gossip(network, tmp_path, NOLOCO, 2)
-    honest = liar.record()
-    monkeypatch.setattr(liar, "record", lambda: honest.model_copy(update={"round": 2**53 - 1}))
+    byzantine, victim = await gossip(network, tmp_path, NOLOCO, 2)
+    honest = byzantine.record()
+    monkeypatch.setattr(byzantine, "record", lambda: honest.model_copy(update={"round": 2**53 - 1}))
     monkeypatch.setattr(victim.rounds, "patience_s", 0.1)
     assert (await victim.round()).round == 1
 

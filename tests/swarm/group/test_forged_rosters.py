@@ -18,7 +18,7 @@ AWAKE = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leade
 
 
 def forged_joins(me):
-    """What a liar may hand in."""
+    """What a Byzantine peer may hand in."""
     return {
         "signed by another": join_of(STRANGER)[0],
         "another domain": seal(me, "vote", dump_json(join_of(me)[1])),
@@ -36,8 +36,8 @@ def forged_joins(me):
 
 @pytest.mark.parametrize("name", forged_joins(STRANGER))
 async def test_a_forged_join_is_refused(network, caplog, name):
-    leader, liar = await gather(network, 2)
-    stream = await liar.hand_in(leader, forged_joins(liar.node.identity)[name])
+    leader, byzantine = await gather(network, 2)
+    stream = await byzantine.hand_in(leader, forged_joins(byzantine.node.identity)[name])
     with pytest.raises(StreamClosedError):
         await asyncio.wait_for(stream.receive({Kind.ROSTER: 10**5, Kind.REJECT: 10**5}), 5.0)
     assert not leader.matchmaker.anybody_waiting

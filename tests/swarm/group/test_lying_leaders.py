@@ -24,19 +24,19 @@ from tests.swarm.gathering import JOIN_NAME, PARENT, gather, join_of, names, ran
 pytestmark = pytest.mark.usefixtures("brisk")
 
 
-async def liars_and_honest(network, answer, count=3, **settings):
+async def byzantine_and_honest(network, answer, count=3, **settings):
     """One that outranks all others and does `answer(stream, it)` to whoever joins; -> (it, the others)."""
-    liar, *honest = await gather(network, count, **settings)
-    liar.training = False  # it invites nobody, and comes to nobody
+    byzantine, *honest = await gather(network, count, **settings)
+    byzantine.training = False  # it invites nobody, and comes to nobody
 
     async def on_join(stream):
         with contextlib.suppress(StreamClosedError):
             await stream.receive({Kind.JOIN: 4096})
-            await answer(stream, liar)
+            await answer(stream, byzantine)
             await stream.finish(5.0)
 
-    await liar.node.serve(JOIN_NAME, "round", on_join)
-    return liar, honest
+    await byzantine.node.serve(JOIN_NAME, "round", on_join)
+    return byzantine, honest
 
 
 def outranking(peer_id):
@@ -51,15 +51,15 @@ async def test_who_sends_everybody_away_is_passed_over(network, named):
     network.retime(sent_away_s=0.2)
     unreachable = iter(f"0OIl{number}" for number in range(10**6))
 
-    async def sends_away(stream, liar):
+    async def sends_away(stream, byzantine):
         name = None
         if named == "somebody made up":
-            name = outranking(liar.peer_id)
+            name = outranking(byzantine.peer_id)
         elif named == "no peer id":
-            name = next(name for name in unreachable if rank(name) < rank(liar.peer_id))
+            name = next(name for name in unreachable if rank(name) < rank(byzantine.peer_id))
         await stream.send_message(Kind.REJECT, RejectMessage(reason="follow", leader=name, round=5, lineage_id=PARENT))
 
-    _, honest = await liars_and_honest(network, sends_away)
+    _, honest = await byzantine_and_honest(network, sends_away)
     groups = await asyncio.wait_for(together(*(one.match() for one in honest)), 10.0)
     assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
 
@@ -98,10 +98,10 @@ async def test_who_talks_nonsense_is_not_followed_again(network, kind):
     async def nonsense(stream, _):
         await stream.send(kind, b"{}")
 
-    liar, honest = await liars_and_honest(network, nonsense)
+    byzantine, honest = await byzantine_and_honest(network, nonsense)
     failed = await together(*(one.match() for one in honest))
     assert {type(failure) for failure in failed} == {RoundAborted}
-    assert {failure.culprit for failure in failed} == {liar.peer_id}
+    assert {failure.culprit for failure in failed} == {byzantine.peer_id}
     groups = await together(*(one.match() for one in honest))
     assert [names(group) for group in groups] == [{one.peer_id for one in honest}] * 2
 
@@ -114,8 +114,8 @@ async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes
     network.retime(wasted_s=0.4)
     network.retime(gone_for_s=0.3)
 
-    async def hold(stream, liar):
-        message = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=liar.peer_id)
+    async def hold(stream, byzantine):
+        message = StatusMessage(coming=True, round=5, lineage_id=PARENT, weight=100, leader=byzantine.peer_id)
         held_until = time.monotonic() + (60.0 if then == "goes on" else 0.8)
         ended = asyncio.ensure_future(stream.closed())
         while not ended.done() and time.monotonic() < held_until:
@@ -124,14 +124,14 @@ async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes
         if then == "is silent":
             await asyncio.wait({ended}, timeout=5.0)
         elif then in ("is excluded", "names one that is gone") and not ended.done():
-            named = outranking(liar.peer_id) if then != "is excluded" else None
+            named = outranking(byzantine.peer_id) if then != "is excluded" else None
             reason = "follow" if named else "excluded"
             await stream.send_message(
                 Kind.REJECT, RejectMessage(reason=reason, leader=named, round=5, lineage_id=PARENT)
             )
         await cancel_and_wait([ended])
 
-    liar, honest = await liars_and_honest(network, hold, count=4, wait=0.7)
+    byzantine, honest = await byzantine_and_honest(network, hold, count=4, wait=0.7)
     grouped = asyncio.Event()
 
     async def train(one, late_s):
@@ -151,7 +151,7 @@ async def test_who_keeps_members_waiting_and_forms_no_group_is_left_to_who_likes
         await asyncio.wait_for(grouped.wait(), 20.0)
     finally:
         await cancel_and_wait(training)
-    assert liar.peer_id in {leader for one in honest for leader in one.matchmaker._follower._wasted}
+    assert byzantine.peer_id in {leader for one in honest for leader in one.matchmaker._follower._wasted}
 
 
 async def test_an_invitation_of_whom_nobody_believes_holds_it_up_for_nobody(network):

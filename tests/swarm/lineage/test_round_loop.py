@@ -50,7 +50,7 @@ async def test_a_peer_that_leaves_ends_its_persistent_group(monkeypatch, how):
 async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for_a_while(network):
     now = 100.0
     network.clock = lambda: now
-    leader, liar = await gather(network, 2)
+    leader, byzantine = await gather(network, 2)
     network.retime(recheck_s=0.0)
 
     async def nobody_shows_it():
@@ -63,14 +63,14 @@ async def test_whoever_claims_to_be_ahead_and_cannot_show_it_is_not_expected_for
     following = SimpleNamespace(donors=lambda: ["somebody"], catch_up=nobody_shows_it)
     after = RetryPolicy(leader.node, directory, leader.matchmaker, following, None, random.Random(1))
     membership = leader.matchmaker.membership
-    assert membership.expected() == [liar.peer_id]
-    record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=liar.peer_id, instead="catch_up")
+    assert membership.expected() == [byzantine.peer_id]
+    record = RoundRecord(status="aborted", round=6, lineage_id=PARENT, culprit=byzantine.peer_id, instead="catch_up")
     await after.of(record)
     assert membership.expected() == []
     now += STANDARD.unproven_s - 1.0
     assert membership.expected() == []
     now += 1.0
-    assert membership.expected() == [liar.peer_id]
+    assert membership.expected() == [byzantine.peer_id]
 
 
 async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network, tmp_path, monkeypatch):

@@ -109,8 +109,8 @@ async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
     circle = await make_circle(network, 3).start()
     await circle.round()
     residuals = [seat.exchange._strategy.feedbacks()[0].residual.clone() for seat in circle.seats]
-    liar = circle.seats[0]
-    stream = liar.exchange._group.outbound[circle.seats[1].peer_id]
+    byzantine = circle.seats[0]
+    stream = byzantine.exchange._group.outbound[circle.seats[1].peer_id]
     send = stream.send
 
     async def breaks_off(kind, body=b""):
@@ -159,25 +159,25 @@ def garbled(seat, to, *, bound, when=lambda: True):
 async def test_whoever_sends_a_malformed_payload_is_named(network, tmp_path):
     circle = await make_circle(network, 3, folder=tmp_path).start()
     await circle.round()
-    liar, *_ = circle.seats
-    contributing_garbage(liar)
+    byzantine, *_ = circle.seats
+    contributing_garbage(byzantine)
     outcomes = await one_round(circle)
     assert all(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
     named = [outcome for outcome in outcomes[1:] if "malformed contribution: " in outcome.reason]
     assert named
-    assert {outcome.culprit for outcome in named} == {liar.peer_id}
+    assert {outcome.culprit for outcome in named} == {byzantine.peer_id}
     assert [seat.state.round for seat in circle.seats] == [1, 1, 1]
 
 
 async def test_gates_leave_out_a_malformed_payload_and_the_round_goes_on_without_it(network, tmp_path):
     circle = await make_circle(network, 4, GATED, tmp_path).start()
     await circle.round()
-    liar, *_ = circle.seats
-    contributing_garbage(liar)
+    byzantine, *_ = circle.seats
+    contributing_garbage(byzantine)
     outcomes = await one_round(circle)
     assert not any(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
     group, update = outcomes[0]
-    place = [member.peer_id for member in group.members].index(liar.peer_id)
+    place = [member.peer_id for member in group.members].index(byzantine.peer_id)
     assert update.dropped == {place: "holds NaN or infinity"}
     assert len({seat.state.digest() for seat in circle.seats}) == 1
     assert {seat.state.round for seat in circle.seats} == {2}
@@ -187,25 +187,25 @@ async def test_gates_leave_out_a_malformed_payload_and_the_round_goes_on_without
 async def test_whoever_sends_two_payloads_is_banned_when_members_compare_them(network, tmp_path, recipe):
     circle = await make_circle(network, 3, recipe, tmp_path).start()
     await circle.round()
-    liar, one, other = circle.seats
-    garbled(liar, one.peer_id, bound=True, when=lambda: other.exchange._buffers.heard is not None)
+    byzantine, one, other = circle.seats
+    garbled(byzantine, one.peer_id, bound=True, when=lambda: other.exchange._buffers.heard is not None)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
-    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
-    assert "signed two results in round 2" in one.guard.bans.offence(liar.peer_id)
+    await until(lambda: one.guard.banned(byzantine.peer_id) and other.guard.banned(byzantine.peer_id), 30.0)
+    assert "signed two results in round 2" in one.guard.bans.offence(byzantine.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
 
 async def test_whoever_sends_another_payload_than_it_is_bound_to_is_named_and_counted(network, tmp_path):
     circle = await make_circle(network, 3, folder=tmp_path).start()
     await circle.round()
-    liar, one, _ = circle.seats
-    garbled(liar, one.peer_id, bound=False)
+    byzantine, one, _ = circle.seats
+    garbled(byzantine, one.peer_id, bound=False)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
-    assert outcomes[1].culprit == liar.peer_id
+    assert outcomes[1].culprit == byzantine.peer_id
     assert outcomes[1].reason == "it sent another payload than it had bound itself to"
-    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
+    assert one.guard.strikes._pasts[byzantine.peer_id].offences == 1
 
 
 async def test_nobody_sees_a_payload_before_it_is_bound_to_its_own(network):

@@ -23,11 +23,11 @@ NAN_SCALE = b"\x00\x00\xc0\x7f"
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
-def contribution_of(table, liar, to):
-    """What an honest `liar` would send to `to` for its shard."""
-    state = table.states[liar]
+def contribution_of(table, byzantine, to):
+    """What an honest `byzantine` would send to `to` for its shard."""
+    state = table.states[byzantine]
     bounds = shards_of(state.numel, len(table.nodes), state.compressor.block)
-    return state.encode_contribution(table.locals[liar], bounds)[to]
+    return state.encode_contribution(table.locals[byzantine], bounds)[to]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network):
 
 async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reason_on_record(network):
     table = Table(network, 4, recipe=GATED, timeout_s=5.0)
-    liar = table.nodes[3].peer_id
+    byzantine = table.nodes[3].peer_id
     codec, numel = table.states[0].compressor, table.states[0].numel
     bounds = shards_of(numel, 4, codec.block)
     own = table.states[3].encode_contribution(table.locals[3], bounds)
@@ -236,7 +236,7 @@ async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reaso
     outcomes = await table.all()
     assert len({outcome.update.payload for outcome in outcomes}) == 1
     assert [(drop.peer_id, drop.slices, drop.of, drop.reason) for drop in outcomes[0].dropped] == [
-        (liar, 1, 1, "holds NaN or infinity")
+        (byzantine, 1, 1, "holds NaN or infinity")
     ]
     assert all(not outcome.dropped for outcome in outcomes[1:])
 

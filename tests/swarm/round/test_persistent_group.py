@@ -154,20 +154,20 @@ async def test_a_group_stands_only_where_it_committed(network):
 async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie):
     circle = await Circle(network, 3).start()
     await circle.round()
-    liar, honest = circle.seats[2], circle.seats[0]
-    position = liar.position
+    byzantine, honest = circle.seats[2], circle.seats[0]
+    position = byzantine.position
     if lie == "another round":
         position = type(position)(position.round + 1, position.lineage_id, position.weight)
     elif lie == "another parent":
         position = type(position)(position.round, hashlib.sha256(b"x").hexdigest(), position.weight)
-    signer = circle.seats[1] if lie == "of somebody else" else liar
+    signer = circle.seats[1] if lie == "of somebody else" else byzantine
     sealed = b"\0" * 200 if lie == "garbage" else signer.rosters.join(position, 300)[1]
-    stream = liar.exchange._group.outbound[honest.peer_id]
+    stream = byzantine.exchange._group.outbound[honest.peer_id]
     waiting = asyncio.ensure_future(circle.next_round(0))
     await stream.send(Kind.JOIN, sealed)
     with pytest.raises(RoundAborted) as caught:
         await asyncio.wait_for(waiting, 10.0)
-    assert caught.value.culprit == liar.peer_id
+    assert caught.value.culprit == byzantine.peer_id
     assert honest.exchange.can_continue(honest.position) == frozenset()
 
 
@@ -207,8 +207,8 @@ async def test_a_group_does_not_stand_after_a_frame_that_was_given_up_half_way(n
 async def test_a_stream_that_ends_between_rounds_ends_the_group_for_all(network):
     circle = await Circle(network, 3).start()
     await circle.round()
-    one, two, liar = circle.seats
-    liar.exchange._group.outbound[one.peer_id].close()  # the other one is not told
+    one, two, byzantine = circle.seats
+    byzantine.exchange._group.outbound[one.peer_id].close()  # the other one is not told
     began = time.monotonic()
     with pytest.raises(RoundAborted) as caught:
         await circle.next_round(1, 8.0)
@@ -220,15 +220,15 @@ async def test_a_stream_that_ends_between_rounds_ends_the_group_for_all(network)
 async def test_nobody_waits_for_joins_to_a_group_that_has_ended(network):
     circle = await Circle(network, 3).start()
     await circle.round()
-    one, _, liar = circle.seats
+    one, _, byzantine = circle.seats
     waiting = asyncio.ensure_future(circle.next_round(0, 8.0))
-    stream = liar.exchange._group.outbound[one.peer_id]
-    await stream.send(Kind.JOIN, liar.rosters.join(liar.position, 300)[1])
+    stream = byzantine.exchange._group.outbound[one.peer_id]
+    await stream.send(Kind.JOIN, byzantine.rosters.join(byzantine.position, 300)[1])
     await stream.send(Kind.STATUS)
     began = time.monotonic()
     with pytest.raises(RoundAborted) as caught:
         await waiting
-    assert caught.value.culprit == liar.peer_id
+    assert caught.value.culprit == byzantine.peer_id
     assert time.monotonic() - began < 4.0
 
 

@@ -133,7 +133,7 @@ def test_a_reducer_that_feeds_its_residual_something_else_is_convicted(lie):
     evidence, payloads = shop.evidence(kept, 0)
     verdict = shop.judge.judge(evidence, payloads)
     assert (verdict.culprit, verdict.offence.split(",")[0]) == (shop.me.peer_id, "reduced falsely")
-    with pytest.raises(RightError):  # nothing was wrong with the other index
+    with pytest.raises(RightError):  # nothing was wrong with the other slice
         shop.judge.judge(*shop.evidence(kept, 1))
 
 

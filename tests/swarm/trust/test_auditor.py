@@ -28,16 +28,16 @@ from peer.swarm.trust.verdict import NoEvidenceError
 from tests.swarm.auditing import audit, heard, lies, slices_of, tampered_rounds
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
-from tests.swarm.liars import Tampering
 from tests.swarm.runs import RUN
+from tests.swarm.tampering import Tampering
 
 
 @pytest.mark.timeout(600)
-async def test_one_tampered_unit_in_each_of_200_rounds_is_found_by_whoever_audits_it(network, tmp_path):
+async def test_one_tampered_slice_in_each_of_200_rounds_is_found_by_whoever_audits_it(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
-    liar = Tampering(RECIPE.aggregator)
-    lies(circle, 0, liar)
-    caught, accused = await tampered_rounds(circle, liar, 200, seed=5)
+    byzantine = Tampering(RECIPE.aggregator)
+    lies(circle, 0, byzantine)
+    caught, accused = await tampered_rounds(circle, byzantine, 200, seed=5)
     assert caught >= 198
     assert accused == 0
 
@@ -85,7 +85,7 @@ async def test_slices_that_are_too_large_for_an_audit_are_not_audited_and_cost_n
 
 
 async def caught_circle(network, tmp_path, lie="one value", count=3, **options):
-    """A circle of which the first member has reduced index 0 falsely, and what the second found."""
+    """A circle of which the first member has reduced slice 0 falsely, and what the second found."""
     circle = await Circle(network, count, numel=3000, elements=512, folder=tmp_path, **options).start()
     lies(circle, 0, Tampering(RECIPE.aggregator, {0: lie}))
     await circle.round()
@@ -171,20 +171,20 @@ async def test_a_verdict_bans_for_good_and_spreads_to_whoever_verifies_it(networ
 async def test_false_evidence_counts_against_who_offers_it(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    liar, honest, victim = circle.seats
-    reduction, payloads = await liar.guard._auditor._slice_inputs(heard(circle, 0), victim.peer_id, 0)
-    bans = liar.guard.bans
+    byzantine, honest, victim = circle.seats
+    reduction, payloads = await byzantine.guard._auditor._slice_inputs(heard(circle, 0), victim.peer_id, 0)
+    bans = byzantine.guard.bans
     await asyncio.to_thread(
         bans.add, type("V", (), {"culprit": victim.peer_id, "offence": "x"})(), Evidence(finding=reduction), payloads
     )
     for _ in range(3):
-        liar.guard._evidence_gossip._told.clear()
-        await liar.guard._evidence_gossip.tell([honest.peer_id], [victim.peer_id])
+        byzantine.guard._evidence_gossip._told.clear()
+        await byzantine.guard._evidence_gossip.tell([honest.peer_id], [victim.peer_id])
     assert not honest.guard.banned(victim.peer_id)
-    assert honest.guard.strikes.refuses(liar.peer_id)
+    assert honest.guard.strikes.refuses(byzantine.peer_id)
 
 
-async def test_a_round_is_audited_after_its_commit_and_the_liar_is_banned_by_all(network, tmp_path):
+async def test_a_round_is_audited_after_its_commit_and_the_byzantine_member_is_banned_by_all(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     culprit = circle.seats[0].peer_id
     lies(circle, 0, Tampering(RECIPE.aggregator, dict.fromkeys(range(100), "one value")))

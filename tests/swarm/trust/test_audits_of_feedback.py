@@ -12,7 +12,7 @@ from peer.protocol.manifest import RecipeSpec
 from tests.swarm.auditing import audit, heard, lies, slices_of, tampered_rounds
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
-from tests.swarm.liars import Tampering
+from tests.swarm.tampering import Tampering
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
 
@@ -42,11 +42,11 @@ async def test_reducers_with_error_feedback_are_audited_too_and_the_honest_never
 
 
 @pytest.mark.timeout(600)
-async def test_one_tampered_unit_in_each_of_100_rounds_with_error_feedback_is_found(network, tmp_path):
+async def test_one_tampered_slice_in_each_of_100_rounds_with_error_feedback_is_found(network, tmp_path):
     circle = await lagoon(network, tmp_path)
-    liar = Tampering(LAGOON.aggregator)
-    lies(circle, 0, liar)
-    caught, accused = await tampered_rounds(circle, liar, 100, seed=6)
+    byzantine = Tampering(LAGOON.aggregator)
+    lies(circle, 0, byzantine)
+    caught, accused = await tampered_rounds(circle, byzantine, 100, seed=6)
     assert caught >= 99
     assert accused == 0
 
@@ -85,8 +85,8 @@ async def test_evidence_against_a_reducer_with_error_feedback_spreads(network, t
     circle = await lagoon(network, tmp_path, 4)
     for _ in range(3):
         await circle.round()
-    liar = Tampering(LAGOON.aggregator, {0: "flipped", 1: "flipped"})
-    lies(circle, 0, liar)
+    byzantine = Tampering(LAGOON.aggregator, {0: "flipped", 1: "flipped"})
+    lies(circle, 0, byzantine)
     await circle.round()
     culprit = circle.seats[0].peer_id
     del circle.seats[3].chain[1:]  # it cannot judge, and blames nobody for it

@@ -27,21 +27,21 @@ async def one_round(circle):
 async def test_whoever_joins_with_equivocation_is_named_and_banned_on_the_evidence_of_both_joins(network, tmp_path):
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
-    liar, one, other = circle.seats
-    stream = liar.exchange._group.outbound[one.peer_id]
+    byzantine, one, other = circle.seats
+    stream = byzantine.exchange._group.outbound[one.peer_id]
     send = stream.send
 
     async def another_join(kind, body=b""):
         if kind is Kind.JOIN:
-            group = liar.exchange._group.identifier
-            body = liar.rosters.join(liar.position, liar.tokens + 1, group)[1]
+            group = byzantine.exchange._group.identifier
+            body = byzantine.rosters.join(byzantine.position, byzantine.tokens + 1, group)[1]
         await send(kind, body)
 
     stream.send = another_join
     outcomes = await one_round(circle)
     assert all(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
-    assert liar.peer_id in {outcome.culprit for outcome in outcomes[1:]}
-    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
+    assert byzantine.peer_id in {outcome.culprit for outcome in outcomes[1:]}
+    await until(lambda: one.guard.banned(byzantine.peer_id) and other.guard.banned(byzantine.peer_id), 30.0)
     assert [seat.state.round for seat in circle.seats] == [1, 1, 1]
     for seat in (one, other):
         assert not any(seat.guard.refuses(honest.peer_id) for honest in (one, other))
@@ -71,7 +71,7 @@ async def test_joins_that_may_both_stand_show_nothing(network, tmp_path):
     assert verdict.culprit == honest.peer_id
 
 
-def telling_another_result(liar, send):
+def telling_another_result(byzantine, send):
     """Its stream to one member: another reduced part than to the others, properly signed."""
     leaves = Leaves()
 
@@ -80,8 +80,8 @@ def telling_another_result(liar, send):
             body = bytes(body[:-1]) + bytes([6 if body[-1] == 5 else 5])
             leaves.add(body)
         elif kind is Kind.SEAL_REDUCED:
-            sitting = liar.exchange._buffers.sitting.result()
-            body = seal_reduced(liar.node.identity, sitting, body[:32], root_of(leaves.digests)).body
+            sitting = byzantine.exchange._buffers.sitting.result()
+            body = seal_reduced(byzantine.node.identity, sitting, body[:32], root_of(leaves.digests)).body
         await send(kind, body)
 
     return tell
@@ -90,13 +90,13 @@ def telling_another_result(liar, send):
 async def test_a_reducer_that_tells_two_results_is_banned_when_members_compare_them(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    liar, one, other = circle.seats
-    stream = liar.exchange._group.outbound[one.peer_id]
-    stream.send = telling_another_result(liar, stream.send)
+    byzantine, one, other = circle.seats
+    stream = byzantine.exchange._group.outbound[one.peer_id]
+    stream.send = telling_another_result(byzantine, stream.send)
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted), outcomes
-    await until(lambda: one.guard.banned(liar.peer_id) and other.guard.banned(liar.peer_id), 30.0)
-    assert "signed two results in round 2" in one.guard.bans.offence(liar.peer_id)
+    await until(lambda: one.guard.banned(byzantine.peer_id) and other.guard.banned(byzantine.peer_id), 30.0)
+    assert "signed two results in round 2" in one.guard.bans.offence(byzantine.peer_id)
     assert not one.guard.refuses(other.peer_id)
 
 
@@ -104,31 +104,31 @@ async def test_a_residual_where_there_is_none_ends_the_round_and_counts_against_
     """Or nothing that it reduced could be shown to be false: evidence is of what recipes without feedback sign."""
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    liar, one, _ = circle.seats
-    sign = liar.exchange._strategy.sign
+    byzantine, one, _ = circle.seats
+    sign = byzantine.exchange._strategy.sign
 
     async def another(buffers, leaves, outputs, payloads, residual):
         kept = await sign(buffers, leaves, outputs, payloads, residual)
         roots = kept.seal.inputs, root_of(kept.outputs), bytes(32)
-        return replace(kept, seal=seal_reduced(liar.node.identity, kept.sitting, *roots))
+        return replace(kept, seal=seal_reduced(byzantine.node.identity, kept.sitting, *roots))
 
-    liar.exchange._strategy.sign = another
+    byzantine.exchange._strategy.sign = another
     outcomes = await one_round(circle)
-    assert (outcomes[1].culprit, outcomes[1].reason) == (liar.peer_id, "it signed a residual where there is none")
-    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
+    assert (outcomes[1].culprit, outcomes[1].reason) == (byzantine.peer_id, "it signed a residual where there is none")
+    assert one.guard.strikes._pasts[byzantine.peer_id].offences == 1
 
 
 async def test_whoever_shows_two_results_in_an_audit_is_convicted_too(network, tmp_path):
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    liar, one, _ = circle.seats
-    stream = liar.exchange._group.outbound[one.peer_id]
-    stream.send = telling_another_result(liar, stream.send)
+    byzantine, one, _ = circle.seats
+    stream = byzantine.exchange._group.outbound[one.peer_id]
+    stream.send = telling_another_result(byzantine, stream.send)
     await one_round(circle)
-    await until(lambda: one.guard.banned(liar.peer_id), 30.0)  # it is shown one thing at a time
+    await until(lambda: one.guard.banned(byzantine.peer_id), 30.0)  # it is shown one thing at a time
     heard = one.guard._audit_server._heard
-    found = await one.guard._auditor.audit(heard, liar.peer_id, 0)
-    assert (found.outcome, found.found.verdict.culprit) == ("false", liar.peer_id)
+    found = await one.guard._auditor.audit(heard, byzantine.peer_id, 0)
+    assert (found.outcome, found.found.verdict.culprit) == ("false", byzantine.peer_id)
 
 
 async def test_a_contribution_that_is_not_what_was_signed_ends_the_round_and_counts_against_its_sender(
@@ -136,8 +136,8 @@ async def test_a_contribution_that_is_not_what_was_signed_ends_the_round_and_cou
 ):
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
-    liar, one, other = circle.seats
-    stream = liar.exchange._group.outbound[one.peer_id]
+    byzantine, one, other = circle.seats
+    stream = byzantine.exchange._group.outbound[one.peer_id]
     send = stream.send
 
     async def another_seal(kind, body=b""):
@@ -145,17 +145,17 @@ async def test_a_contribution_that_is_not_what_was_signed_ends_the_round_and_cou
 
     stream.send = another_seal
     outcomes = await one_round(circle)
-    assert outcomes[1].culprit == liar.peer_id
+    assert outcomes[1].culprit == byzantine.peer_id
     assert "its signature is not that of the contribution" in outcomes[1].reason
-    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
-    assert liar.peer_id not in other.guard.strikes._pasts  # it has only been told
+    assert one.guard.strikes._pasts[byzantine.peer_id].offences == 1
+    assert byzantine.peer_id not in other.guard.strikes._pasts  # it has only been told
 
 
 async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_counted(network, tmp_path):
     circle = await Circle(network, 3, folder=tmp_path).start()
     await circle.round()
-    liar, one, _ = circle.seats
-    stream = liar.exchange._group.outbound[one.peer_id]
+    byzantine, one, _ = circle.seats
+    stream = byzantine.exchange._group.outbound[one.peer_id]
     send = stream.send
 
     async def another_group(kind, body=b""):
@@ -165,5 +165,5 @@ async def test_whoever_says_that_its_joins_differ_and_shows_none_that_do_is_coun
     outcomes = await one_round(circle)
     assert isinstance(outcomes[1], RoundAborted)
     assert "has other joins" in outcomes[1].reason
-    assert one.guard.strikes._pasts[liar.peer_id].offences == 1
-    assert not one.guard.banned(liar.peer_id)
+    assert one.guard.strikes._pasts[byzantine.peer_id].offences == 1
+    assert not one.guard.banned(byzantine.peer_id)

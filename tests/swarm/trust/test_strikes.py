@@ -60,11 +60,11 @@ def test_no_number_of_offenders_fills_the_memory():
 
 async def test_hearsay_is_not_held_against_anybody(network, tmp_path):
     circle = await Circle(network, 3, folder=tmp_path).start()
-    liar, one, other = circle.seats
+    byzantine, one, other = circle.seats
     firsts, locals_ = [circle._first(seat) for seat in circle.seats], circle.locals()
     jobs = [asyncio.ensure_future(circle.one_round(index, locals_[index], firsts[index])) for index in (1, 2)]
     await until(lambda: one.exchange._group is not None, 30.0)
-    stream = await liar.node.open(one.peer_id, NAME, "round")
+    stream = await byzantine.node.open(one.peer_id, NAME, "round")
     await stream.send_message(Kind.HELLO, HelloMessage(group_id=firsts[0].id))
     await stream.send_message(Kind.ABORT, AbortMessage(reason="it lies", culprit=other.peer_id))
     with pytest.raises(RoundAborted) as caught:

@@ -28,17 +28,17 @@ async def test_no_member_has_another_to_itself_by_saying_that_the_others_did_not
     recipe = {**plain_groups(4), "aggregator": "gated"}
     peers = await gossip(network, tmp_path, recipe, 4, straggler_wait_s=20.0)
     scatter(peers)
-    liar, *honest = peers
-    roster, name = tuple(peer.peer_id for peer in peers), round_name(liar.manifest.run_id)
-    before, mixing = [peer.local.norm() for peer in honest], liar.rounds._mixing
+    byzantine, *honest = peers
+    roster, name = tuple(peer.peer_id for peer in peers), round_name(byzantine.manifest.run_id)
+    before, mixing = [peer.local.norm() for peer in honest], byzantine.rounds._mixing
 
     async def take_aside(victim):
-        stream = await liar.node.open(victim.peer_id, name, "round")
-        await stream.send_message(Kind.JOIN, Puppet(liar, victim).join(1, roster=roster))
-        two = tuple(peer_id for peer_id in roster if peer_id in (liar.peer_id, victim.peer_id))
+        stream = await byzantine.node.open(victim.peer_id, name, "round")
+        await stream.send_message(Kind.JOIN, Puppet(byzantine, victim).join(1, roster=roster))
+        two = tuple(peer_id for peer_id in roster if peer_id in (byzantine.peer_id, victim.peer_id))
         await stream.send_message(Kind.ROSTER, GossipRoster(members=two))
         for index in range(len(mixing.slices)):
-            await stream.send(Kind.CONTRIBUTION, mixing.encode(index, liar.local * -500))
+            await stream.send(Kind.CONTRIBUTION, mixing.encode(index, byzantine.local * -500))
         await stream.send(Kind.END)
 
     async def answer(stream):
@@ -46,13 +46,13 @@ async def test_no_member_has_another_to_itself_by_saying_that_the_others_did_not
         network.spawn(take_aside(next(peer for peer in honest if peer.peer_id == stream.remote)))
         await absorb(stream)
 
-    await liar.node.serve(name, "round", answer)
+    await byzantine.node.serve(name, "round", answer)
     first = asyncio.ensure_future(honest[0].round())
-    await until(lambda: liar.peer_id in honest[0].rounds._inboxes.waiting or first.done(), 30.0)
+    await until(lambda: byzantine.peer_id in honest[0].rounds._inboxes.waiting or first.done(), 30.0)
     records = await asyncio.gather(first, *(peer.round() for peer in honest[1:]))
     for peer, record, norm in zip(honest, records, before, strict=True):
         assert record.status == "committed"
-        assert liar.peer_id not in record.members
+        assert byzantine.peer_id not in record.members
         assert peer.state.anchor.norm() <= 1.2 * norm
 
 
@@ -88,16 +88,16 @@ async def test_a_newcomer_takes_no_state_that_is_not_finite_or_far_ahead(network
 
 async def test_only_whom_a_peer_would_meet_sets_its_pace_and_once_a_round(network, tmp_path):
     peers = await gossip(network, tmp_path, plain_groups(4), 4, straggler_wait_s=0.2)
-    liar, victim = peers[:2]
+    byzantine, victim = peers[:2]
     victim.rounds.slot.on_progress(
         Progress(step=1, tokens=1, tokens_per_s=1.0, unsent_tokens=0, due_in_s=3600.0, loss=1.0, seconds_waiting=0.0)
     )
-    puppet, name = Puppet(liar, victim), round_name(liar.manifest.run_id)
+    puppet, name = Puppet(byzantine, victim), round_name(byzantine.manifest.run_id)
 
     async def come(join):
-        stream = await liar.node.open(victim.peer_id, name, "round")
+        stream = await byzantine.node.open(victim.peer_id, name, "round")
         await stream.send_message(Kind.JOIN, join)
-        await until(lambda: getattr(victim.rounds._inboxes.waiting.get(liar.peer_id), "join", None) == join)
+        await until(lambda: getattr(victim.rounds._inboxes.waiting.get(byzantine.peer_id), "join", None) == join)
 
     await come(puppet.join(1))  # of two, where the draw is of four
     await come(puppet.join(900, roster=victim.rounds._draw.group(900, victim.rounds._live())))  # long before its time

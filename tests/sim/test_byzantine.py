@@ -17,14 +17,14 @@ from tests.sim.tiny_task import TinyTask
 IDEAL = PeerProfile()
 
 
-def liars(attack: Any, count: int = 1, peers: int = 8) -> tuple[PeerProfile, ...]:
+def byzantine(attack: Any, count: int = 1, peers: int = 8) -> tuple[PeerProfile, ...]:
     return (replace(IDEAL, attack=attack),) * count + (IDEAL,) * (peers - count)
 
 
 @pytest.mark.parametrize("name", ["ddp", "diloco", "sparseloco", "demo", "dybw", "streaming-diloco", "eager-diloco"])
 def test_not_a_number_is_dropped_and_counted(name: str) -> None:
     steps = {"steps_per_round": 5} if name in ("diloco", "sparseloco", "streaming-diloco", "eager-diloco") else {}
-    run = simulate(name, profiles=liars("nan", 2), steps=20, inner=PUBLISHED, **steps)
+    run = simulate(name, profiles=byzantine("nan", 2), steps=20, inner=PUBLISHED, **steps)
     assert set(run.result.tally.dropped) == {0, 1}
     if name not in ("dybw", "streaming-diloco"):
         assert run.result.tally.dropped[0] == run.result.tally.committed
@@ -36,7 +36,7 @@ def test_not_a_number_is_dropped_and_counted(name: str) -> None:
 @pytest.mark.parametrize("aggregator", ["centred-clipping", "gated", "median"])
 def test_robust_aggregators_survive_what_ruins_the_mean(name: str, aggregator: str) -> None:
     steps = {"steps_per_round": 5} if name == "fedavg" else {}
-    profiles = liars("scale", 2)
+    profiles = byzantine("scale", 2)
     profiles = (*(replace(p, attack_scale=-1000.0) for p in profiles[:2]), *profiles[2:])
     robust = simulate(name, profiles=profiles, steps=25, aggregator=aggregator, straggler="wait", **steps)
     assert robust.loss < 2.2

@@ -92,7 +92,7 @@ class HivemindMember:
             return relative_error(vector, self._setup.peers, self._setup.seed)
 
     def close(self) -> None:
-        """Ask politely; what does not heed it is killed with this process's session."""
+        """Ask the processes to end; those that do not are killed with this process's session."""
         self._averager.shutdown()
         self._dht.shutdown()
 

@@ -13,6 +13,7 @@ from typing import Any
 from peer.demo.children import Child, Children
 from peer.demo.report import Observed, observe, validation_losses
 from peer.errors import AtollError
+from peer.system.clock import Clock
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.status import PeerRow
 
@@ -66,7 +67,7 @@ class Play:
     """
 
     def __init__(
-        self, setup: PlaySetup, children: Children, live: LiveSwarm, *, clock: Callable[[], float] = time.time,
+        self, setup: PlaySetup, children: Children, live: LiveSwarm, *, clock: Clock = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._setup, self._children, self._live, self._clock, self._pause = setup, children, live, clock, pause

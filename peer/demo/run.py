@@ -145,7 +145,7 @@ def _perform(options: DemoOptions, folder: Path, children: Children, console: Co
 
 @contextlib.contextmanager
 def _told_as(problems: list[str]) -> Iterator[None]:
-    """What cannot be written is one more problem; the summary is shown all the same."""
+    """What cannot be written is one more problem; the summary is still shown."""
     try:
         yield
     except OSError as error:

@@ -54,7 +54,6 @@ class LockstepSync(SwarmSync):
         self.dropped = 0
 
     def begin(self, anchor: Anchor) -> None:
-        """See `SwarmSync.begin`."""
         super().begin(anchor)
         self._ledger.settle(self.steps_since_snapshot, self.tokens)  # a gradient of before a resume is gone
         self._taken_at = self.round

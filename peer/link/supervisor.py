@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from peer.errors import UserError
 from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
 from peer.protocol.manifest import Spec
+from peer.system.clock import Clock
 
 AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent.process")
 SEND_TIMEOUT_S = 5.0
@@ -48,7 +49,7 @@ class AgentProcess:
     """
 
     def __init__(
-        self, log_path: Path, command: Sequence[str] = AGENT_COMMAND, clock: Callable[[], float] = time.monotonic
+        self, log_path: Path, command: Sequence[str] = AGENT_COMMAND, clock: Clock = time.monotonic
     ) -> None:
         self.log_path, self._command, self._clock = log_path, tuple(command), clock
         self.memory_descriptor = create_descriptor()

@@ -19,6 +19,7 @@ from peer.link.messages import Anchor, Merged, Message, WantSnapshot
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
 from peer.outer.policy.schedules import Every
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 HOPELESS_STEPS = 10  # skipped in a row: parameters that are finite and yield no finite loss
@@ -46,7 +47,7 @@ class SwarmSync:
         schedule: Every,
         limits: Limits,
         on_message: Callable[[Message], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
         self._on_message = on_message

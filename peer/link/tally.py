@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from peer.link.messages import Progress
+from peer.system.clock import Clock
 
 PROGRESS_PERIOD_S = 0.5
 
@@ -34,7 +35,7 @@ class TrainingTally:
         seconds_waiting: spent on the swarm instead of on steps.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.step = 0
         self.tokens = 0

@@ -35,13 +35,11 @@ class VotingSync(SwarmSync):
         super().begin(anchor)
 
     def resume(self, progress: Mapping[str, Any]) -> None:
-        """See `SwarmSync.resume`."""
         super().resume(progress)
         self._state = ChangeState(step=progress["votes"], smoothed=progress["smoothed_norm"])
         self._voted = progress["calls"]
 
     def progress(self) -> dict[str, Any]:
-        """See `SwarmSync.progress`."""
         votes = {"votes": self._state.step, "smoothed_norm": self._state.smoothed, "calls": self._voted or self._calls}
         return {**super().progress(), **votes}
 

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from peer.system.clock import Clock
 from peer.telemetry.lines import LinesFile
 from peer.telemetry.metrics import JsonLog, PlainLog
 from peer.telemetry.status import PeerRow
@@ -129,7 +130,7 @@ class LiveSwarm:
 
     def __init__(
         self, console: Console, *, title: str, own_id: str | None = None, live: bool | None = None,
-        guard: WriteGuard | None = None, clock: Callable[[], float] = time.time,
+        guard: WriteGuard | None = None, clock: Clock = time.time,
     ) -> None:
         self.title = title
         self._guard = guard or WriteGuard()

@@ -8,11 +8,11 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from peer.printable import printable, printable_lines
+from peer.system.clock import Clock
 from peer.telemetry.lines import LinesFile, rotated
 from peer.telemetry.write_guard import WriteGuard
 
@@ -39,7 +39,7 @@ class MetricsFile:
     """
 
     def __init__(
-        self, path: Path, guard: WriteGuard | None = None, clock: Callable[[], float] = time.time
+        self, path: Path, guard: WriteGuard | None = None, clock: Clock = time.time
     ) -> None:
         self.path = path
         self._clock = clock

@@ -11,9 +11,9 @@ import stat
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from peer.system.clock import Clock
 from peer.telemetry.metrics import PlainLog
 
 MAX_BYTES = 8 * 2**20  # with the one before, 16 MiB
@@ -24,7 +24,7 @@ MAX_KINDS, MAX_TEXTS = 512, 1024
 
 
 @dataclass
-class _Kind:
+class _WarningKind:
     """Warnings from one line of the code. `left_out`: since one was logged."""
 
     began: float
@@ -35,17 +35,17 @@ class _Kind:
 class WarningLimit(logging.Filter):
     """Lets a warning through once in ten minutes, and ten of one kind in a minute; says how many it left out."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._kinds: OrderedDict[tuple[str, str], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, str], _WarningKind] = OrderedDict()
         self._texts: OrderedDict[int, float] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return True
         now, text = self._clock(), record.getMessage()
-        kind = self._kinds.setdefault((record.name, str(record.msg)), _Kind(now))
+        kind = self._kinds.setdefault((record.name, str(record.msg)), _WarningKind(now))
         self._kinds.move_to_end((record.name, str(record.msg)))
         if len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)

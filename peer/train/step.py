@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from peer.protocol.manifest import InnerSpec
+from peer.system.clock import Clock
 from peer.train.device import autocast
 from peer.train.optim import Optimizer, reset_broken_state
 
@@ -59,7 +60,7 @@ class Trainer:
 
     def __init__(
         self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, device: torch.device,
-        lr_at: Callable[[], float], *, bf16: bool = False, clock: Callable[[], float] = time.perf_counter,
+        lr_at: Callable[[], float], *, bf16: bool = False, clock: Clock = time.perf_counter,
     ) -> None:
         self.model = model
         self.optimizer = optimizer

@@ -97,7 +97,6 @@ class CentredClipping:
             raise UserError(f"tolerance={self.tolerance}: must be in [0, 1)", "0.0001 is usual")
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """See `Aggregator.aggregate`."""
         total = check_contributions(contributions, weights)
         centre = CoordinateMedian().aggregate(contributions, weights)
         distances = [_distance(contribution, centre) for contribution in contributions]

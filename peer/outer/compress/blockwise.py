@@ -42,12 +42,10 @@ class InBlocks(StatelessCodec):
     block: int
 
     def encode(self, x: Tensor) -> bytes:
-        """See `Codec.encode`."""
         check_vector(x)
         return self._encode(x.numel(), lambda start, stop: x[start:stop], tile_elements(x.device))
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
-        """See `Compressor.encode_ranges`."""
         return self._encode(n, read, TILE_ELEMENTS)
 
     def _encode(self, n: int, read: Read, elements: int) -> bytes:
@@ -63,13 +61,11 @@ class InBlocks(StatelessCodec):
         return payload.numpy().tobytes()
 
     def decode(self, payload: Payload, n: int) -> Tensor:
-        """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
 
     def decode_range(
         self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None, *, checked: bool = False
     ) -> Tensor:
-        """See `Compressor.decode_range`."""
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = receiver(out, stop - start)
@@ -81,7 +77,6 @@ class InBlocks(StatelessCodec):
         return decoded
 
     def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
-        """See `Compressor.coded`."""
         if self.block > LONGEST_ROW:
             return None
         check_range(self.block, n, start, stop)
@@ -91,7 +86,6 @@ class InBlocks(StatelessCodec):
         return coded if len(coded) == len(found) else None
 
     def check(self, payload: Payload, n: int) -> None:
-        """See `Compressor.check`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         for first, rows, width in self._groups(0, n):
             self._check(view, n, first, rows, width)
@@ -173,7 +167,6 @@ class Blockwise(InBlocks):
         self.values.dequantize(scales, codes, out)
 
     def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded | None:
-        """See `InBlocks._coded`."""
         if self.name not in _LOOPS:
             return None
         bits, limits = _LOOPS[self.name]

@@ -39,18 +39,15 @@ class SignValues:
     scale_bytes: int = 2
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Values.quantize`."""
         sums = _sums(rows.abs())
         scales, _ = pack_scales((sums / rows.shape[1]).float().unsqueeze(1))
         return scales, pack(_sign_bits(rows), 1)
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
-        """See `Values.check`."""
         check_scales(scales, self.name)
         check_padding(codes, width, 1)
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
-        """See `Values.dequantize`."""
         lookup(codes, _sign_table(), out)
         out.mul_(unpack_scales(scales))
 
@@ -70,7 +67,6 @@ class Int2Values:
     scale_bytes: int = 4
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Values.quantize`."""
         if kernels := kernels_for(rows):
             scales = torch.empty(rows.shape[0], 4, dtype=torch.uint8)
             codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 2), dtype=torch.uint8)
@@ -93,7 +89,6 @@ class Int2Values:
         return scales, pack(codes, 2)
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
-        """See `Values.check`."""
         check_scales(scales, self.name)
         levels = scales.view("<u2")  # bits of numbers that are not negative are ordered like the numbers
         if (levels[:, 0] > levels[:, 1]).any():
@@ -101,7 +96,6 @@ class Int2Values:
         check_padding(codes, width, 2)
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
-        """See `Values.dequantize`."""
         if kernels := kernels_for(out):
             kernels.dequantize(2, scales.data, codes.data, out)
             return

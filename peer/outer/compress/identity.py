@@ -40,14 +40,12 @@ class Fp32(StatelessCodec):
         return 1
 
     def encode(self, x: Tensor) -> bytes:
-        """See `Compressor.encode`."""
         check_vector(x)
         for start, stop in tile_ranges(0, x.numel(), 1, tile_elements(x.device)):
             _check_finite(x[start:stop], start)
         return x.detach().cpu().numpy().astype("<f4", copy=False).tobytes()
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
-        """See `Compressor.encode_ranges`."""
         values = scratch_vector(n).numpy().view("<f4")
         for start, stop in tile_ranges(0, n, 1, TILE_ELEMENTS):
             x = read(start, stop)
@@ -57,13 +55,11 @@ class Fp32(StatelessCodec):
         return values.tobytes()
 
     def decode(self, payload: Payload, n: int) -> Tensor:
-        """See `Compressor.decode`."""
         return self.decode_range(payload, n, 0, n)
 
     def decode_range(
         self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None, *, checked: bool = False
     ) -> Tensor:
-        """See `Compressor.decode_range`."""
         check_range(self.block, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = receiver(out, stop - start)
@@ -75,7 +71,6 @@ class Fp32(StatelessCodec):
         return decoded
 
     def check(self, payload: Payload, n: int) -> None:
-        """See `Compressor.check`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         for start, stop in tile_ranges(0, n, 1, TILE_ELEMENTS):
             check_floats(look_at(view, 4 * start, stop - start, 4), np.uint32, FP32_INFINITY, self.name)

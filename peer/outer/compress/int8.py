@@ -71,7 +71,6 @@ class BlockInt8(InBlocks):
         out.mul_(read_bytes(coded.scales, 0, coded.rows, 4).view(torch.float32))
 
     def _coded(self, view: memoryview, n: int, start: int, rows: int, width: int) -> Coded:
-        """See `InBlocks._coded`."""
         scales, values = self._offsets(n, start)
         written = view[scales : scales + 4 * rows], view[values : values + rows * width]
         return Coded(8, *written, rows, width, (_MIN_SCALE, _MAX_SCALE))

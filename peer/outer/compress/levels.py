@@ -50,7 +50,6 @@ class IntegerValues:
         return (1 << (self.bits - 1)) - 1
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Values.quantize`."""
         if self.bits == 4 and (kernels := kernels_for(rows)):
             packed = torch.empty(rows.shape[0], 2, dtype=torch.uint8)
             codes = torch.empty(rows.shape[0], packed_bytes(rows.shape[1], 4), dtype=torch.uint8)
@@ -64,7 +63,6 @@ class IntegerValues:
         return scales.view(torch.uint8), pack_signed(quotients.to(torch.int8), self.bits)
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
-        """See `Values.check`."""
         if self.bits == 4 and (kernels := kernels_for()):
             limits = _MIN_SCALE_BITS, _MAX_SCALE_BITS[self.bits]
             if kernels.fits(4, scales.data, codes.data, (len(codes), width), limits):
@@ -76,7 +74,6 @@ class IntegerValues:
             raise PayloadError("int8 payload holds -128; the limit is -127")
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
-        """See `Values.dequantize`."""
         if self.bits == 4 and (kernels := kernels_for(out)):
             kernels.dequantize(4, scales.data, codes.data, out)
             return
@@ -97,7 +94,6 @@ class Fp4Values:
     scale_bytes: int = 2
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Values.quantize`."""
         scales = _scales(rows, 1, _MIN_FP4_SCALE, MAX_BF16_BITS)
         # bf16 keeps the exponent in bits 7 to 14; half of bit 7 rounds it to the nearest power of two.
         bits = (rows / _divisors(scales, _MIN_FP4_SCALE)).to(torch.bfloat16).view(torch.int16)
@@ -107,12 +103,10 @@ class Fp4Values:
         return scales.view(torch.uint8), pack_signed(codes, 4)
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:
-        """See `Values.check`."""
         check_scales(scales, self.name, _MIN_FP4_SCALE)
         _check_nibbles(codes, width, self.name)
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:
-        """See `Values.dequantize`."""
         lookup(codes, _fp4_table(), out)
         out.mul_(unpack_scales(scales))
 

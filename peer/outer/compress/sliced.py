@@ -34,7 +34,6 @@ class Sliced(StatelessCodec):
 
     @property
     def block(self) -> int:
-        """See `Compressor.block`."""
         return self.base.block
 
     def slices(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -42,18 +41,15 @@ class Sliced(StatelessCodec):
         return list(tile_ranges(start, stop, self.base.block, self.elements))
 
     def wire_bytes(self, n: int) -> int:
-        """See `Codec.wire_bytes`."""
         full, rest = divmod(n, self.elements)
         return full * self.base.wire_bytes(self.elements) + (self.base.wire_bytes(rest) if rest or not full else 0)
 
     def encode(self, x: Tensor) -> bytes:
-        """See `Codec.encode`."""
         if x.numel() <= self.elements:
             return self.base.encode(x)
         return b"".join(self.base.encode(x[start:stop]) for start, stop in self.slices(0, x.numel()))
 
     def encode_ranges(self, n: int, read: Read) -> bytes:
-        """See `Compressor.encode_ranges`."""
         if n <= self.elements:
             return self.base.encode_ranges(n, read)
 
@@ -64,13 +60,11 @@ class Sliced(StatelessCodec):
         return b"".join(self.base.encode_ranges(stop - start, shifted(start)) for start, stop in slices)
 
     def decode(self, payload: Payload, n: int) -> Tensor:
-        """See `Codec.decode`."""
         return self.decode_range(payload, n, 0, n)
 
     def decode_range(
         self, payload: Payload, n: int, start: int, stop: int, out: Tensor | None = None, *, checked: bool = False
     ) -> Tensor:
-        """See `Compressor.decode_range`."""
         if n <= self.elements:
             return self.base.decode_range(payload, n, start, stop, out, checked=checked)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
@@ -83,7 +77,6 @@ class Sliced(StatelessCodec):
         return decoded
 
     def coded(self, payload: Payload, n: int, start: int, stop: int) -> Sequence[Coded] | None:
-        """See `Compressor.coded`."""
         if n <= self.elements:
             return self.base.coded(payload, n, start, stop)
         view = check_length(payload, self.wire_bytes(n), self.name, n)
@@ -97,7 +90,6 @@ class Sliced(StatelessCodec):
         return coded
 
     def check(self, payload: Payload, n: int) -> None:
-        """See `Compressor.check`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         if n == 0:
             self.base.check(view, 0)

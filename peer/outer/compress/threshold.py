@@ -88,7 +88,6 @@ class Threshold:
         return header + self.values.encode(torch.cat(kept))
 
     def decode(self, payload: Payload, n: int) -> Tensor:
-        """See `Codec.decode`."""
         view = memoryview(payload)
         header = 4 * -(-n // _BLOCK)
         if not header <= view.nbytes <= self.wire_bytes(n):

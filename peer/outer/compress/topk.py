@@ -59,7 +59,6 @@ class TopK:
         return True
 
     def bind(self, shapes: Shapes) -> TopK:
-        """See `Codec.bind`."""
         return self if self.side is None else replace(self, shapes=tuple(map(tuple, shapes)))
 
     def seeded(self, seed: int) -> TopK:  # noqa: ARG002
@@ -67,7 +66,6 @@ class TopK:
         return self
 
     def encode(self, x: Tensor) -> bytes:
-        """See `Codec.encode`."""
         check_vector(x)
         payload = empty_payload(self.wire_bytes(x.numel()))
         for section, first, last, offset in self._groups(x.numel(), tile_elements(x.device)):
@@ -81,7 +79,6 @@ class TopK:
         return payload.numpy().tobytes()
 
     def decode(self, payload: Payload, n: int) -> Tensor:
-        """See `Codec.decode`."""
         view = check_length(payload, self.wire_bytes(n), self.name, n)
         decoded = empty_vector(n)
         elements = TILE_ELEMENTS if self.transform is None else _COSINE_TILE_ELEMENTS

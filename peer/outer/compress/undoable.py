@@ -37,7 +37,7 @@ class Undoable(ABC, Generic[Opened, Undone]):
                 self._opened = []
 
     def restore(self) -> None:
-        """The round that was abandoned last was applied all the same, by others: it counts again, exactly.
+        """The round that was abandoned last was applied by others after all: it counts again, exactly.
 
         Nothing happens if there was none, or another has begun since.
         """

@@ -60,16 +60,13 @@ class Fp32Values:
     scale_bytes: int = 0
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Values.quantize`."""
         check_finite(largest_magnitudes(rows), rows.numel())
         return no_scales(rows), rows.contiguous().view(torch.uint8)
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:  # noqa: ARG002
-        """See `Values.check`."""
         check_floats(codes, np.uint32, FP32_INFINITY, self.name)
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:  # noqa: ARG002
-        """See `Values.dequantize`."""
         out.copy_(tensor_of(codes).view(torch.float32))
 
 
@@ -90,17 +87,14 @@ class HalfValues:
         return "fp16" if self.dtype == torch.float16 else "bf16"
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Values.quantize`."""
         check_finite(largest_magnitudes(rows), rows.numel())
         limit = torch.finfo(self.dtype).max
         return no_scales(rows), rows.clamp(-limit, limit).to(self.dtype).view(torch.uint8)
 
     def check(self, scales: Bytes, codes: Bytes, width: int) -> None:  # noqa: ARG002
-        """See `Values.check`."""
         check_floats(codes, np.uint16, 0x7C00 if self.dtype == torch.float16 else 0x7F80, self.name)
 
     def dequantize(self, scales: Bytes, codes: Bytes, out: Tensor) -> None:  # noqa: ARG002
-        """See `Values.dequantize`."""
         out.copy_(tensor_of(codes).view(self.dtype))
 
 

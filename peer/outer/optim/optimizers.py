@@ -109,7 +109,6 @@ class Descent(OuterOptimizer):
     def step(
         self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
     ) -> None:
-        """See `OuterOptimizer.step`."""
         assert len(old.buffers) == self.num_buffers, f"{len(old.buffers)} buffers instead of {self.num_buffers}"
         assert 0.0 <= lr_scale < math.inf, f"lr_scale={lr_scale}"
         self._descend(old, aggregate, new, Step(self.lr * lr_scale, round))  # times 1 is lr, bit for bit
@@ -166,7 +165,6 @@ class Nesterov(_Momentum):
     def step_coded(
         self, old: Vectors, aggregate: Sequence[Coded], new: Vectors, *, round: int = 0, lr_scale: float = 1.0  # noqa: ARG002
     ) -> bool:
-        """See `OuterOptimizer.step_coded`."""
         before, after = (old.anchor, old.buffers[0]), (new.anchor, new.buffers[0])
         kernels = kernels_for(*before, *after)
         if kernels is not None:
@@ -279,7 +277,6 @@ class Averaged(OuterOptimizer):
     def step(
         self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
     ) -> None:
-        """See `OuterOptimizer.step`."""
         (*before, average), (*after, renewed) = old.buffers, new.buffers
         self.base.step(
             Vectors(old.anchor, before), aggregate, Vectors(new.anchor, after), round=round, lr_scale=lr_scale

@@ -105,14 +105,12 @@ class Proximal:
         anchor: Tensor,
         gradient_at: GradientAt | None = None,  # noqa: ARG002
     ) -> None:
-        """See `LocalRule.on_gradient`."""
         if self.mu == 0.0 or self.decoupled:
             return
         for start, stop in chunks(local.numel(), CHUNK):
             gradient[start:stop].add_((local[start:stop] - anchor[start:stop]).mul_(self.mu))
 
     def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
-        """See `LocalRule.after_step`."""
         if self.mu == 0.0 or not self.decoupled:
             return
         for start, stop in chunks(local.numel(), CHUNK):
@@ -146,7 +144,6 @@ class Spider:
         anchor: Tensor,  # noqa: ARG002
         gradient_at: GradientAt | None = None,
     ) -> None:
-        """See `LocalRule.on_gradient`."""
         assert gradient_at is not None, "Spider needs gradient_at"
         if self._previous is None or self._estimate is None:
             self._previous, self._estimate = local.clone(), gradient.clone()

@@ -42,7 +42,6 @@ class Mix:
         _check_fraction("alpha", self.alpha, "0 takes the anchor; published: 0 or 0.5 (streaming), 0.99 (PAPA)")
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
-        """See `MergeRule.merge_`."""
         if self.alpha == 0.0:
             local.copy_(anchor_new)
         elif self.alpha < 1.0:
@@ -55,7 +54,6 @@ class Carry:
     """local <- anchor_new + (local - base): the anchor plus the progress that no round has carried yet."""
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
-        """See `MergeRule.merge_`."""
         if base is None:
             local.copy_(anchor_new)
         else:
@@ -79,7 +77,6 @@ class Elastic:
         _check_fraction("a", self.a, "published: 0.9 divided by the number of peers")
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
-        """See `MergeRule.merge_`."""
         if self.a == 0.0:
             return
         sent = local if base is None else base

@@ -109,7 +109,6 @@ class Every:
         return float(self.begins(rounds + 1) + min(steps_in_round, self.length(rounds + 1)))
 
     def events(self, step: int) -> tuple[Event, ...]:
-        """See `Schedule.events`."""
         round = self._round_at(step)
         return () if round is None else (_event(0, round, step, self.overlap_steps),)
 
@@ -165,7 +164,6 @@ class Strided:
         return fragment * self.period // self.num_fragments
 
     def events(self, step: int) -> tuple[Event, ...]:
-        """See `Schedule.events`."""
         turns, phase = divmod(step, self.period)
         # The only p with p H // F = phase, if there is one, is the least with p H >= phase F.
         fragment = -(-phase * self.num_fragments // self.period)
@@ -189,7 +187,6 @@ class Timer:
             raise UserError(f"rate={self.rate}: must be finite and above 0 rounds per step", "published: 1")
 
     def events(self, step: int) -> tuple[Event, ...]:
-        """See `Schedule.events`."""
         if step <= 0:
             return ()
         before, after = math.floor(self.rate * (step - 1)), math.floor(self.rate * step)

@@ -68,7 +68,6 @@ class WaitAll:
         arrived: Mapping[int, float],
         closed: Sequence[tuple[int, ...]] = (),  # noqa: ARG002
     ) -> Close | None:
-        """See `StragglerPolicy.next_decision`."""
         return _earliest(arrived, _all_at(expected, arrived), _after_first(arrived, self.deadline_s))
 
 
@@ -110,7 +109,6 @@ class Quorum:
         arrived: Mapping[int, float],
         closed: Sequence[tuple[int, ...]] = (),  # noqa: ARG002
     ) -> Close | None:
-        """See `StragglerPolicy.next_decision`."""
         times, needed = sorted(arrived.values()), self.needed(len(expected))
         quorum_s = times[needed - 1] + self.grace_s if len(times) >= needed else math.inf
         return _earliest(arrived, _all_at(expected, arrived), quorum_s)
@@ -147,7 +145,6 @@ class Backup:
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
     ) -> Close | None:
-        """See `StragglerPolicy.next_decision`."""
         position = len(closed) % self.window
         components = _components(tuple(expected), tuple(closed[len(closed) - position :]))
         connected_s = self._connected_s(components, arrived, self.window - position)
@@ -207,7 +204,6 @@ class ComputeTimeout:
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
     ) -> Close | None:
-        """See `StragglerPolicy.next_decision`."""
         return WaitAll().next_decision(expected, arrived, closed)
 
 

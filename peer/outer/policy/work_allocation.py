@@ -48,7 +48,6 @@ class EvenSplit:
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
     ) -> WorkShares:
-        """See `WorkAllocator.allocate`."""
         _check(speeds_steps_per_s, links, total_steps, payload_bytes)
         count = len(speeds_steps_per_s)
         return WorkShares(steps=largest_remainder([1.0] * count, total_steps), shares=(1.0 / count,) * count)
@@ -69,7 +68,6 @@ class TimeBalanced:
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
     ) -> WorkShares:
-        """See `WorkAllocator.allocate`."""
         _check(speeds_steps_per_s, links, total_steps, payload_bytes)
         count = len(speeds_steps_per_s)
         rates = [links.both_ways(peer) for peer in range(count)]
@@ -100,7 +98,6 @@ class AdaptiveTopK:
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
     ) -> WorkShares:
-        """See `WorkAllocator.allocate`."""
         return EvenSplit().allocate(speeds_steps_per_s, links, total_steps, payload_bytes)
 
     def ratios(self, links: Links) -> tuple[float, ...]:

@@ -108,7 +108,7 @@ def run_recipe(manifest: RunManifest) -> Recipe:
     if isinstance(topology, Groups) and topology.size > limit:
         raise UserError(
             f"recipe.topology: groups of {topology.size} are larger than rounds.max_group={limit}",
-            f"set topology: {{name: groups, size: {limit}}} or less: all mix in a few rounds all the same",
+            f"set topology: {{name: groups, size: {limit}}} or less: they still mix in a few rounds",
         )
     chosen = manifest.recipe.aggregator is not None
     if manifest.trust.mode == "private" or chosen or not isinstance(recipe.aggregator, Mean):

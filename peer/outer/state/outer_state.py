@@ -73,7 +73,6 @@ class OuterState:
         return self.anchor.numel()
 
     def chunk_digests(self) -> list[bytes]:
-        """See `chunk_digests`."""
         return chunk_digests((self.anchor, *self.buffers))
 
     def digest(self) -> str:

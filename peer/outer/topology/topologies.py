@@ -87,7 +87,6 @@ class AllPeers:
     """One group of all: the exact mean in one round."""
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
-        """See `Topology.groups`."""
         present = _checked(round, members)
         return [tuple(present)] if present else []
 
@@ -107,7 +106,6 @@ class RandomPairs:
             raise UserError(f"odd={self.odd!r}: must be 'alone' or 'triple'", "'alone' skips a round of one member")
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
-        """See `Topology.groups`."""
         order = shuffled(_checked(round, members), "pairs", seed, round)
         drawn = [order[at : at + 2] for at in range(0, len(order), 2)]
         if self.odd == "triple" and len(order) % 2 and len(drawn) > 1:
@@ -135,7 +133,6 @@ class Groups:
             raise UserError(f"group_size={self.size}: must be at least 2", "smaller groups never mix")
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
-        """See `Topology.groups`."""
         order = shuffled(_checked(round, members), "grid", seed)
         sides = self.sides(len(order))
         axis = round % max(1, len(sides))
@@ -170,7 +167,6 @@ class Neighbours:
             raise UserError(f"graph={self.graph!r}: must be 'ring' or 'torus'", "for a complete graph use RandomPairs")
 
     def groups(self, round: int, members: Sequence[int], seed: int, links: Links | None) -> Grouping:  # noqa: ARG002
-        """See `Topology.groups`."""
         present = _checked(round, members)
         return with_singles(present, greedy_matching(shuffled(self.edges(present), self.graph, seed, round)))
 

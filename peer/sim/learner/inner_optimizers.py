@@ -31,7 +31,6 @@ class FlatSgd:
         self._parameters = parameters
 
     def step(self, gradient: Tensor, lr: float) -> None:
-        """See `InnerOptimizer.step`."""
         self._parameters.sub_(gradient, alpha=lr)
 
     def copy_from(self, other: InnerOptimizer) -> None:
@@ -64,7 +63,6 @@ class FlatAdamW:
         self.steps = 0
 
     def step(self, gradient: Tensor, lr: float) -> None:
-        """See `InnerOptimizer.step`."""
         beta1, beta2 = self._inner.betas
         self.steps += 1
         correction = math.sqrt(1.0 - beta2**self.steps)
@@ -81,7 +79,6 @@ class FlatAdamW:
             view.addcdiv_(first, second.sqrt().div_(correction).add_(self._inner.eps), value=-rate)
 
     def copy_from(self, other: InnerOptimizer) -> None:
-        """See `InnerOptimizer.copy_from`."""
         assert isinstance(other, FlatAdamW)
         self.steps = other.steps
         for mine, theirs in zip([*self.first, *self.second], [*other.first, *other.second], strict=True):
@@ -112,14 +109,12 @@ class FlatMuon:
         )
 
     def step(self, gradient: Tensor, lr: float) -> None:
-        """See `InnerOptimizer.step`."""
         views = self._layout.views(gradient)
         for members, matrices in self._groups:
             matrices.step([views[index] for index in members], lr * self._ratio)
         self._adamw.step(gradient, lr)
 
     def copy_from(self, other: InnerOptimizer) -> None:
-        """See `InnerOptimizer.copy_from`."""
         assert isinstance(other, FlatMuon)
         self._adamw.copy_from(other._adamw)
         for (_, mine), (_, theirs) in zip(self._groups, other._groups, strict=True):

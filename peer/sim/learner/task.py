@@ -72,7 +72,6 @@ class LanguageTask:
         self._parameters = [named[name] for name in self.layout.names]
 
     def initial(self) -> Tensor:
-        """See `Task.initial`."""
         return self._initial.clone()
 
     def batches(self, peer: int) -> Iterator[Tensor]:
@@ -82,7 +81,6 @@ class LanguageTask:
         return (batch for batch, _ in ordered)
 
     def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:
-        """See `Task.gradient`."""
         out.zero_()
         for parameter, value, gradient in zip(
             self._parameters, self.layout.views(parameters), self.layout.views(out), strict=True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from peer.explain.journal import RoundJournal
@@ -11,6 +11,7 @@ from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded, ToTrainer
 from peer.outer.record import RoundRecord
 from peer.protocol.records import PeerRecord
+from peer.system.clock import Clock
 
 
 class Nicknames(Protocol):
@@ -38,7 +39,7 @@ class Recorder:
         nickname: str,
         directory: Nicknames,
         trainer: TrainerLink,
-        clock: Callable[[], float] = time.time,
+        clock: Clock = time.time,
     ) -> None:
         self._journal, self._peer_id, self._nickname = journal, peer_id, nickname
         self._directory, self._trainer, self._clock = directory, trainer, clock

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ASKED = 3  # two thirds have a certificate if any has: all three lack it by chance in one case of 27 at most
 
 
-class NobodyAnsweredError(Exception):
+class NoAnswerError(Exception):
     """No peer said whether a round continued."""
 
 
@@ -74,7 +74,7 @@ async def find_continuation(
         asleep: one of them that may be suspended, as another one said: it is asked in parallel, with a short timeout.
 
     Raises:
-        NobodyAnsweredError: no peer that was asked has answered.
+        NoAnswerError: no peer that was asked has answered.
     """
     awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
     asked = rng.sample(awake, min(ASKED, len(awake)))
@@ -97,5 +97,5 @@ async def find_continuation(
             if chain:
                 return peer_id, [*own, *chain]
     if asked and silent == len(asked + beside):
-        raise NobodyAnsweredError
+        raise NoAnswerError
     return None

@@ -67,7 +67,6 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         """Nothing to do for a peer that was away: there is no chain, and groups are drawn from the records."""
 
     def knows(self, peer_id: str) -> bool:
-        """See `GossipHost.knows`."""
         return peer_id in self._directory.peers
 
     def on_join(self, join: GossipJoin, remote: str) -> None:

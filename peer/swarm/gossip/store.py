@@ -92,12 +92,10 @@ class LocalSnapshotCache(SnapshotFiles):
             return self.files[-1]
 
     async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:  # noqa: ARG002
-        """See `Snapshots.offer`."""
         held = await self.get(wanted) if wanted is not None else None
         return held or await self.newest()
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """See `Snapshots.get`."""
         return self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:  # noqa: ARG002

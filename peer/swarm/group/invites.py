@@ -159,7 +159,7 @@ class Invites:
                 self._membership.expect(leader, self._node.timing.invited_s)
                 self._membership.changed.set()
             if self._membership.disbelieves(leader) or not self._host.regroups_for(leader):
-                return False  # it follows another leader, or its group continues: the leader would wait in vain
+                return False  # it follows another leader, or its group continues: the leader would wait for nothing
             # where peers call for rounds this is a call, from any leader: no peer contributes unasked
             leads = self._me.slot.called or leader == self._membership.leader()
             if leads and self._me.slot.due_in_s() > invite.wait_s:

@@ -200,7 +200,7 @@ class Lobby:
         self.host.seated(peer_id)
 
     async def _say_awake(self, stream: FrameStream) -> None:
-        """Report to a member that this leader is awake: a suspended machine accepts its stream all the same."""
+        """Report to a member that this leader is awake: a suspended machine accepts its stream, too."""
         position = self._me.position()
         status = StatusMessage(
             coming=True, round=position.round, lineage_id=position.lineage_id, weight=position.weight,

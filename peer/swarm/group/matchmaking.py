@@ -80,7 +80,6 @@ class Matchmaker:
         return not (self.membership.solitary(newcomer) and any(map(self.membership.solitary, members)))
 
     def opens(self) -> bool:
-        """See `LobbyHost.opens`."""
         members = self._me.persistent_members()
         return not members or bool(self.newcomers(members))
 
@@ -115,16 +114,13 @@ class Matchmaker:
             self._returning.say(self.membership.company)
 
     def awaited(self) -> None:
-        """See `LobbyHost.awaited`."""
         self._leader.awaited()
 
     def seated(self, peer_id: str) -> None:
-        """See `LobbyHost.seated`."""
         if self._regrouping.sits(peer_id):
             self._sat.set()
 
     def left(self, peer_id: str) -> None:
-        """See `LobbyHost.left`."""
         self._regrouping.left(peer_id)
 
     async def newcomer(self, members: frozenset[str]) -> None:

@@ -10,7 +10,7 @@ from peer.link.contribution_slot import ContributionSlot
 from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Certificate
 from peer.swarm.catchup.fork_choice import ForkChoice
-from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
+from peer.swarm.catchup.late_commits import NoAnswerError, find_continuation
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
@@ -46,7 +46,7 @@ class RetryPolicy:
         """Return when a round may be tried again; a fresh contribution is asked for, unless this peer caught up."""
         self._owed = False
         if record.instead == "wait":
-            await self._until_somebody_comes()
+            await self._until_a_peer_comes()
         elif record.instead == "catch_up":
             if await self._until_caught_up():
                 return
@@ -91,12 +91,12 @@ class RetryPolicy:
                     self._fork_choice.fetcher, others, self._fork_choice.local_state, self._rng,
                     self._node.timing.ask_timeout_s, culprit,
                 )  # fmt: skip
-            except NobodyAnsweredError:
+            except NoAnswerError:
                 if self._directory.fresh or self._node.clock() >= deadline:
                     return None
                 await asyncio.sleep(self._node.timing.recheck_s)
 
-    async def _until_somebody_comes(self) -> None:
+    async def _until_a_peer_comes(self) -> None:
         lineage_id = self._fork_choice.local_state().state.lineage_id
         deadline = self._node.clock() + self._node.timing.alone_recheck_s
         while self._node.clock() < deadline and not self._matchmaker.anybody_waiting:

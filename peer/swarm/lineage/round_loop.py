@@ -19,7 +19,7 @@ from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.chain_scout import ChainRules
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.fork_choice import ForkChoice
-from peer.swarm.catchup.late_commits import NobodyAnsweredError, find_continuation
+from peer.swarm.catchup.late_commits import NoAnswerError, find_continuation
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
@@ -67,19 +67,15 @@ class LineageRounds(RoundLoop[StateStore]):
 
     @property
     def client(self) -> bool:
-        """See `LocalPeer.client`."""
         return self._node.client
 
     def persistent_members(self) -> frozenset[str]:
-        """See `LocalPeer.persistent_members`."""
         return self._exchange.can_continue(self.position())
 
     def refuses(self, peer_id: str) -> bool:
-        """See `LocalPeer.refuses`."""
         return self._guard.refuses(peer_id)
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
-        """See `LocalPeer.decline`."""
         self._exchange.group_streams.decline(group, abort)
 
     def on_return(self, peer_id: str) -> None:
@@ -87,24 +83,19 @@ class LineageRounds(RoundLoop[StateStore]):
         self._matchmaker.announced(peer_id)
 
     def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
-        """See `LocalPeer.nudge`."""
         self._fork_choice.nudge(donor, weight, lineage_id)
         self.slot.work.set()
 
     def on_caught_up(self) -> None:
-        """See `CatchUpHost.on_caught_up`."""
         self._matchmaker.caught_up()
 
     def on_answer(self, donor: str) -> None:
-        """See `CatchUpHost.on_answer`."""
         self._matchmaker.membership.seen(donor)
 
     def on_ahead(self) -> None:
-        """See `CatchUpHost.on_ahead`."""
         self.slot.work.set()
 
     async def on_counted(self) -> None:
-        """See `CatchUpHost.on_counted`."""
         await self._exchange.counted()
 
     # -- joining -----------------------------------------------------------------------------------------------------
@@ -184,11 +175,9 @@ class LineageRounds(RoundLoop[StateStore]):
             await self._retry.of(record)
 
     def live_peers(self) -> Iterable[str]:
-        """See `GuardHost.live_peers`."""
         return self._directory.peers
 
     def on_ban(self, culprit: str, reason: str) -> None:
-        """See `GuardHost.on_ban`."""
         now = self.position()
         record = RoundRecord(
             status="banned", round=now.round, lineage_id=now.lineage_id, culprit=culprit, reason=reason
@@ -241,7 +230,7 @@ class LineageRounds(RoundLoop[StateStore]):
         if not self.store.valid or since_s < timing.caught_up_s:
             return
         others, fork_choice = self._matchmaker.membership.company, self._fork_choice
-        with contextlib.suppress(NobodyAnsweredError):
+        with contextlib.suppress(NoAnswerError):
             missed = await find_continuation(
                 fork_choice.fetcher, others, fork_choice.local_state, self._rng, timing.look_around_s
             )

@@ -141,7 +141,7 @@ class BoundedDHT(DHTNode):  # type: ignore[misc]
     """A node of that DHT.
 
     In a swarm that is larger than one bucket it also writes to and reads from the peers that it was introduced by, so
-    that nodes which crowd around a key hide nobody from those who share an introducer.
+    that nodes which crowd around a key hide no peer from those that share an introducer.
 
     Attributes:
         introducers: peer ids of these.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from peer.protocol.records import (
     peers_key,
 )
 from peer.swarm.runtime.expiring import BoundedMap
+from peer.system.clock import Clock
 
 _MSGPACK_OVERHEAD = 16
 _REMEMBERED = 4096
@@ -111,7 +111,7 @@ def expiry_fits(claims: Claims, expires_at: float, now: float) -> bool:
 class SealedRecordValidator(RecordValidatorBase):  # type: ignore[misc]
     """Accepts a record only if the peer that its subkey names has signed it, for this key and this time."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Clock = time.time) -> None:
         self._clock = clock
 
     def validate(self, record: DHTRecord) -> bool:

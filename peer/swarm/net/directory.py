@@ -22,6 +22,7 @@ from peer.protocol.records import (
 )
 from peer.swarm.net.node import Node
 from peer.swarm.runtime.expiring import BoundedMap
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 MAX_RECORDS_READ = 1024  # of one key
@@ -43,7 +44,7 @@ class Directory:
         known: whose records are read first, and shown whatever strangers there are: the peers of committed rounds.
     """
 
-    def __init__(self, node: Node, run_id: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, node: Node, run_id: str, clock: Clock = time.time) -> None:
         self._node, self._run_id, self._clock = node, run_id, clock
         self._records: dict[str, PeerRecord] = {}
         self._announce_now = asyncio.Event()

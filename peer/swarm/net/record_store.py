@@ -17,6 +17,7 @@ from hivemind.utils import MSGPackSerializer
 from peer.swarm.net.dht_validator import Claims, SealedRecordValidator
 from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.malloc import give_back_free_memory
+from peer.system.clock import Clock
 
 MAX_RECORDS = {"peer": 1024, "manifest": 64, "checkpoint": 64}  # of one key
 MAX_RECORDS_OF_A_PEER = 32
@@ -28,7 +29,7 @@ _SERIALS = 4096
 
 
 @dataclass(slots=True)
-class Entry:
+class StoredRecord:
     """One record as it travels; `sender` is empty if this node read it elsewhere."""
 
     value: bytes
@@ -55,10 +56,10 @@ class RecordStore:
         churned: bytes that came in or were dropped since a caller last set this to zero.
     """
 
-    def __init__(self, own_id: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, own_id: str, clock: Clock = time.time) -> None:
         self._own_id, self._clock = own_id, clock
         self._validator = SealedRecordValidator(clock)
-        self._keys: dict[bytes, dict[str, Entry]] = {}
+        self._keys: dict[bytes, dict[str, StoredRecord]] = {}
         self._of_owner: Counter[str] = Counter()
         self._of_sender: Counter[str] = Counter()
         self._foreign_bytes = 0
@@ -102,7 +103,7 @@ class RecordStore:
         owner, claims = read
         if claims.kind == "peer" and sender not in ("", owner):
             return False  # only its signer hands it in: an identity costs at least a connection
-        return self._hold(key, owner, Entry(value, claims, expires_at, sender, self._clock()))
+        return self._hold(key, owner, StoredRecord(value, claims, expires_at, sender, self._clock()))
 
     def records(self, key: bytes) -> dict[str, tuple[bytes, float]]:
         """Values, as hivemind packs them, and expiry of the records under a key; those that go first, first."""
@@ -128,11 +129,11 @@ class RecordStore:
     def _last(self, owner: str) -> bool:
         return not (owner == self._own_id or self.known(owner))
 
-    def _rank_in(self, held: dict[str, Entry]) -> Callable[[str], tuple[bool, bool, float]]:
+    def _rank_in(self, held: dict[str, StoredRecord]) -> Callable[[str], tuple[bool, bool, float]]:
         """Of the records under one key, the known first, then those that were handed in, then the older ones."""
         return lambda owner: (self._last(owner), not held[owner].sender, held[owner].since)
 
-    def _hold(self, key: bytes, owner: str, entry: Entry) -> bool:
+    def _hold(self, key: bytes, owner: str, entry: StoredRecord) -> bool:
         held = self._keys.setdefault(key, {})
         before = held.get(owner)
         newest = self._newest.get((key, owner), 0)
@@ -156,7 +157,7 @@ class RecordStore:
             self._newest[key, owner] = entry.claims.serial
         return True
 
-    def _has_room(self, owner: str, entry: Entry) -> bool:
+    def _has_room(self, owner: str, entry: StoredRecord) -> bool:
         if owner == self._own_id or entry.sender == self._own_id:
             return True
         if self._of_owner[owner] >= MAX_RECORDS_OF_A_PEER:
@@ -165,10 +166,10 @@ class RecordStore:
             return False
         return not self._foreign(entry) or self._foreign_bytes + entry.cost <= MAX_FOREIGN_BYTES
 
-    def _foreign(self, entry: Entry) -> bool:
+    def _foreign(self, entry: StoredRecord) -> bool:
         return entry.claims.run_id not in ("", self.run_id)
 
-    def _add(self, key: bytes, owner: str, entry: Entry) -> None:
+    def _add(self, key: bytes, owner: str, entry: StoredRecord) -> None:
         self._keys[key][owner] = entry
         self._count(owner, entry, 1)
 
@@ -177,7 +178,7 @@ class RecordStore:
         if not self._keys[key]:
             del self._keys[key]
 
-    def _count(self, owner: str, entry: Entry, by: int) -> None:
+    def _count(self, owner: str, entry: StoredRecord, by: int) -> None:
         self.churned += entry.cost
         if self._foreign(entry):
             self._foreign_bytes += by * entry.cost

@@ -62,7 +62,6 @@ class FrameStream:
 
     @property
     def direct(self) -> bool:
-        """See `ZeroCopyProtocol.direct`."""
         return self._pipe.direct
 
     @contextlib.asynccontextmanager

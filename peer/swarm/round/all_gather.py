@@ -37,7 +37,6 @@ class AllGather(ExchangeStrategy):
         self._received: Tensor | None = None  # what the others will decode of this peer's payload
 
     def feedbacks(self) -> Sequence[Encoder]:
-        """See `ExchangeStrategy.feedbacks`."""
         return [] if self._encoder is None else [self._encoder]
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
@@ -57,7 +56,6 @@ class AllGather(ExchangeStrategy):
         return encode
 
     async def revert(self) -> None:
-        """See `ExchangeStrategy.revert`."""
         await super().revert()
         self._received = None
 
@@ -101,7 +99,6 @@ class AllGather(ExchangeStrategy):
     async def finish(
         self, buffers: RoundBuffers, group: Group, payloads: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
-        """See `ExchangeStrategy.finish`."""
         weights = [member.tokens for member in group.members]
         received, self._received = self._received, None
         assert received is not None, "nothing was contributed"

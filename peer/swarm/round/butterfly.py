@@ -56,11 +56,9 @@ class ButterflyAllReduce(ExchangeStrategy):
         return work(*arguments) if self._small else await super().compute(work, *arguments)
 
     def feedbacks(self) -> Sequence[Feedback]:
-        """See `ExchangeStrategy.feedbacks`."""
         return [residual for residual in (self._lost, self._lost_in_reducing) if residual is not None]
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
-        """See `ExchangeStrategy.contribution`."""
 
         def work(start: int, stop: int, leaves: Leaves) -> Payload:
             (payload,) = state.encode_contribution(due.snapshot, ((start, stop),), self._lost)
@@ -111,11 +109,9 @@ class ButterflyAllReduce(ExchangeStrategy):
 
     @property
     def reducers_feed_back(self) -> bool:
-        """See `ExchangeStrategy.reducers_feed_back`."""
         return self._lost_in_reducing is not None
 
     def residuals(self, buffers: RoundBuffers) -> tuple[str, ...]:
-        """See `ExchangeStrategy.residuals`."""
         if not self.reducers_feed_back:
             return ()
         seals = {peer_id: inbox.signed for peer_id, inbox in buffers.inboxes.items()}
@@ -124,7 +120,6 @@ class ButterflyAllReduce(ExchangeStrategy):
     async def finish(
         self, buffers: RoundBuffers, group: Group, payloads: Sequence[Payload], own: Produced, state: OuterState  # noqa: ARG002
     ) -> Exchanged:
-        """See `ExchangeStrategy.finish`."""
         update = await run_offloaded(state.numel, checked_update, buffers, tuple(payloads), state.numel)
         return Exchanged(update, own.cosine, own.dropped)
 

@@ -254,11 +254,9 @@ class Exchange:
         self._close(persistent, abort)
 
     def on_join(self) -> None:
-        """See `GroupOwner.on_join`."""
         self._on_join()
 
     def on_offence(self, abort: RoundAborted) -> None:
-        """See `GroupOwner.on_offence`."""
         self._observer.saw(abort)
 
     def on_break(self, persistent: PersistentGroup) -> None:

@@ -15,6 +15,7 @@ from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.deadline import DeadlineEstimator
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.strategy import Contribute, ExchangeStrategy
+from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
 OpenStream = Callable[[str], Awaitable[FrameStream]]
@@ -62,7 +63,7 @@ def start_senders(
 
 
 async def bounded(
-    wanted: Sequence[asyncio.Future[Any]], buffers: RoundBuffers, clock: Callable[[], float], budget: DeadlineEstimator
+    wanted: Sequence[asyncio.Future[Any]], buffers: RoundBuffers, clock: Clock, budget: DeadlineEstimator
 ) -> None:
     """Wait for all; any failure, also in sending, ends the exchange at once."""
     work = _completed(wanted, buffers.senders.values())

@@ -45,15 +45,12 @@ class ReducePartition:
         return cell_of(self.numel, self.codec.block)
 
     def slices(self, members: int, place: int) -> Ranges:
-        """See `Partition.slices`."""
         return self.codec.slices(*self.bounds(members)[place])
 
     def contributed_bytes(self, members: int, place: int) -> list[int]:
-        """See `Partition.contributed_bytes`."""
         return [self.codec.base.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:
-        """See `Partition.broadcast_bytes`."""
         return self.contributed_bytes(members, place)
 
 
@@ -73,7 +70,6 @@ class GatherPartition:
         return []
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
-        """See `Partition.broadcast_bytes`."""
         full, rest = divmod(self.gathering.wire_bytes(self.numel), SLICE_BYTES)
         return [SLICE_BYTES] * full + ([rest] if rest else [])
 

@@ -171,7 +171,7 @@ class ReducerResidual:
         """
         chain = self._chain()
         if self._since < 0 or not self._agrees(chain):
-            self._begin_anew(len(chain))
+            self._restart(len(chain))
         self._residual.commit()  # nothing of earlier attempts can count any more
         self._known = len(chain), chain[-1].link.id if chain else ""
         earlier = tuple(self._left[self._cells(start, stop)])
@@ -211,7 +211,7 @@ class ReducerResidual:
 
     def _agrees(self, chain: Sequence[Certificate]) -> bool:
         """Whether the residual is what this chain says; an attempt that was abandoned is taken up if it was committed
-        all the same.
+        after all.
         """
         round, lineage_id = self._known
         if len(chain) < round or (round and chain[round - 1].link.id != lineage_id):
@@ -231,7 +231,7 @@ class ReducerResidual:
             seen = True
         return seen or attempt is None or not attempt.applied
 
-    def _begin_anew(self, round: int) -> None:
+    def _restart(self, round: int) -> None:
         if any(left is not None for left in self._left):
             log.info("round %d: the residual of this peer's shard is of another lineage; it restarts at 0", round + 1)
         self._residual.clear()

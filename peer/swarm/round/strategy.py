@@ -38,7 +38,7 @@ class Feedback(Protocol):
         """The round was abandoned."""
 
     def restore(self) -> None:
-        """The round that was abandoned last was applied all the same."""
+        """The round that was abandoned last was applied after all."""
 
 
 class Produced(NamedTuple):

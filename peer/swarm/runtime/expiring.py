@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import UserDict
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import TypeVar
+
+from peer.system.clock import Clock
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,7 +35,7 @@ class ExpiringMap(MutableMapping[K, V]):
         seconds: that an entry lives, where `put` says nothing else.
     """
 
-    def __init__(self, clock: Callable[[], float], seconds: float = math.inf) -> None:
+    def __init__(self, clock: Clock, seconds: float = math.inf) -> None:
         self._clock, self._seconds = clock, seconds
         self._entries: dict[K, tuple[float, V]] = {}
 

@@ -100,7 +100,6 @@ class SnapshotCache(SnapshotFiles):
         self._snapshotter = LiveSnapshotter(owned, self, self.priority)
 
     async def offer(self, wanted: str | None, from_round: int) -> SnapshotFile | None:
-        """See `Snapshots`."""
         async with self._writing:
             self._forget_other_lineages()
             held = self._held(wanted)
@@ -112,7 +111,6 @@ class SnapshotCache(SnapshotFiles):
             return held
 
     async def get(self, lineage_id: str) -> SnapshotFile | None:
-        """See `Snapshots`."""
         if (held := self._held(lineage_id)) is not None:
             return held
         async with self._writing:
@@ -125,7 +123,6 @@ class SnapshotCache(SnapshotFiles):
             return self._held(lineage_id)
 
     async def digest(self, round: int, lineage_id: str) -> str | None:
-        """See `Snapshots`."""
         state, history = self._state, self._history
         if round < len(history.chain) and history.lineage_id(round) == lineage_id:
             return history.certified(round)
@@ -133,7 +130,6 @@ class SnapshotCache(SnapshotFiles):
         return digest if self._owned.valid and state.lineage_id == lineage_id else None
 
     async def update(self, digest: str) -> Path | None:
-        """See `Snapshots`."""
         async with self._owned.still():  # a round that is on the chain may still be taking its step
             pass
         await self._owned.written()

@@ -132,7 +132,7 @@ class StatePeer:
         fetcher = HistoryClient(self._node, RUN, store.history.folder, limits)
         checkpoints = NewestCheckpoint(store.history.folder, RUN, ())
         rules = ChainRules(limits=limits, rule=ForkRule(), checkpoints=checkpoints)
-        scout = ChainScout(fetcher, RUN, rules, store.history)
+        scout = ChainScout(fetcher.requests, RUN, rules, store.history)
         verified_at = 0.0
 
         async def adopt(path: Path, chain: list[Certificate]) -> None:

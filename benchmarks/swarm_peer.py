@@ -15,7 +15,8 @@ from benchmarks.member import MemberSetup, parse_setup
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.protocol.manifest import RecipeSpec
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.node import Node
+from peer.swarm.net.node_start import start_node
 from peer.swarm.runtime.malloc import trim_malloc_arenas
 from peer.swarm.runtime.tasks import use_few_threads
 from peer.system.death_signal import children_die_with_us, die_with_parent

@@ -18,13 +18,14 @@ from peer.protocol.records import seal_manifest
 from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
-from peer.swarm.catchup.history_client import HistoryClient
+from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.manifests import publish_manifest
-from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.node import Node
+from peer.swarm.net.node_start import start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import OneSnapshot
 
@@ -84,6 +85,6 @@ async def _follow(
     await CheckpointExchange(node, run_id, checkpoints).start()
     nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
     rules = ChainRules.of(manifest, WeightRule.of(manifest.trust, nominal_tokens), checkpoints, node.peer_id)
-    scout = ChainScout(HistoryClient(node, run_id, history.folder, rules.limits), run_id, rules, history)
+    scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)
     follower = ChainFollower(node, directory, history, scout, checkpoints, manifest.rounds.total)
     node.spawn(follower.run(), essential=True)

@@ -16,7 +16,8 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from peer.errors import UserError
-from peer.protocol.manifest import RunManifest, is_commit, on_hub
+from peer.protocol.manifest import RunManifest
+from peer.protocol.pinning import is_commit, on_hub
 
 CONFIG_FILES = ("*.json",)
 MODEL_FILES = ("*.json", "*.safetensors")

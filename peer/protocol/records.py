@@ -21,9 +21,9 @@ from peer.protocol.manifest import (
     Name,
     RunManifest,
     Spec,
-    check_pinned,
     check_protocol,
 )
+from peer.protocol.pinning import check_pinned
 
 MAX_RECORD_BYTES = 4096
 MAX_PEER_RECORD_BYTES = 1024  # some 700 with long names and large numbers

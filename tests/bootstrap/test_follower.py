@@ -14,7 +14,7 @@ from peer.protocol.lineage import RosterLimits
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
-from peer.swarm.catchup.history_client import HistoryClient
+from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.state.chain import ChainStore
 from tests.swarm.conftest import network  # noqa: F401
@@ -30,7 +30,7 @@ class Post:
         self.history = ChainStore(folder, genesis)
         self.checkpoints = NewestCheckpoint(folder, RUN, (self.node.peer_id,))
         rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=self.checkpoints, total=total)
-        scout = ChainScout(HistoryClient(self.node, RUN, folder, rules.limits), RUN, rules, self.history)
+        scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
         self.directory = SimpleNamespace(reachable={})
         self.follower = ChainFollower(
             self.node, self.directory, self.history, scout, self.checkpoints, total, clock=lambda: self.now

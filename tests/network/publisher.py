@@ -17,7 +17,7 @@ from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.protocol.records import seal_manifest
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.manifests import publish_manifest
-from peer.swarm.net.node import start_node
+from peer.swarm.net.node_start import start_node
 from peer.system.death_signal import children_die_with_us, die_with_parent
 
 GIANT = {"hidden_size": 65536, "intermediate_size": 196608, "num_hidden_layers": 24}  # 1.34e12 parameters

@@ -15,7 +15,8 @@ from peer.protocol.wire import DirectEndpoint, DirectMessage, DirectRequest, Ent
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
 from peer.swarm.net.direct_listener import MAX_ARRIVING_OF_HOST
-from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.node import Node
+from peer.swarm.net.node_start import start_node
 from peer.swarm.net.pipe import ZeroCopyProtocol
 from peer.swarm.net.stream import FrameStream, StreamClosedError, Traffic
 from peer.swarm.net.tls import client_side, server_side

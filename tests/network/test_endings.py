@@ -12,7 +12,8 @@ import pytest
 
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
 from peer.swarm.net.daemon import NodeConfig
-from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.node import Node
+from peer.swarm.net.node_start import start_node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.swarm.round.persistent_group import abort_stream
 from peer.swarm.runtime.timing import STANDARD

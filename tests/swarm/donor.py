@@ -165,7 +165,7 @@ class Joiner:
 
     def _scout(self):
         rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=NewestCheckpoint(self.folder, RUN, ()))
-        return ChainScout(self.fetcher, RUN, rules, self.history)
+        return ChainScout(self.fetcher.requests, RUN, rules, self.history)
 
     def local_state(self):
         return LocalState(state=self.state, history=self.history, valid=self.valid, digest=self.digest)

@@ -55,6 +55,7 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
         organiser=node.peer_id, nominal_tokens=10_000, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
-    rounds._fork_choice.fetcher._run_id = rounds._fork_choice.scout._run_id = RUN
+    fetcher = rounds._fork_choice.fetcher
+    fetcher._run_id = fetcher.requests._run_id = rounds._fork_choice.scout._run_id = RUN
     rounds.joined = True
     return rounds

@@ -44,7 +44,8 @@ from peer.swarm.loop import RunContext
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.manifests import ManifestSearch, publish_manifest
-from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.node import Node
+from peer.swarm.net.node_start import start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 

@@ -72,7 +72,7 @@ class ForkChoice:
         self._node = node
         self._host, self._trainer = host, trainer
         self.fetcher = HistoryClient(node, run_id, store.history.folder, rules.limits, self._accuse)
-        self.scout = ChainScout(self.fetcher, run_id, rules, store.history)
+        self.scout = ChainScout(self.fetcher.requests, run_id, rules, store.history)
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._distrusted: set[str] = set()

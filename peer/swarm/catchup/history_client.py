@@ -12,30 +12,24 @@ from pathlib import Path
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.state.outer_state import AnyUpdate, OuterState, state_digest
-from peer.protocol import hashing
+from peer.outer.state.outer_state import AnyUpdate, state_digest
 from peer.protocol.fork_choice import shared_links
 from peer.protocol.lineage import Certificate, Link, RosterLimits
-from peer.protocol.records import parse_json
-from peer.protocol.wire import MAX_MESSAGE_BYTES, GossipState, HistoryRequest, Kind, SnapshotMeta
-from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE, check_links
+from peer.protocol.wire import GossipState, SnapshotMeta
+from peer.swarm.catchup.chain_scout import check_links
 from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, ChunkDownload, Distrust
+from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.donors import LocalState
-from peer.swarm.catchup.history_server import FRAME_BYTES, history_name
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.catchup.tip_agreement import ask_all, donors_matching_quorum, members_of
-from peer.swarm.net.node import BULK_BYTES, Node
-from peer.swarm.net.preopened import OpenStream, PreopenedStream
-from peer.swarm.net.request import open_request
-from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.net.node import Node
+from peer.swarm.net.preopened import OpenStream
+from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import Timing
-from peer.swarm.state.snapshot_file import chunk_lengths
 
 log = logging.getLogger(__name__)
-LATEST = 2**53 - 1
 ONWARD_LINKS = 256  # rounds that others may have made since
-DIGEST_BYTES = 32
 HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
@@ -63,6 +57,9 @@ class HistoryClient:
         folder: where an incoming snapshot is written until it is verified.
         limits: what the run allows in a roster.
         distrust: called with a donor that lied while others served the same snapshot, and how.
+
+    Attributes:
+        requests: to one donor each.
     """
 
     def __init__(
@@ -70,6 +67,7 @@ class HistoryClient:
     ) -> None:
         self._node, self._run_id, self._folder, self._limits = node, run_id, folder, limits
         self._distrust = distrust
+        self.requests = DonorRequests(node, run_id)
 
     @property
     def timing(self) -> Timing:
@@ -110,11 +108,11 @@ class HistoryClient:
 
     async def genesis(self, donor: str, local: LocalState, adopt: Adopt) -> None:
         """Take the initial state from a donor: its digest is the genesis that the manifest names."""
-        meta, digests = await self._offer(donor, local)
+        meta, digests = await self.requests.offer(donor, local, self._folder)
         if meta.round != 0:
             raise CatchUpError(f"{donor} holds round {meta.round}, not the genesis")
         _compare(donor, digests, meta, local.history.genesis)
-        path, _ = await self._chunks([donor], meta, digests, self._open)
+        path, _ = await self._chunks([donor], meta, digests, self.requests.open)
         await adopt(path, [])
 
     async def state_of(self, donor: str, local: LocalState, signed: GossipState) -> Path:
@@ -124,11 +122,11 @@ class HistoryClient:
             CatchUpError, ProtocolError: it serves another state.
             StreamClosedError: it went away.
         """
-        meta, digests = await self._offer(donor, local, signed.state_digest)
+        meta, digests = await self.requests.offer(donor, local, self._folder, signed.state_digest)
         if (meta.round, meta.lineage_id) != (signed.round, signed.state_digest):
             raise CatchUpError(f"{donor} serves round {meta.round}, and has signed another state")
         _compare(donor, digests, meta, signed.state_digest)
-        path, _ = await self._chunks([donor], meta, digests, self._open)
+        path, _ = await self._chunks([donor], meta, digests, self.requests.open)
         return path
 
     async def said(
@@ -136,7 +134,7 @@ class HistoryClient:
     ) -> dict[str, str]:
         """The state after a link according to peers: see `ask_all`."""
         return await ask_all(
-            self._state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
+            self.requests.state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
         )
 
     async def _replay(self, donor: str, onward: list[Certificate], local: LocalState, apply: Apply) -> int:
@@ -149,7 +147,7 @@ class HistoryClient:
             if digest != link.state_digest:
                 log.warning("round %d carried on %s; ours was %s", link.round + 1, link.state_digest[:12], digest[:12])
                 return count
-            payload = await self._update(donor, certificate, state)
+            payload = await self.requests.update(donor, certificate, state)
             if payload is None:
                 return count
             weights = [member.tokens for member in link.roster]
@@ -172,16 +170,16 @@ class HistoryClient:
         # all write their files at the same time, that is of the same round
         preparing = [asyncio.ensure_future(self._prepare(other, local)) for other in donors[1:]]
         # the connection takes several round trips, and needs no answer
-        early = None if local.valid else self._preopened(donor)  # a peer with a state may need no other
+        early = None if local.valid else self.requests.preopened(donor)  # a peer with a state may need no other
         genesis = local.history.genesis
         try:
-            meta, digests = await self._offer(donor, local)
+            meta, digests = await self.requests.offer(donor, local, self._folder)
             if len(chain) < meta.round:  # rounds have been committed since the chain was read
                 chain += await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
             chain, after = chain[: meta.round], chain[meta.round :]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
-            open_stream = self._open if early is None else early.open
+            open_stream = self.requests.open if early is None else early.open
             if after:
                 _compare(donor, digests, meta, after[0].link.state_digest)
             else:
@@ -199,37 +197,9 @@ class HistoryClient:
         await adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
 
-    async def _state_digest(self, peer_id: str, link: Link) -> str | None:
-        request = HistoryRequest(what="state", run_id=self._run_id, from_round=link.round + 1, digest=link.id)
-        async with self._asking(peer_id, request) as stream:
-            digest = await self._body(stream, DIGEST_BYTES)
-        return digest.hex() if digest is not None and len(digest) == DIGEST_BYTES else None
-
     async def _prepare(self, donor: str, local: LocalState) -> None:
         with contextlib.suppress(ProtocolError, StreamClosedError):
-            await self._offer(donor, local)
-
-    async def _offer(
-        self, donor: str, local: LocalState, wanted: str | None = None
-    ) -> tuple[SnapshotMeta, list[bytes]]:
-        """What the donor can serve, and the digests of its chunks, as it says: the rest of what an interrupted fetch
-        has begun, or its newest; for a peer that compares lineages it must be the donor's present one.
-        """
-        begun = None if wanted else await asyncio.to_thread(PartialFile.begun, self._folder)
-        request = HistoryRequest(
-            what="snapshot", run_id=self._run_id, digest=begun.lineage_id if begun is not None else wanted,
-            from_round=LATEST if local.valid else 0,
-        )  # fmt: skip
-        state = local.state
-        async with self._asking(donor, request) as stream:
-            meta = await self._receive_meta(stream)
-            if (meta.numel, meta.num_buffers) != (state.numel, len(state.buffers)):
-                raise CatchUpError(f"{donor} has {meta.numel} parameters; this run has {state.numel}")
-            num_chunks = len(chunk_lengths(meta))
-            if meta.num_chunks != num_chunks:
-                raise CatchUpError(f"{donor} has {meta.num_chunks} chunks; this run has {num_chunks}")
-            joined = await self._body(stream, 32 * num_chunks) or b""
-        return meta, [joined[start : start + 32] for start in range(0, len(joined), 32)]
+            await self.requests.offer(donor, local, self._folder)
 
     async def _onward(
         self, donor: str, chain: Sequence[Certificate], genesis: str, most: int
@@ -238,47 +208,12 @@ class HistoryClient:
         another one, or no longer.
         """
         parent, round = (chain[-1].link.id if chain else genesis), len(chain)
-        links = await self.links(donor, round, most)
+        links = await self.requests.links(donor, round, most)
         if not links or links[0].link.parent != parent:
             return []
         seen = Counter(member.peer_id for one in chain for member in one.link.roster)
         await check_links(links, self._run_id, parent, round, self._limits, seen)
         return links
-
-    async def links(self, donor: str, from_round: int, count: int) -> list[Certificate]:
-        """At most `count` certificates of the donor's chain from a round on, as it says: `ChainScout` checks them.
-
-        Raises:
-            ProtocolError: malformed.
-            StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE` after the first seconds.
-        """
-        links: list[Certificate] = []
-        request = HistoryRequest(what="chain", run_id=self._run_id, from_round=from_round)
-        until = asyncio.get_running_loop().time() + self.timing.claim_s
-        try:
-            async with asyncio.timeout_at(until) as patience, self._asking(donor, request) as stream:
-                while len(links) < count and (link := await self._body(stream, MAX_MESSAGE_BYTES)) is not None:
-                    links.append(parse_json(Certificate, link))
-                    patience.reschedule(until + len(links) / LEAST_LINK_RATE)
-        except TimeoutError:
-            raise StreamClosedError(donor, f"sent {len(links)} links in {self.timing.claim_s:g} s and more") from None
-        return links
-
-    async def _update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:
-        digest = certificate.link.update_digest
-        limit = state.update_bytes(len(certificate.link.roster))
-        payload = bytearray()
-        request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
-        async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
-            while (content := await self._body(stream, FRAME_BYTES)) is not None:
-                payload += content
-                if len(payload) > limit:
-                    raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
-        if not payload:
-            return None
-        if hashing.digest(payload).hex() != digest:
-            raise CatchUpError(f"{donor} sent an update with another digest than round {certificate.link.round}'s")
-        return payload
 
     async def _chunks(
         self, donors: list[str], meta: SnapshotMeta, digests: list[bytes], open_stream: OpenStream
@@ -294,35 +229,6 @@ class HistoryClient:
             file.close()
         log.info("%d chunks of round %d were here, %s sent the rest", file.resumed, meta.round, dict(fetch.served))
         return file.finish(), fetch.served
-
-    async def _open(self, donor: str) -> FrameStream:
-        return await self._node.open(donor, history_name(self._run_id), "history", bulk=True)
-
-    def _asking(
-        self, donor: str, request: HistoryRequest, bulk: bool = False
-    ) -> contextlib.AbstractAsyncContextManager[FrameStream]:
-        return open_request(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
-
-    def _preopened(self, donor: str) -> PreopenedStream:
-        return PreopenedStream(self._open, donor, self.timing.preopened_kept_s, self._node.clock)
-
-    async def _receive_meta(self, stream: FrameStream) -> SnapshotMeta:
-        """Wait for a donor that reports that it is writing its snapshot."""
-        kind, longest_s, clock = Kind.BUSY, self.timing.writing_s, self._node.clock
-        until, limits = clock() + longest_s, {Kind.META: MAX_MESSAGE_BYTES, Kind.BUSY: 0, Kind.END: 0}
-        while kind is Kind.BUSY:
-            if clock() > until:
-                raise StreamClosedError(stream.remote, f"has been writing its snapshot for {longest_s:g} s")
-            kind, body = await stream.receive(limits, timeout_s=self.timing.frame_timeout_s)
-        if kind is Kind.END:
-            raise CatchUpError(f"{stream.remote} has no snapshot")
-        return parse_json(SnapshotMeta, body)
-
-    async def _body(self, stream: FrameStream, limit: int) -> bytes | None:
-        """The next DATA body, None at END."""
-        kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=self.timing.frame_timeout_s)
-        return body if kind is Kind.DATA else None
-
 
 def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
     if state_digest(digests, meta.numel, meta.num_buffers) != certified:

@@ -13,27 +13,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import ProtocolError, in_words
-from peer.protocol.address import reach_of
 from peer.protocol.identity import Identity
-from peer.swarm.net.daemon import (
-    NodeConfig,
-    explain_join_failure,
-    is_client,
-    refuse_taken_identity,
-    start_daemon,
-    stop_daemon,
-)  # fmt: skip
-from peer.swarm.net.dht import BoundedDHT, node_id_of
-from peer.swarm.net.direct import DIRECT_NAME, DirectTransport
-from peer.swarm.net.keys import load_or_create_identity
+from peer.swarm.net.daemon import NodeConfig, stop_daemon
+from peer.swarm.net.direct import DirectTransport
 from peer.swarm.net.pipe import ZeroCopyProtocol
-from peer.swarm.net.reachability import REACH_NAME, DialBackServer
-from peer.swarm.net.record_store import RecordStore, give_back_memory
+from peer.swarm.net.record_store import RecordStore
 from peer.swarm.net.stream import FrameStream, StreamClosedError, StreamTimeoutError, Traffic
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.tasks import cancel_and_wait, log_failure
@@ -124,12 +112,12 @@ class Node:
         self.traffic.setdefault(purpose, Traffic())
         self._handlers[name] = purpose, handler
 
-        async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._accept(str(info.peer_id), name, ZeroCopyProtocol.adopt(reader, writer))
+        async def answer(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self.accept(str(info.peer_id), name, ZeroCopyProtocol.adopt(reader, writer))
 
-        await self.p2p.add_binary_stream_handler(name, accept)
+        await self.p2p.add_binary_stream_handler(name, answer)
 
-    async def _accept(self, remote: str, name: str, pipe: ZeroCopyProtocol) -> None:
+    async def accept(self, remote: str, name: str, pipe: ZeroCopyProtocol) -> None:
         """Serve one stream that another peer has opened, through libp2p or directly."""
         if name not in self._handlers or self.refuses(remote):
             pipe.close()
@@ -264,48 +252,3 @@ class Node:
             with contextlib.suppress(asyncio.TimeoutError):  # it asks the daemon, which may be what does not answer
                 await asyncio.wait_for(self.dht.shutdown(), self.timing.daemon_end_s)
         await stop_daemon(self.p2p, self.timing)
-
-
-async def start_node(config: NodeConfig) -> Node:
-    """Start the libp2p daemon and join the DHT.
-
-    Raises:
-        UserError: no initial peer answers, clocks differ by more than 3 s, the identity is in use elsewhere, or the
-            daemon does not start.
-    """
-    existed = config.identity_path.exists()
-    identity = load_or_create_identity(config.identity_path)
-    if existed and config.initial_peers and config.check_identity:
-        await refuse_taken_identity(config, identity)
-    p2p = await start_daemon(config, str(config.identity_path))
-    client = await is_client(config, p2p)
-    if client:
-        await stop_daemon(p2p, config.timing)
-        p2p = await start_daemon(config, str(config.identity_path), client)
-    try:
-        dht = await BoundedDHT.create(
-            p2p=p2p,
-            client_mode=client,
-            node_id=node_id_of(identity.peer_id),
-            initial_peers=[Multiaddr(address) for address in config.initial_peers] or None,
-            num_workers=2,
-            cache_locally=False,  # its cache has no bounds
-            cache_nearest=0,
-            cache_on_store=False,
-        )
-    except (ValidationError, RuntimeError) as error:
-        await stop_daemon(p2p, config.timing)
-        raise explain_join_failure(error, config.initial_peers) from None
-    maddrs = tuple(sorted((str(address) for address in await p2p.get_visible_maddrs(latest=True)), key=reach_of))
-    node = Node(config, identity, p2p, dht, maddrs, client, records=dht.protocol.storage)
-    dht.introducers = [peer_id for peer_id in node.introducers if peer_id != identity.peer_id]
-    if not client:
-        await node.serve(REACH_NAME, "reach", DialBackServer(p2p, config.timing).answer)
-    if config.direct_port is not None:
-        node.direct = DirectTransport(p2p, node._accept, config.timing)
-        if not client:
-            node.direct.listener.listen(config.host_maddrs, config.direct_port, config.mapped_port)
-        await node.serve(DIRECT_NAME, "direct", node.direct.answer)
-    node.spawn(node.keep_connected(), essential=True)
-    node.spawn(give_back_memory(dht.protocol.storage, config.timing.trim_period_s), essential=True)
-    return node

@@ -33,8 +33,10 @@ from peer.protocol.wire import (
     StatusMessage,
 )
 from peer.swarm.group.roster import RosterAuthority
+from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import write_record
-from peer.swarm.net.node import Handler, Node, NodeConfig, start_node
+from peer.swarm.net.node import Handler, Node
+from peer.swarm.net.node_start import start_node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
 from peer.system.death_signal import children_die_with_us, die_with_parent
 

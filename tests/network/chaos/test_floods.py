@@ -20,7 +20,8 @@ from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory, write_record
 from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.net.manifests import ManifestSearch
-from peer.swarm.net.node import Node, start_node
+from peer.swarm.net.node import Node
+from peer.swarm.net.node_start import start_node
 from tests.network.chaos.observe import family
 from tests.network.harness import TestSwarm
 

@@ -209,7 +209,7 @@ async def test_a_donor_says_what_its_states_are_as_far_as_it_knows(network, run,
     links = [certificate.link for certificate in run.history.chain]
 
     async def said(link):
-        return await joiner.fetcher._state_digest(server.peer_id, link)
+        return await joiner.fetcher.requests.state_digest(server.peer_id, link)
 
     assert [await said(link) for link in links] == run.states[1:]
     for unknown in (links[1].model_copy(update={"round": 7}), links[1].model_copy(update={"update_digest": "f" * 64})):

@@ -116,7 +116,7 @@ def altered(document, payloads):
     sitting, inputs, output = finding["sitting"], finding["inputs"], finding["output"]
     ids = [member["peer_id"] for member in sitting["members"]]
     yield "another reducer", put(reducer=ids[ids.index(finding["reducer"]) - 1])
-    yield "another index", put(index=1)
+    yield "another slice", put(slice_index=1)
     yield "another run", put(sitting={**sitting, "run_id": other})
     yield "another weight", put(
         sitting={**sitting, "members": [{**sitting["members"][0], "tokens": 7}, *sitting["members"][1:]]}
@@ -128,7 +128,7 @@ def altered(document, payloads):
     yield "inputs missing", put(inputs=inputs[:2])
     yield "a longer path", put(output={**output, "path": [*output["path"], other]})
     yield "no path", put(output={**output, "path": []})
-    yield "a index that is none", put(index=50)
+    yield "a slice that is none", put(slice_index=50)
     yield "another payload", (document, [bytes(len(payload)) for payload in payloads])
     yield "a payload missing", (document, payloads[:-1])
     yield "no payloads", (document, None)
@@ -232,7 +232,7 @@ async def test_audits_of_one_peer_are_limited_and_strangers_see_nothing(network,
     outcomes = [(await audit(circle, 1, 0, 0)).outcome for _ in range(ASKS_OF_ONE + 2)]
     assert outcomes == ["right"] * ASKS_OF_ONE + ["not shown"] * 2
     stranger = network.node()
-    for what in ("index", "signed", "joins"):
+    for what in ("slice", "signed", "joins"):
         stream = await stranger.open(circle.seats[0].peer_id, audit_name(RUN), "audit")
         await stream.send_message(Kind.REQUEST, AuditRequest(what=what, of=heard(circle, 1).sitting.id.hex()))
         shown = dict.fromkeys((Kind.EVIDENCE, Kind.DATA, Kind.ROSTER), 0)  # anything would be too much
@@ -259,7 +259,7 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
     monkeypatch.setattr("peer.swarm.trust.audit_server.TURN_BYTES", nbytes)
     circle = await Circle(network, 3, numel=3000, elements=512, folder=tmp_path).start()
     await circle.round()
-    for name in ("SMALL_BYTES", "SLICE_BYTES"):
+    for name in ("SMALL_BYTES", "WRITE_BYTES"):
         monkeypatch.setattr(f"peer.swarm.net.stream.{name}", 100)
     priority, taken, waited = circle.seats[0].guard._audit_server._priority, [], []
 

@@ -1,0 +1,34 @@
+"""What a run takes from the hub: in a manifest from the network, each by its commit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from peer.errors import UserError
+from peer.protocol.manifest import COMMIT_PATTERN, RunManifest
+
+
+def on_hub(manifest: RunManifest) -> list[tuple[str, str, str]]:
+    """(section, name, revision) of everything that a run takes from the hub."""
+    model, tokenizer, data = manifest.model, manifest.tokenizer, manifest.data
+    named = [
+        ("model", model.pretrained, model.revision), ("tokenizer", tokenizer.name, tokenizer.revision),
+        ("data", data.name, data.revision),
+    ]  # fmt: skip
+    return [(section, name, revision) for section, name, revision in named if name and not Path(name).is_absolute()]
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision names one state for ever, as a branch or a tag does not."""
+    return re.fullmatch(COMMIT_PATTERN, revision) is not None
+
+
+def check_pinned(manifest: RunManifest, origin: str) -> None:
+    """Raise UserError where a manifest from the network leaves open what peers take from the hub."""
+    for section, name, revision in on_hub(manifest):
+        if not is_commit(revision):
+            raise UserError(
+                f"{origin} names {section}.revision={revision!r} of {name}, which is no commit: it may change",
+                "ask the organiser to restart the run with a current atoll-bootstrap, which writes the commit there",
+            )

@@ -58,7 +58,7 @@ ATTACKS: dict[str, tuple[Attack, float | None]] = {
     "zero": ("zero", None),
     "constant": ("constant", 1.0),
 }
-GATES = {"holds": "not finite", "norm": "norm", "near-duplicate": "copy", "median": "direction"}
+GATES = {"holds": "not finite", "norm": "norm", "near-duplicate": "copy", "median": "direction", "largest": "direction"}
 SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
 
 

@@ -26,6 +26,7 @@ _CHANCE: Final = 2.0
 _OUTLIER: Final = 5.0
 _OPPOSED: Final = 0.5
 _SHORT: Final = 0.5
+_WITNESSES: Final = 8  # fewer hold one malicious at most, for which no other vouches
 _ALIKE: Final = 0.99  # where a third of the pairs agrees this well, a copy is nothing special
 Reasons = Mapping[int, str]
 
@@ -34,29 +35,34 @@ Reasons = Mapping[int, str]
 class Gated:
     """Drops contributions that look malicious, then takes the weighted mean of the rest with centred clipping.
 
-    Dropped, in this order: NaN or infinity; a norm above `max_norm_ratio` times the median norm (proportionally more
-    for a contribution of more than the median tokens); a near-duplicate (cosine above `max_duplicate_cosine`) of an
-    earlier contribution, which then counts for both, unless most are as alike or both are short; a median cosine to the
-    others below `min_cosine`, or below `min_share` of the usual value. The median keeps malicious contributions from
-    vouching for each other. Two tolerances apply. Random vectors have cosines of about 1 / sqrt(n) in n dimensions, so
-    twice that is tolerated. In some slices the agreement of honest peers varies widely, so five times the median
-    deviation is tolerated; but not for a contribution that opposes the others at least half as much as they agree, if
-    they agree by more than chance: otherwise sign flips would pass wherever agreement is low. If more than a third
-    would be dropped for their direction, none is: then honest peers do not agree either, and no rule can tell. Among
-    fewer than three contributions only non-finite ones are dropped.
+    Dropped, in this order: NaN or infinity; zeros where others are not; a norm above `max_norm_ratio` times the median
+    norm (proportionally more for a contribution of more than the median tokens); a norm below `min_norm_ratio` times
+    the median (proportionally less for fewer tokens), unless more than a third are so short: few may train these
+    parameters; a near-duplicate (cosine above `max_duplicate_cosine`) of an earlier contribution, which then counts for
+    both, unless most are as alike or both are short; a median cosine to the others below `min_cosine`, or below
+    `min_share` of the usual value. The median keeps malicious contributions from vouching for each other. Among fewer
+    than eight there is one at most, and medians of so few are chance: there the largest cosine takes its place, and
+    what agrees with any other contribution is kept. Two tolerances apply. Random vectors have cosines of about
+    1 / sqrt(n) in n dimensions, so twice that is tolerated, among fewer than eight contributions four times. In some
+    slices the agreement of honest peers varies widely, so five times the median deviation is tolerated; but not for a
+    contribution that opposes the others at least half as much as they agree, if they agree by more than chance:
+    otherwise sign flips would pass wherever agreement is low. If more than a third would be dropped for their
+    direction, none is: then honest peers do not agree either, and no rule can tell. Among fewer than three
+    contributions only zeros and non-finite ones are dropped.
 
     The vote of a peer in medians and means is its weight, but at most the median weight: neither many peers of little
     weight nor one that claims a large weight outvotes the rest.
 
     Then centred clipping (Karimireddy et al. 2021, arXiv 2012.10333) in three steps, the radius `radius` times the
     median distance: two towards the mean in which all count alike, so that heavy weights do not make the others look
-    far away, the last towards the weighted mean. A zero vector passes.
+    far away, the last towards the weighted mean.
 
     Not chunk-separable: norms need the whole vector.
     """
 
     separable: ClassVar[bool] = False
     max_norm_ratio: float = 3.0
+    min_norm_ratio: float = 0.05
     min_cosine: float = 0.0
     min_share: float = 0.2
     max_duplicate_cosine: float = 0.999
@@ -67,6 +73,10 @@ class Gated:
         check_at_least("radius", self.radius, 1.0)
         if not -1.0 <= self.min_cosine < 1.0:
             raise UserError(f"min_cosine={self.min_cosine}: must be in [-1, 1)", "0 drops what opposes the rest")
+        if not 0.0 <= self.min_norm_ratio < 1.0:
+            raise UserError(
+                f"min_norm_ratio={self.min_norm_ratio}: must be in [0, 1)", "0.05 drops what has hardly moved"
+            )
         if not 0.0 <= self.min_share < 1.0:
             raise UserError(f"min_share={self.min_share}: must be in [0, 1)", "0.2 lets unusual data pass")
         if not 0.0 < self.max_duplicate_cosine <= 1.0:
@@ -154,12 +164,9 @@ class _Gates:
 
     def dropped(self) -> dict[int, tuple[str, int | None]]:
         """The reason for each place that is dropped; with the place of the earlier contribution that it copies."""
-        found: dict[int, tuple[str, int | None]] = {}
         count = len(self.weights)
-        if count < FEWEST:
-            return found
         norms = [math.sqrt(self.products[i][i]) for i in range(count)]
-        found |= {i: (reason, None) for i, reason in self._too_long(norms).items()}
+        found: dict[int, tuple[str, int | None]] = {i: (reason, None) for i, reason in self._sized(norms).items()}
         remaining = [i for i in range(count) if i not in found and norms[i] > 0.0]
         if len(remaining) < FEWEST or self.numel < _FEWEST_VALUES:
             return found
@@ -171,19 +178,25 @@ class _Gates:
         remaining = [i for i in remaining if i not in found]
         return found | {i: (reason, None) for i, reason in self._opposing(remaining, cosines).items()}
 
-    def _too_long(self, norms: Sequence[float]) -> dict[int, str]:
+    def _sized(self, norms: Sequence[float]) -> dict[int, str]:
+        """What is too long, and what is without substance."""
         some = [i for i, length in enumerate(norms) if length > 0.0]
+        found = {i: "norm 0, where others have moved" for i in range(len(norms)) if some and i not in some}
         if len(some) < FEWEST:
-            return {}
+            return found
         voices = _voices([self.weights[i] for i in some])
         middle = _median([norms[i] for i in some], voices)
         usual = _median([self.weights[i] for i in some], voices)
-        found = {}
-        for i in some:
-            ratio = self.settings.max_norm_ratio * max(1.0, self.weights[i] / usual)
-            if norms[i] > ratio * middle:
-                found[i] = f"norm {norms[i]:.3g} is above {ratio:.3g} x the median {middle:.3g}"
-        return found
+        short, unmoved = {}, 0.0
+        for i, voice in zip(some, voices, strict=True):
+            most = self.settings.max_norm_ratio * max(1.0, self.weights[i] / usual)
+            least = self.settings.min_norm_ratio * min(1.0, self.weights[i] / usual)
+            if norms[i] > most * middle:
+                found[i] = f"norm {norms[i]:.3g} is above {most:.3g} x the median {middle:.3g}"
+            elif norms[i] < least * middle:
+                short[i] = f"norm {norms[i]:.3g} is below {least:.3g} x the median {middle:.3g}"
+                unmoved += voice
+        return found | short if 3 * unmoved <= sum(voices) else found
 
     def _copies(
         self, remaining: Sequence[int], norms: Sequence[float], cosines: Mapping[int, Mapping[int, float]]
@@ -208,20 +221,22 @@ class _Gates:
         if len(remaining) < FEWEST:
             return {}
         voices = dict(zip(remaining, _voices([self.weights[i] for i in remaining]), strict=True))
+        few = len(self.weights) < _WITNESSES
         agreement = {}
         for i in remaining:
             others = [j for j in remaining if j != i]
-            agreement[i] = _median([cosines[i][j] for j in others], [voices[j] for j in others])
+            to_others = [cosines[i][j] for j in others]
+            agreement[i] = max(to_others) if few else _median(to_others, [voices[j] for j in others])
         heard = list(voices.values())
         middle = _median(list(agreement.values()), heard)
         spread = _median([abs(own - middle) for own in agreement.values()], heard)
-        chance = _CHANCE / math.sqrt(self.numel)
+        chance = (2 if few else 1) * _CHANCE / math.sqrt(self.numel)
         usual = middle - _OUTLIER * spread
         if middle > chance:
             usual = max(usual, -_OPPOSED * middle)
         least = min(max(self.settings.min_cosine, self.settings.min_share * middle) - chance, usual)
         found = {
-            i: f"median cosine {own:.3g} to the rest, whose own is {middle:.3g}"
+            i: f"{'largest' if few else 'median'} cosine {own:.3g} to the rest, whose own is {middle:.3g}"
             for i, own in agreement.items()
             if own < least
         }

@@ -102,6 +102,19 @@ def test_one_that_flips_its_sign_is_dropped_from_a_small_group(count: int, seed:
     assert list(Gated().select(vectors, [1.0] * count)[1]) == [1]
 
 
+@pytest.mark.parametrize("count", [3, 4, 7, 8])
+def test_in_a_small_group_what_agrees_with_any_other_is_kept(count: int) -> None:
+    """The odd one opposes all but its friend; among eight, one friend is not enough."""
+    common, *own = gaussian(21, 9, 1 << 14, 0.0)
+    vectors = [0.5 * common + vector for vector in own[:count]]
+    vectors[1] = own[0] - 0.2 * common
+    assert list(Gated().select(vectors, [1.0] * count)[1]) == ([1] if count == 8 else [])
+    lonely = [*vectors[:1], own[1] - 0.5 * common, *vectors[2:]]
+    kept, reasons = Gated().select(lonely, [1.0] * count)
+    assert kept == (0, *range(2, count))
+    assert reasons[1].startswith(f"{'median' if count == 8 else 'largest'} cosine -0.")
+
+
 def test_of_two_nobody_is_dropped_but_what_is_not_finite() -> None:
     vectors = [torch.randn(4096), -1000.0 * torch.randn(4096)]
     assert Gated().select(vectors, [1.0, 3.0]) == ((0, 1), {})
@@ -186,9 +199,42 @@ def test_where_most_disagree_nobody_is_dropped_for_it() -> None:
     assert not Gated().select(vectors, [1.0] * 4)[1]
 
 
-def test_zeros_pass_the_gates_and_do_not_set_the_norm() -> None:
-    vectors = [torch.zeros(64)] * 5 + gaussian(13, 3, 64, 0.9)
-    assert Gated().select(vectors, [1.0] * 8)[0] == tuple(range(8))
+@pytest.mark.parametrize("count", [2, 3, 4, 16])
+@pytest.mark.parametrize("idle", [1, 2])
+def test_zeros_weigh_nothing(count: int, idle: int) -> None:
+    vectors = gaussian(13, count + 1 - idle, 4096, 0.9)
+    contributions = [*vectors[:1], *[torch.zeros(4096)] * idle, *vectors[1:]]
+    weights = [float(100 + place) for place in range(len(contributions))]
+    kept, reasons = Gated().select(contributions, weights)
+    assert kept == (0, *range(1 + idle, len(contributions)))
+    assert set(reasons.values()) == {"norm 0, where others have moved"}
+    alone = Gated().aggregate(vectors, [weights[place] for place in kept])
+    assert torch.equal(Gated().aggregate(contributions, weights), alone)
+
+
+def test_where_all_are_zeros_the_mean_is_zero() -> None:
+    zeros = [torch.zeros(4096)] * 4
+    assert not Gated().select(zeros, [1.0] * 4)[1]
+    assert not Gated().aggregate(zeros, [1.0] * 4).any()
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 0.04])
+def test_what_is_far_shorter_than_the_rest_weighs_nothing(scale: float) -> None:
+    vectors = gaussian(17, 4, 4096, 0.5)
+    contributions = [*vectors[:3], vectors[3] * scale]
+    kept, reasons = Gated().select(contributions, [10.0] * 4)
+    assert kept == (0, 1, 2)
+    assert reasons[3].startswith("norm ")
+    assert " is below 0.05 x the median 6" in reasons[3]
+    assert torch.equal(Gated().aggregate(contributions, [10.0] * 4), Gated().aggregate(vectors[:3], [10.0] * 3))
+    assert not Gated().select([*vectors[:3], vectors[3] * 0.06], [10.0] * 4)[1]
+
+
+def test_who_stands_for_few_tokens_may_be_shorter() -> None:
+    vectors = gaussian(18, 4, 4096, 0.5)
+    contributions = [*vectors[:3], vectors[3] * 0.01]
+    assert not Gated().select(contributions, [100.0, 100.0, 100.0, 10.0])[1]
+    assert list(Gated().select(contributions, [100.0, 100.0, 100.0, 30.0])[1]) == [3]
 
 
 def test_when_all_are_dropped_the_round_is_told() -> None:

@@ -14,7 +14,7 @@ from peer.errors import ProtocolError, UserError
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import run_recipe
 from peer.protocol.manifest import RunManifest
-from peer.protocol.records import seal_manifest
+from peer.protocol.records import SealedManifest, open_manifest, seal_manifest
 from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
@@ -59,7 +59,8 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     node = await start_node(config)
     manifest = genesis.manifest
     try:
-        sealed = seal_manifest(node.identity, manifest, manifest_serial(state_dir, manifest.run_id))
+    serial = manifest_serial(state_dir, manifest.run_id)
+        sealed = seal_manifest(node.identity, manifest, serial)
     except ProtocolError as error:
         raise UserError(str(error), "shorten the manifest's model config") from None
     await publish_manifest(node, sealed, node.peer_id, rng)
@@ -71,20 +72,24 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     directory.follow()
     recipe = run_recipe(manifest)
     if not recipe.gossips:
-        await _follow(node, directory, manifest, recipe, history)
+        await _follow(node, directory, open_manifest(sealed), recipe, history)
     return Bootstrap(node, genesis, directory)
 
 
 async def _follow(
-    node: Node, directory: Directory, manifest: RunManifest, recipe: Recipe, history: ChainStore
+    node: Node, directory: Directory, published: SealedManifest, recipe: Recipe, history: ChainStore
 ) -> None:
     """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
     history.load_all()
     run_id = manifest.run_id
     checkpoints = NewestCheckpoint.of(history.folder, manifest, node.peer_id)
+    manifest = published.manifest
     await CheckpointExchange(node, run_id, checkpoints).start()
     nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
-    rules = ChainRules.of(manifest, WeightRule.of(manifest.trust, nominal_tokens), checkpoints, node.peer_id)
+    rules = ChainRules.of(
+        manifest, WeightRule.of(manifest.trust, nominal_tokens), checkpoints, node.peer_id, published.opened_at,
+        node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
+    )  # fmt: skip
     scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)
     follower = ChainFollower(node, directory, history, scout, checkpoints, manifest.rounds.total)
     node.spawn(follower.run(), essential=True)

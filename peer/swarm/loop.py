@@ -34,6 +34,7 @@ class RunContext:
         recipe: of the run, `run_recipe(manifest)`.
         organiser: peer id that serves the genesis state.
         introducers: peer ids in the addresses that a person gave.
+        opened_at: wall-clock seconds since when the organiser has published the manifest.
         nominal_tokens: tokens of a regular contribution.
         trainer: is told of rounds, and of new anchors.
         rng: jitter, and which peer a newcomer asks.
@@ -46,6 +47,7 @@ class RunContext:
     organiser: str
     introducers: tuple[str, ...] = ()
     nominal_tokens: int
+    opened_at: float = 0.0
     trainer: TrainerLink
     rng: random.Random
 

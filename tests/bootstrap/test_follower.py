@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from bootstrap.follower import CHECKPOINT_ROUNDS, ChainFollower
+from peer.errors import ProtocolError
+from peer.outer.recipe.resolve import resolve
 from peer.protocol.checkpoints import Checkpoint, open_checkpoint, seal_checkpoint
 from peer.protocol.fork_choice import ForkRule
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import RosterLimits
+from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.runtime.timing import Timing
 from peer.swarm.state.chain import ChainStore
 from tests.swarm.conftest import network  # noqa: F401
 from tests.swarm.donor import ScriptedDonor
@@ -30,10 +35,10 @@ class Post:
         self.history = ChainStore(folder, genesis)
         self.checkpoints = NewestCheckpoint(folder, RUN, (self.node.peer_id,))
         rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=self.checkpoints, total=total)
-        scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
+        self.scout = ChainScout(DonorRequests(self.node, RUN), RUN, rules, self.history)
         self.directory = SimpleNamespace(reachable={})
         self.follower = ChainFollower(
-            self.node, self.directory, self.history, scout, self.checkpoints, total, clock=lambda: self.now
+            self.node, self.directory, self.history, self.scout, self.checkpoints, total, clock=lambda: self.now
         )
 
     async def sees(self, *donors):
@@ -123,3 +128,45 @@ async def test_a_newcomer_hears_of_the_checkpoint_from_whom_it_joins_through(net
     mine = NewestCheckpoint(tmp_path / "mine", RUN, (post.node.peer_id,))
     await CheckpointExchange(network.node(), RUN, mine).ask(post.node.peer_id)
     assert mine.newest == post.checkpoints.newest
+
+
+async def test_a_chain_with_more_rounds_than_the_time_allows_is_refused_unread(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    asked, links = [], post.scout._source.links
+
+    async def counted(donor, from_round, count):
+        asked.append(donor)
+        return await links(donor, from_round, count)
+
+    post.scout._source.links = counted
+    donor, _ = await announced(network, run)
+    pace = {"opened_at": 1000.0, "round_s": 0.05, "clock": lambda: post.now}
+
+    def possible(known=0, **more):
+        return replace(post.scout._rules, **pace, **more).most_rounds(known)
+
+    assert [possible(), possible(known=30), possible(total=40)] == [1000, 1030, 40]
+    post.now += 10.0
+    assert possible() == 1200
+    post.now -= 5000.0  # a clock that is late
+    assert possible() == 1000
+    post.now = 1000.0
+    post.scout._rules = replace(post.scout._rules, **pace)
+    with pytest.raises(ProtocolError, match=f"{donor} claims round 1001; the run can have made 1000 by now"):
+        await post.scout.look(donor, 1001)
+    assert asked == []
+    assert len(await post.scout.look(donor, 1000)) == 3
+    assert set(asked) == {donor}
+    post.checkpoints.newest = Checkpoint(
+        run_id=RUN, round=5000, lineage_id="0" * 64, serial=1, signed_at=0.0
+    )  # the manifest was published again
+    assert possible() == 6000
+
+
+def test_the_least_time_of_a_round_follows_from_its_steps_and_window():
+    timing = Timing(least_step_s=0.002, least_exchange_s=0.005)
+    assert timing.least_round_s(40, 15.0) == pytest.approx(0.045)
+    assert timing.least_round_s(40, 0.01) == pytest.approx(0.015)
+    recipe = resolve(RecipeSpec(name="diloco", steps_per_round=40))
+    assert recipe.fewest_steps == 40
+    assert resolve(RecipeSpec(name="selsync")).fewest_steps == 1

@@ -151,6 +151,11 @@ class Recipe:
         return self.schedule.smoothing if isinstance(self.schedule, GradientChange) else self.rounds.longest(rounds)
 
     @property
+    def fewest_steps(self) -> int:
+        """Inner steps of a regular contribution in the shortest round of a swarm."""
+        return 1 if isinstance(self.schedule, GradientChange) else min(self.rounds.length(1), self.rounds.steps)
+
+    @property
     def rounds(self) -> Every:
         """The schedule of a recipe whose rounds begin by themselves, on a swarm."""
         assert isinstance(self.schedule, Every), f"{self.name} has no rounds of one fragment"

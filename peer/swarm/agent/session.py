@@ -85,12 +85,13 @@ class AgentSession:
             await asyncio.wait({asyncio.ensure_future(node.close())}, timeout=node.timing.close_timeout_s)
 
     async def _serve(self, node: Node, start: Start) -> int:
-        organiser, manifest, _, sealed = await ManifestSearch(node, start.run_id).run()
+        found = await ManifestSearch(node, start.run_id).run()
+        organiser, manifest = found.organiser, found.manifest
         if manifest.genesis is None:
             raise UserError(
                 f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
             )
-        await publish_manifest(node, sealed, organiser, self._rng)
+        await publish_manifest(node, found.blob, organiser, self._rng)
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         self._channel.tell(
             Published(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,7 @@ SLACK_LINKS = 256  # rounds that a donor may have made since its record was writ
 LINKS_PER_REQUEST = 512
 MOST_LINKS = 4096
 LEAST_LINK_RATE = 50.0
+GRACE_ROUNDS = 1000  # that are always believed: clocks differ
 
 
 class LinkSource(Protocol):
@@ -42,6 +44,9 @@ class ChainRules:
         checkpoints: the newest that this node knows.
         total: rounds of the run, if it ends.
         own_id: this node.
+        opened_at: wall-clock seconds since when the run's manifest has been published.
+        round_s: no round of the run takes less on average.
+        clock: wall-clock seconds.
     """
 
     limits: RosterLimits
@@ -49,16 +54,30 @@ class ChainRules:
     checkpoints: NewestCheckpoint
     total: int | None = None
     own_id: str = ""
+    opened_at: float = 0.0
+    round_s: float = 1.0
+    clock: Callable[[], float] = time.time
 
     @classmethod
     def of(
-        cls, manifest: RunManifest, weights: WeightRule, checkpoints: NewestCheckpoint, own_id: str
-    ) -> ChainRules:
+        cls, manifest: RunManifest, weights: WeightRule, checkpoints: NewestCheckpoint, own_id: str,
+        opened_at: float, round_s: float,
+    ) -> ChainRules:  # fmt: skip
         """The rules of a run."""
         return cls(
             limits=RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, weights),
             rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, total=manifest.rounds.total, own_id=own_id,
+            opened_at=opened_at, round_s=round_s,
         )  # fmt: skip
+
+    def most_rounds(self, known: int) -> int:
+        """Rounds that a chain can have by now, if `known` ones are there: no more than the run's, and than its time
+        allows; a checkpoint counts as known, so that a run may be published again.
+        """
+        newest = self.checkpoints.newest
+        base = max(known, newest.round if newest is not None else 0)
+        made = GRACE_ROUNDS + int(max(0.0, self.clock() - self.opened_at) / self.round_s)
+        return min(self.total or MAX_ROUNDS, base + made)
 
     def ends(self, chain: Sequence[Certificate]) -> bool:
         """Whether a chain claims the run's end without proof: a checkpoint of it, or a round that this node was in."""
@@ -132,14 +151,15 @@ class ChainScout:
             ProtocolError: it does not verify, or leaves this node's chain further back than any verdict could follow.
             StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE`.
         """
-        if claimed_round > self._most:
-            raise ProtocolError(f"{donor} claims round {claimed_round}; the run has {self._most}")
         own = tuple(self._history.chain)
+        possible = self._rules.most_rounds(len(own))
+        if claimed_round > possible:
+            raise ProtocolError(f"{donor} claims round {claimed_round}; the run can have made {possible} by now")
         start, links = await self._meet(donor, own)
         shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
         chain, links = list(own[:shared]), links[shared - start :]
         seen = Counter(member.peer_id for one in chain for member in one.link.roster)
-        most = shared + MOST_LINKS if own else self._most
+        most = min(possible, shared + MOST_LINKS) if own else possible
         while links:
             parent = chain[-1].link.id if chain else self._history.genesis
             await check_links(links, self._run_id, parent, len(chain), self._rules.limits, seen)
@@ -163,11 +183,6 @@ class ChainScout:
                 what = "leaves this one before" if links else "does not reach"
                 raise ProtocolError(f"the chain of {donor} {what} round {floor + 1}")
             start, step = max(floor, start - step), 4 * step
-
-    @property
-    def _most(self) -> int:
-        """Rounds of the run."""
-        return self._rules.total or MAX_ROUNDS
 
     def _floor(self, own: Sequence[Certificate]) -> int:
         newest = self._checkpoints.newest

@@ -53,7 +53,10 @@ class LineageRounds(RoundLoop[StateStore]):
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
         self._introducers = context.introducers
-        rules = ChainRules.of(manifest, rule, self.checkpoints, node.peer_id)
+        rules = ChainRules.of(
+            manifest, rule, self.checkpoints, node.peer_id, context.opened_at,
+            node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
+        )  # fmt: skip
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
         self._retry = RetryPolicy(
             node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng

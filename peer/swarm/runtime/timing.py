@@ -77,6 +77,8 @@ class Timing:
     excuse_period_s: float = _lasts(30.0, "between two absences of a returning peer that are excused")
 
     # catchup
+    least_step_s: float = _lasts(0.002, "of a step of the smallest model: rounds of a chain cannot follow faster")
+    least_exchange_s: float = _lasts(0.005, "of the rest of a round, for the same")
     claim_s: float = _lasts(10.0, "for a donor's first links: after that it must send fifty a second")
     abandoned_s: float = _lasts(600.0, "without a round before a chain that few established peers signed will do")
     checkpoint_answer_s: float = _lasts(5.0, "for the newest checkpoint of another node")
@@ -161,6 +163,10 @@ class Timing:
     def join_patience_s(self) -> float:
         """for the first record of another peer: a little more than `refresh_period_s`"""
         return 1.25 * self.refresh_period_s
+
+    def least_round_s(self, steps: int, straggler_wait_s: float) -> float:
+        """that rounds take on average: one begins with half of a contribution of `steps`, or when the window ends"""
+        return self.least_exchange_s + min(self.least_step_s * steps / 2, straggler_wait_s)
 
     @property
     def state_retry_s(self) -> float:

@@ -59,8 +59,7 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     node = await start_node(config)
     manifest = genesis.manifest
     try:
-    serial = manifest_serial(state_dir, manifest.run_id)
-        sealed = seal_manifest(node.identity, manifest, serial)
+        sealed = seal_manifest(node.identity, manifest, manifest_serial(state_dir, manifest.run_id))
     except ProtocolError as error:
         raise UserError(str(error), "shorten the manifest's model config") from None
     await publish_manifest(node, sealed, node.peer_id, rng)
@@ -81,9 +80,9 @@ async def _follow(
 ) -> None:
     """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
     history.load_all()
+    manifest = published.manifest
     run_id = manifest.run_id
     checkpoints = NewestCheckpoint.of(history.folder, manifest, node.peer_id)
-    manifest = published.manifest
     await CheckpointExchange(node, run_id, checkpoints).start()
     nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
     rules = ChainRules.of(

@@ -125,13 +125,13 @@ class SealedManifest(NamedTuple):
     serial: int
     blob: bytes
 
-
-def seal_manifest(identity: Identity, manifest: RunManifest, serial: int) -> bytes:
     @property
     def opened_at(self) -> float:
         """Wall-clock seconds when it was published first, or again after another: serials are not below the time."""
         return self.serial / 1000
 
+
+def seal_manifest(identity: Identity, manifest: RunManifest, serial: int) -> bytes:
     """Compress and sign a manifest; the serial is beside it, so that it does not change the run id.
 
     Raises:

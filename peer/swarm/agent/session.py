@@ -111,7 +111,7 @@ class AgentSession:
         recipe = run_recipe(manifest)
         context = RunContext(
             node=node, directory=directory, manifest=manifest, recipe=recipe, organiser=organiser,
-            introducers=node.introducers, trainer=recorder, rng=self._rng,
+            introducers=node.introducers, trainer=recorder, rng=self._rng, opened_at=found.opened_at,
             nominal_tokens=recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)

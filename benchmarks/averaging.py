@@ -30,7 +30,8 @@ from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
-from peer.swarm.round.exchange import Exchange, strategy_of
+from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.strategy_choice import strategy_of
 
 FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")

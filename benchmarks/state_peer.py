@@ -33,7 +33,8 @@ from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
-from peer.swarm.round.exchange import Exchange, strategy_of
+from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.strategy_choice import strategy_of
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 

@@ -22,6 +22,41 @@ class SharedPosition(Protocol):
     def position(self) -> Position: ...
 
 
+class TrainerReports:
+    """What the trainer has said last, and what follows from it for its next contribution.
+
+    Args:
+        clock: seconds in which this machine was awake: training stands still in the others.
+
+    Attributes:
+        progress: its last report.
+        sequence: of its last snapshot.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.progress: Progress | None = None
+        self.sequence = 0
+        self._progress_at = 0.0
+
+    def hear(self, progress: Progress) -> None:
+        self.progress, self._progress_at = progress, self.clock()
+
+    def due_in_s(self) -> float:
+        """Seconds until the next contribution; infinite if that is unknown."""
+        if self.progress is None or self.progress.due_in_s is None:
+            return float("inf")
+        return max(0.0, self.progress.due_in_s - (self.clock() - self._progress_at))
+
+    def halfway(self) -> bool:
+        """Whether no more is left to train for the next contribution than has been trained for it."""
+        progress, due_in_s = self.progress, self.due_in_s()
+        if progress is None or due_in_s == 0.0:
+            return due_in_s == 0.0
+        trained = progress.unsent_tokens + (self.clock() - self._progress_at) * progress.tokens_per_s
+        return due_in_s * progress.tokens_per_s <= trained
+
+
 class ContributionSlot:
     """This peer's contribution, from the trainer's progress towards it to the anchor that it went into.
 
@@ -29,12 +64,11 @@ class ContributionSlot:
         store: the state; contributions lie in its memory.
         trainer: makes them.
         called: rounds begin when a peer calls for one, and at no other time.
-        clock: seconds in which this machine was awake: training stands still in the others.
+        clock: as for `TrainerReports`.
 
     Attributes:
         due: the contribution that waits for a round.
-        in_round: a round is under way.
-        progress: the trainer's last report.
+        reports: the trainer's last.
         merged: set while the trainer has read the newest anchor.
         work: set when something has come that the rounds may wait for.
     """
@@ -42,55 +76,44 @@ class ContributionSlot:
     def __init__(
         self, store: SharedPosition, trainer: TrainerLink, called: bool = False, clock: Clock = awake_clock
     ) -> None:
-        self.called, self._clock = called, clock
+        self.called, self.reports = called, TrainerReports(clock)
         self._store, self._trainer = store, trainer
         self.merged = asyncio.Event()
         self.merged.set()
         self.work = asyncio.Event()
         self.due: Due | None = None
-        self.in_round = False
-        self.progress: Progress | None = None
         self._wanted = False
         self._kept = False  # a call
-        self._due_at = self._began = self._asked_at = store.position
-        self._last_sequence = 0
-        self._progress_at = 0.0
+        self._due_at = self._asked_at = store.position
+        self._round_from: Position | None = None  # of the round that is under way
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
     def due_in_s(self) -> float:
         """Seconds until the next contribution, as the trainer's last report says."""
-        ready = self._occupied if self.called else self.due is not None or self.in_round
-        if ready:
-            return 0.0
-        if self.progress is None or self.progress.due_in_s is None:
-            return float("inf")
-        return max(0.0, self.progress.due_in_s - (self._clock() - self._progress_at))
+        ready = self._occupied if self.called else self.due is not None or self._round_from is not None
+        return 0.0 if ready else self.reports.due_in_s()
 
     @property
     def _occupied(self) -> bool:
         """A contribution for the round that follows this position is ready, or in it."""
         now = self._store.position
-        return (self.due is not None and self._due_at == now) or (self.in_round and self._began == now)
+        return (self.due is not None and self._due_at == now) or self._round_from == now
 
     def halfway(self) -> bool:
         """Whether no more is left to train for the next contribution than has been trained for it."""
-        progress, due_in_s = self.progress, self.due_in_s()
         if self.called:
             return True  # the end of this round is unknown, so "half-way" is undefined
-        if progress is None or due_in_s == 0.0:
-            return due_in_s == 0.0
-        trained = progress.unsent_tokens + (self._clock() - self._progress_at) * progress.tokens_per_s
-        return due_in_s * progress.tokens_per_s <= trained
+        return self.due_in_s() == 0.0 or self.reports.halfway()
 
     # -- from the trainer --------------------------------------------------------------------------------------------
 
     def on_progress(self, progress: Progress) -> None:
-        self.progress, self._progress_at = progress, self._clock()
+        self.reports.hear(progress)
 
     def on_snapshot(self, message: Snapshot) -> None:
         """A contribution is ready, unless it was taken before the trainer saw the newest anchor."""
-        self._last_sequence = max(self._last_sequence, message.sequence)
+        self.reports.sequence = max(self.reports.sequence, message.sequence)
         self._wanted = False
         if not self.merged.is_set():
             return
@@ -110,21 +133,21 @@ class ContributionSlot:
 
         Where peers call for rounds, a call for a round whose predecessor is not over here yet is kept until it is.
         """
-        busy = self.in_round or self.due is not None or not self.merged.is_set()
+        busy = self._round_from is not None or self.due is not None or not self.merged.is_set()
         if busy and self.called and not self._occupied:
             self._kept = True
         elif not busy and not self._wanted:
             self.want_snapshot()
 
     def _answer(self) -> None:
-        if self._kept and self.due is None and not self.in_round and self.merged.is_set():
+        if self._kept and self.due is None and self._round_from is None and self.merged.is_set():
             self._kept = False
             self.request_now()
 
     def want_snapshot(self) -> None:
         """Ask the trainer for a contribution in place of its last one."""
         self._wanted, self._asked_at = True, self._store.position
-        self._trainer.tell(WantSnapshot(after=self._last_sequence))
+        self._trainer.tell(WantSnapshot(after=self.reports.sequence))
 
     def announce_anchor(self, contributed: int | None) -> None:
         """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another."""
@@ -137,13 +160,13 @@ class ContributionSlot:
 
     def begin_round(self) -> None:
         """A round is under way, until `release`."""
-        self.in_round, self._began = True, self._store.position
+        self._round_from = self._store.position
 
     def release(self, due: Due) -> None:
         """The round of this contribution is over, unless the trainer has handed over the next one meanwhile."""
-        self.in_round = False
+        began, self._round_from = self._round_from, None
         if self.due is due:
             self.due = None
-        if self.called and self._began == self._store.position:
+        if self.called and began == self._store.position:
             self._wanted = True  # it has failed; the snapshot must stay until it is known whether for others, too
         self._answer()

@@ -69,7 +69,7 @@ class RoundLoop(ABC, Generic[Store]):
 
     def __init__(self, context: RunContext, store: Store, called: bool = False) -> None:
         self._node, self._directory, self._manifest = context.node, context.directory, context.manifest
-        self._trainer, self.store = context.trainer, store
+        self._context, self._trainer, self.store = context, context.trainer, store
         self.slot = ContributionSlot(store, context.trainer, called)
         self.joined = False
         self.leaving = False

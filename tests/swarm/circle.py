@@ -15,8 +15,9 @@ from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
-from peer.swarm.round.exchange import Exchange, strategy_of
+from peer.swarm.round.exchange import Exchange
 from peer.swarm.round.partition import partition_of
+from peer.swarm.round.strategy_choice import strategy_of
 from peer.swarm.trust.guard import Guard
 from peer.swarm.trust.judge import Judge
 from peer.swarm.trust.recompute import Recomputer

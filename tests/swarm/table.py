@@ -13,7 +13,8 @@ from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.protocol.wire import HelloMessage, JoinMessage, Kind, group_id
 from peer.swarm.group.roster import RosterAuthority
-from peer.swarm.round.exchange import Exchange, strategy_of
+from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.strategy_choice import strategy_of
 from tests.swarm.runs import RUN, contributions, make_state
 
 NAME = f"atoll/{RUN[:16]}/round"

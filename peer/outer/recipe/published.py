@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from peer.outer.aggregate.base import Mean
 from peer.outer.compress.feedback import ErrorFeedback
@@ -27,13 +27,17 @@ from peer.outer.topology.topologies import BandwidthMatching, Neighbours, Random
 _FEDAVG = Every(steps=300)
 _DILOCO = Nesterov(lr=0.7, momentum=0.9)
 
+
+def _every_step(**parts: Any) -> Recipe:
+    """One that averages gradients at every step."""
+    return Recipe(payload="gradient", schedule=Every(steps=1), **parts)
+
+
 _ALL: Final = (
-    Recipe(
+    _every_step(
         name="ddp",
         source="the baseline of every comparison",
         summary="g = mean_i g_i at every step, then the inner optimizer",
-        payload="gradient",
-        schedule=Every(steps=1),
     ),
     Recipe(
         # Found by benchmarks/search.py: the shortest round that sends 1000 times fewer bytes than fp32 data
@@ -185,12 +189,10 @@ _ALL: Final = (
         feedback=ErrorFeedback(decay=0.95),
         aggregator=Mean(normalise="members"),
     ),
-    Recipe(
+    _every_step(
         name="demo",
         source="Peng et al. 2024, arXiv 2411.19870, algorithm 1, and its reference code",
         summary="d <- .999 d + lr g; send the 32 largest of each 64x64 DCT block; x <- x - lr sign(mean)",
-        payload="gradient",
-        schedule=Every(steps=1),
         exchange="gather",
         compressor="dct64+top32/4096+fp32",
         feedback=ErrorFeedback(decay=0.999),
@@ -225,12 +227,10 @@ _ALL: Final = (
         summary="average the parameters when any peer's gradient norm changed by 30%",
         schedule=GradientChange(delta=0.3, smoothing=25),
     ),
-    Recipe(
+    _every_step(
         name="dropcompute",
         source="Giladi et al. 2023, arXiv 2306.10598, algorithm 1",
         summary="ddp whose peers stop accumulating micro-batches at tau",
-        payload="gradient",
-        schedule=Every(steps=1),
         straggler=ComputeTimeout(tau_s=None),
     ),
     Recipe(
@@ -260,33 +260,27 @@ _ALL: Final = (
         schedule=Every(steps=1),
         straggler=Backup(window=4),
     ),
-    Recipe(
+    _every_step(
         name="dct-threshold",
         source="Gupta et al. 2020, arXiv 2010.08899 (dynamic communication thresholding), section 3",
         summary="e <- e + g; send what lies above the k-th magnitude, found again every 32 steps",
-        payload="gradient",
-        schedule=Every(steps=1),
         exchange="gather",
         compressor="threshold0.01+fp32",
         feedback=ErrorFeedback(decay=1.0),
     ),
-    Recipe(
+    _every_step(
         name="sparse-block",
         source="Eghlidi and Jaggi 2020, arXiv 2009.09271",
         summary="e <- e + g; send one contiguous block at a seeded random place, no indices",
-        payload="gradient",
-        schedule=Every(steps=1),
         exchange="gather",
         compressor="randomblock0.01+fp32",
         feedback=ErrorFeedback(decay=1.0),
     ),
-    Recipe(
+    _every_step(
         # The paper compresses the activations of a pipeline; here its rule for links decides what peers send.
         name="fusionllm-adatopk",
         source="Tang et al. 2024, arXiv 2410.12707, section 5",
         summary="e <- e + g; top-k with a ratio per uplink, so that all links finish together",
-        payload="gradient",
-        schedule=Every(steps=1),
         exchange="gather",
         compressor="top41/4096+fp32",
         feedback=ErrorFeedback(decay=1.0),

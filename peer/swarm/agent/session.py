@@ -217,7 +217,7 @@ class AgentSession:
             await asyncio.sleep(node.timing.swarm_period_s)
 
     def _describe(self, directory: Directory, rounds: AnyRounds, node: Node) -> PeerRecord:
-        progress, traffic = rounds.slot.progress, node.traffic["round"]
+        progress, traffic = rounds.slot.reports.progress, node.traffic["round"]
         ended, position = rounds.finished or rounds.leaving, rounds.position()
         return PeerRecord(
             run_id=self._run_id,

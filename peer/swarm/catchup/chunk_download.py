@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -24,7 +23,6 @@ log = logging.getLogger(__name__)
 DONORS_AT_ONCE = 8
 WINDOW = 2  # chunks requested on one stream: the donor reads the next while one is in flight
 ALONE_CHUNKS = 2  # from a donor that remains alone
-CHECKING_THREADS = 2
 SLOW_FACTOR = 4.0
 Distrust = Callable[[str, str], None]
 
@@ -43,6 +41,7 @@ class DonorStream:
         took_s: how long it took for each of the last few.
         given_up: it is much slower than the others.
         second: of the two streams to a donor that serves alone.
+        lone: there has been no other donor.
     """
 
     donor: str
@@ -51,6 +50,7 @@ class DonorStream:
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     given_up: bool = False
     second: bool = False
+    lone: bool = False
     stream: FrameStream | None = None
 
 
@@ -71,6 +71,41 @@ def much_slower(lane: DonorStream, lanes: Collection[DonorStream], now: float, i
     limit_s = max(floor_s, SLOW_FACTOR * median(elsewhere))
     works = any(other.took_s and not (other.asked and now - other.since > limit_s / 2) for other in others)
     return works and now - lane.since > limit_s
+
+
+class ChunkQueue:
+    """What is still to be asked for.
+
+    Attributes:
+        todo: numbers of the chunks that no donor has been asked for.
+        left: how many are missing, those among them that are on their way.
+        work: set while there is something to ask for, or nothing is missing any more.
+        done: set once nothing is missing.
+    """
+
+    def __init__(self, missing: Sequence[int]) -> None:
+        self.todo, self.left = deque(missing), len(missing)
+        self.work, self.done = asyncio.Event(), asyncio.Event()
+        self.work.set()
+
+    def rest(self) -> None:
+        """Stop work where all that is missing is on its way."""
+        if not self.todo and self.left:
+            self.work.clear()
+
+    def give_back(self, indexes: deque[int]) -> None:
+        """What one donor did not send is asked of others first of all."""
+        if indexes:
+            self.todo.extendleft(reversed(indexes))
+            indexes.clear()
+            self.work.set()
+
+    def settle(self) -> None:
+        """One more chunk is here, and right."""
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+            self.work.set()
 
 
 class ChunkDownload:
@@ -94,19 +129,12 @@ class ChunkDownload:
     ) -> None:
         self._timing = timing
         self._open, self._run_id, self._file, self._distrust = open_stream, run_id, file, distrust
-        self._loop = asyncio.get_running_loop()
-        self._todo = deque(file.missing)
-        self._left = len(self._todo)
-        self._work = asyncio.Event()  # there is something to ask for, or nothing is missing any more
-        self._work.set()
-        self._done = asyncio.Event()
+        self._queue = ChunkQueue(file.missing)
         self._donors: deque[str] = deque()
-        self._lone = False
         self._lanes: set[DonorStream] = set()
-        self._alone: asyncio.Future[str] = self._loop.create_future()
+        self._alone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._losses: dict[str, AtollError] = {}
         self._progress_at = awake_clock()
-        self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="chunks")
         self.served: Counter[str] = Counter()
 
     async def run(self, donors: Sequence[str]) -> None:
@@ -119,9 +147,9 @@ class ChunkDownload:
             ProtocolError, StreamClosedError: what was wrong with the first donor, when all are left.
         """
         self._donors.extend(donors)
-        self._lone = len(donors) == 1
         watching, beside = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._work_beside())
-        workers = {asyncio.ensure_future(self._work_on()) for _ in range(min(DONORS_AT_ONCE, len(donors)))}
+        lone, count = len(donors) == 1, min(DONORS_AT_ONCE, len(donors))
+        workers = {asyncio.ensure_future(self._work_on(lone)) for _ in range(count)}
         running = {beside, *workers}
         try:
             while running & workers or (self._alone.done() and not beside.done()):
@@ -130,13 +158,12 @@ class ChunkDownload:
                     worker.result()
         finally:
             await cancel_and_wait([watching, beside, *workers])
-            self._threads.shutdown(cancel_futures=True)  # at most the chunks that are being checked
-        if self._left:
+        if self._queue.left:
             raise self._losses[donors[0]]
 
-    async def _work_on(self) -> None:
-        while self._left and self._donors:
-            await self._follow(DonorStream(self._donors.popleft()))
+    async def _work_on(self, lone: bool) -> None:
+        while self._queue.left and self._donors:
+            await self._follow(DonorStream(self._donors.popleft(), lone=lone))
 
     async def _work_beside(self) -> None:
         """A second stream to a donor that serves alone, from the beginning or once it is left."""
@@ -154,9 +181,9 @@ class ChunkDownload:
         """Ask one donor for chunks until none is missing; or until it is lost."""
         self._lanes.add(lane)
         try:
-            while self._left:
-                await self._work.wait()
-                if self._left and await self._ask(lane):
+            while self._queue.left:
+                await self._queue.work.wait()
+                if self._queue.left and await self._ask(lane):
                     if lane.second:
                         return
                     await self._until_free(lane)
@@ -173,7 +200,7 @@ class ChunkDownload:
     async def _ask(self, lane: DonorStream) -> bool:
         """Fetch chunks over one stream until there is nothing to ask for; True if the donor is busy."""
         lane.stream = await self._open(lane.donor)
-        if self._lone and self._left > WINDOW:
+        if lane.lone and self._queue.left > WINDOW:
             self._double(lane)
         buffers = [bytearray(max(length for _, length in self._file.places)) for _ in range(2)]
         checking: asyncio.Future[None] | None = None
@@ -188,15 +215,15 @@ class ChunkDownload:
                 buffers.reverse()
         finally:
             lane.stream.close()
-            self._give_back(lane.asked)
+            self._queue.give_back(lane.asked)
             if checking is not None:
                 await checking  # a wrong chunk counts although its donor has left
         return False
 
     async def _keep_asking(self, lane: DonorStream) -> bool:
         """Ask for what there is, up to WINDOW chunks; False when nothing is asked for."""
-        while self._todo and len(lane.asked) < WINDOW:
-            index = self._todo.popleft()
+        while self._queue.todo and len(lane.asked) < WINDOW:
+            index = self._queue.todo.popleft()
             if not lane.asked:
                 lane.since = awake_clock()
             lane.asked.append(index)
@@ -205,8 +232,7 @@ class ChunkDownload:
             )
             assert lane.stream is not None
             await lane.stream.send_message(Kind.REQUEST, request, self._timing.frame_timeout_s)
-        if not self._todo and self._left:
-            self._work.clear()
+        self._queue.rest()
         return bool(lane.asked)
 
     async def _receive(self, lane: DonorStream, buffer: bytearray) -> memoryview | None:
@@ -225,23 +251,13 @@ class ChunkDownload:
 
     async def _check(self, lane: DonorStream, index: int, body: memoryview) -> None:
         """Keep a chunk that has arrived, or expose the donor that sent a wrong one."""
-        if not await self._loop.run_in_executor(self._threads, self._file.put, index, body):
-            self._give_back(deque([index]))
+        if not await self._file.put(index, body):
+            self._queue.give_back(deque([index]))
             raise CatchUpError(f"{lane.donor} sent a damaged chunk of its snapshot")
         self.served[lane.donor] += 1
-        self._left -= 1
+        self._queue.settle()
         if self.served[lane.donor] >= ALONE_CHUNKS:
             self._double(lane)
-        if not self._left:
-            self._done.set()
-            self._work.set()
-
-    def _give_back(self, indexes: deque[int]) -> None:
-        """What one donor did not send is asked of others first of all."""
-        if indexes:
-            self._todo.extendleft(reversed(indexes))
-            indexes.clear()
-            self._work.set()
 
     def _lose(self, lane: DonorStream, error: AtollError) -> None:
         log.info("no more chunks from %s: %s", lane.donor, error)
@@ -252,7 +268,7 @@ class ChunkDownload:
         if awake_clock() - self._progress_at > self._timing.busy_patience_s:
             raise StreamClosedError(lane.donor, f"has been busy for {self._timing.busy_patience_s:g} s")
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._done.wait(), self._timing.busy_retry_s)
+            await asyncio.wait_for(self._queue.done.wait(), self._timing.busy_retry_s)
 
     async def _watch(self) -> None:
         """Leave donors that are much slower than the others."""
@@ -262,7 +278,7 @@ class ChunkDownload:
             now = awake_clock()
             if now - began > 2 * self._timing.watch_period_s:
                 continue  # this process is slow: arrived data waits to be read
-            idle, floor_s = not self._todo, self._timing.slow_floor_s
+            idle, floor_s = not self._queue.todo, self._timing.slow_floor_s
             for lane in tuple(self._lanes):
                 if lane.stream is not None and much_slower(lane, self._lanes, now, idle, floor_s):
                     lane.given_up = True

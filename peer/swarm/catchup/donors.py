@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from peer.outer.state.outer_state import OuterState
@@ -22,6 +24,47 @@ class LocalState:
     history: ChainStore
     valid: bool
     digest: Callable[[], Awaitable[str]]
+
+
+class DonorQueue:
+    """Which claims to look at first, and which donors to leave alone for a while.
+
+    Attributes:
+        distrusted: donors that are not asked now.
+    """
+
+    def __init__(self) -> None:
+        self.distrusted: set[str] = set()
+        self._nudged: dict[str, None] = {}
+        self._nudge = asyncio.Event()
+
+    def nudge(self, donor: str) -> None:
+        """Look at this one next."""
+        self._nudged[donor] = None
+        self._nudge.set()
+
+    def taken(self, donor: str) -> None:
+        """It is being looked at."""
+        self._nudged.pop(donor, None)
+
+    def first(self, claims: Iterable[str]) -> list[str]:
+        """The nudged ones, then these."""
+        nudged = (donor for donor in self._nudged if donor not in self.distrusted)
+        return list(dict.fromkeys([*nudged, *claims]))
+
+    def distrust(self, donor: str, seconds: float) -> None:
+        """Leave a donor alone for a while."""
+        self.distrusted.add(donor)
+        asyncio.get_running_loop().call_later(seconds, self.distrusted.discard, donor)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when another one is nudged, or after the timeout."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._nudge.wait(), timeout_s)
+
+    def begin(self) -> None:
+        """Nudges from now on count for the next `wait`."""
+        self._nudge.clear()
 
 
 def helpers(peers: dict[str, PeerRecord], donor: str, distrusted: set[str]) -> list[str]:

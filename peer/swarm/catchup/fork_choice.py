@@ -16,7 +16,7 @@ from peer.outer.state.outer_state import AnyUpdate
 from peer.protocol.fork_choice import ForkVerdict
 from peer.protocol.lineage import Certificate, GivenUp, Position, given_up, quorum
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
-from peer.swarm.catchup.donors import LocalState, helpers
+from peer.swarm.catchup.donors import DonorQueue, LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
 from peer.swarm.catchup.history_client import CaughtUp, HistoryClient
 from peer.swarm.catchup.late_commits import LateCommits
@@ -68,17 +68,14 @@ class ForkChoice:
         self, node: Node, directory: Directory, run_id: str, rules: ChainRules, store: StateStore,
         host: CatchUpHost, trainer: TrainerLink,
     ) -> None:  # fmt: skip
-        self._own_id, self._directory, self._store = node.peer_id, directory, store
-        self._node = node
+        self._node, self._directory, self._store = node, directory, store
         self._host, self._trainer = host, trainer
+        self._queue = DonorQueue()
         self.fetcher = HistoryClient(node, run_id, store.history.folder, rules.limits, self._accuse)
         self.scout = ChainScout(self.fetcher.requests, run_id, rules, store.history)
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
-        self._distrusted: set[str] = set()
-        self._nudged: dict[str, tuple[int, str]] = {}
         self._preferred: tuple[str, Sequence[Certificate]] | None = None
-        self._look_now = asyncio.Event()
         self._stood = store.position, node.clock()
 
     def local_state(self) -> LocalState:
@@ -92,11 +89,10 @@ class ForkChoice:
             self._preferred = None
         return [] if self._preferred is None else [self._preferred[0]]
 
-    def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
+    def nudge(self, donor: str, lineage_id: str) -> None:
         """`donor` claims to be on this lineage, whatever the directory shows: the scout looks at it next."""
         if not self._store.history.leads_through_id(lineage_id):
-            self._nudged[donor] = (weight, lineage_id)
-            self._look_now.set()
+            self._queue.nudge(donor)
 
     def offer(self, donor: str, chain: Sequence[Certificate]) -> None:
         """A donor's chain from genesis, checked: this peer follows it if the rule says so."""
@@ -114,21 +110,18 @@ class ForkChoice:
     async def scout_forever(self) -> None:
         """Look at what others claim, beside the rounds, until this is cancelled."""
         while True:
-            self._look_now.clear()
+            self._queue.begin()
             await self.look_around()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look_now.wait(), self._node.timing.recheck_s)
+            await self._queue.wait(self._node.timing.recheck_s)
 
     def _claims(self) -> list[str]:
-        records = self._directory.reachable
-        nudged = [donor for donor in self._nudged if donor not in self._distrusted]
-        claims = self.scout.claims(records, self._distrusted, lost=not self._store.valid)
-        wanted = dict.fromkeys([*nudged, *claims])
+        claims = self.scout.claims(self._directory.reachable, self._queue.distrusted, lost=not self._store.valid)
+        wanted = self._queue.first(claims)
         return sorted(wanted, key=lambda donor: not self.scout.has_say(donor))  # a stranger's claim comes last
 
     async def _examine(self, donor: str) -> None:
         """Look at one claim; `donors` has what comes of it. A claim that is not shown is not looked at for a while."""
-        self._nudged.pop(donor, None)
+        self._queue.taken(donor)
         try:
             chain = await self._look(donor)
         except ProtocolError as error:
@@ -141,13 +134,13 @@ class ForkChoice:
         if self._follows(chain):
             self.offer(donor, chain)
         else:
-            self._distrust(donor, self._node.timing.not_heavier_s)
+            self._queue.distrust(donor, self._node.timing.not_heavier_s)
 
     def _left(self, donor: str, error: Exception) -> None:
         log.info("donor %s left: %s", donor, in_words(error))
         # its record stays for a while: asking again would spin
         timing = self._node.timing
-        self._distrust(donor, timing.silent_donor_s if isinstance(error, TimeoutError) else timing.unreachable_s)
+        self._queue.distrust(donor, timing.silent_donor_s if isinstance(error, TimeoutError) else timing.unreachable_s)
 
     async def _look(self, donor: str) -> list[Certificate]:
         record = self._directory.reachable.get(donor)
@@ -201,20 +194,20 @@ class ForkChoice:
         assert self._preferred is not None
         (donor, chosen), self._preferred = self._preferred, None
         reachable = self._directory.reachable
-        others = helpers(reachable, donor, self._distrusted)
+        others = helpers(reachable, donor, self._queue.distrusted)
         try:
             how = await self.fetcher.follow(
                 donor, chosen, self.local_state(), self._replay, self._store.adopt, others, list(reachable)
             )
         except UndecidedError as error:
             log.info("%s", error)
-            self._distrust(donor, self._node.timing.not_heavier_s)
+            self._queue.distrust(donor, self._node.timing.not_heavier_s)
         except ProtocolError as error:
             self._accuse(donor, str(error))
         except (TimeoutError, StreamClosedError) as error:
             self._left(donor, error)
         else:
-            self._report(how, before, given_up(chain, self._store.history.chain, self._own_id))
+            self._report(how, before, given_up(chain, self._store.history.chain, self._node.peer_id))
             return True
         return False
 
@@ -225,7 +218,7 @@ class ForkChoice:
             return
         link, own = store.history.chain[-1].link, await store.digest()
         members = members_of(link, self._directory.reachable)
-        said = await self.fetcher.said(link, members, self._node.timing.voted_s, {self._own_id: own})
+        said = await self.fetcher.said(link, members, self._node.timing.voted_s, {self._node.peer_id: own})
         digest, count = most_named(said, link)
         words = f"{count} of the {len(link.roster)} members of round {link.round + 1} hold {str(digest)[:12]}"
         if count < quorum(len(link.roster)):
@@ -237,11 +230,7 @@ class ForkChoice:
 
     def _accuse(self, donor: str, why: str) -> None:
         log.warning("%s cannot be a donor: %s", donor, why)
-        self._distrust(donor, self._node.timing.distrust_s)
-
-    def _distrust(self, donor: str, seconds: float) -> None:
-        self._distrusted.add(donor)
-        asyncio.get_running_loop().call_later(seconds, self._distrusted.discard, donor)
+        self._queue.distrust(donor, self._node.timing.distrust_s)
 
     def _report(self, how: CaughtUp, before: Position, lost: GivenUp | None = None) -> None:
         self.caught_up_at = self._node.clock()

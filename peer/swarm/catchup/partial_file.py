@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from peer.errors import ProtocolError
@@ -15,6 +17,7 @@ from peer.protocol.wire import SnapshotMeta
 from peer.swarm.state.snapshot_file import chunk_places
 
 MAX_INDEX_BYTES = 1 << 28
+CHECKING_THREADS = 2
 _LINE = re.compile(rb"[0-9]{1,8}")  # below MAX_CHUNKS; and int() refuses thousands of digits in its own way
 
 
@@ -40,6 +43,7 @@ class PartialFile:
         self.places = chunk_places(meta)
         self.has = bytearray(len(self.places))
         self.resumed = 0
+        self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="chunks")
 
     @staticmethod
     def begun(folder: Path) -> SnapshotMeta | None:
@@ -73,8 +77,11 @@ class PartialFile:
         self._index_path.write_bytes(dump_json(self.meta) + b"\n" + b"".join(lines))
         self._index = os.open(self._index_path, os.O_WRONLY | os.O_APPEND)
 
-    def put(self, index: int, body: memoryview) -> bool:
-        """Keep a chunk; False if its digest is wrong. Several threads may do so at once."""
+    async def put(self, index: int, body: memoryview) -> bool:
+        """Keep a chunk; False if its digest is wrong. Few are checked at once."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._put, index, body)
+
+    def _put(self, index: int, body: memoryview) -> bool:
         if not self._fits(index, body):
             return False
         first, length = self.places[index]
@@ -87,6 +94,7 @@ class PartialFile:
 
     def close(self) -> None:
         """Close the files; the download is interrupted."""
+        self._threads.shutdown(cancel_futures=True)  # at most the chunks that are being checked
         os.close(self._file)
         os.close(self._index)
 

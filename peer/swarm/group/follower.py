@@ -154,7 +154,7 @@ class Follower:
         position = self._me.position()
         if reject.reason == "behind":
             if reject.lineage_id and heavier(reject.weight, reject.lineage_id, position.weight, position.lineage_id):
-                self._me.nudge(leader, reject.weight, reject.lineage_id)
+                self._me.nudge(leader, reject.lineage_id)
             self._waste(leader, began)  # unless its round is found
             raise RoundAborted("match", f"{leader} is at round {reject.round}", culprit=leader, behind=True)
         elsewhere = reject.leader if reject.reason == "follow" else None

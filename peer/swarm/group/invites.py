@@ -112,7 +112,7 @@ class Invites:
             self._membership.hears_of(status.leader, status.lineage_id)
         elif heavier(status.weight, status.lineage_id, position.weight, position.lineage_id):
             self.behind = peer_id
-            self._me.nudge(peer_id, status.weight, status.lineage_id)
+            self._me.nudge(peer_id, status.lineage_id)
         self._membership.changed.set()
 
     async def _on_invite(self, stream: FrameStream) -> None:
@@ -167,7 +167,7 @@ class Invites:
             return True
         behind = heavier(invite.weight, invite.parent, position.weight, position.lineage_id)
         if behind:
-            self._me.nudge(leader, invite.weight, invite.parent)
+            self._me.nudge(leader, invite.parent)
         elif just_arrived:
             self._membership.announced(leader)
         return behind

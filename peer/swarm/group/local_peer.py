@@ -46,7 +46,7 @@ class LocalPeer(Protocol):
     def refuses(self, peer_id: str) -> bool:
         """Whether that peer gets no seat in groups with this one."""
 
-    def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
+    def nudge(self, donor: str, lineage_id: str) -> None:
         """A peer on a heavier lineage has shown itself: catch up from it."""
 
     def decline(self, group: Group, abort: RoundAborted) -> None:

@@ -41,10 +41,9 @@ class Matchmaker:
 
     def __init__(self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer) -> None:
         self._node, self._directory, self._rosters = node, directory, rosters
-        self._me, self._clock = me, node.clock
+        self._me = me
         self.membership = Membership(node, rosters.run_id, directory, me)
         self._regrouping = RegroupPolicy(node.timing, node.clock)
-        self._formed = node.clock()
         self._sat = asyncio.Event()
         self._lobby = Lobby(node, rosters, self.membership, me, self)
         self._invites = Invites(node, rosters, self.membership, me, self)
@@ -73,7 +72,7 @@ class Matchmaker:
         return self._regrouping.among(wanted)
 
     def _has_place(self, members: frozenset[str], newcomer: str) -> bool:
-        if self._clock() >= self._formed + self._node.timing.longest_regroup_wait_s:
+        if self._regrouping.overdue():
             return True
         if len(members) >= self._rosters.rounds.max_group:
             return False
@@ -94,7 +93,7 @@ class Matchmaker:
 
     def included(self, group: Group) -> None:
         """A group has formed: expected peers that are not in it are not waited for again soon."""
-        self._formed, self.membership.company = self._clock(), group.others
+        self.membership.company = group.others
         self._returning.stop()
         left_out = (self._wanted() | self.membership.avoided()).difference(group.others)
         self._regrouping.came(group.others)
@@ -166,7 +165,7 @@ class Matchmaker:
         self._invites.behind = None
         self._follower.begin()
         join, sealed = self._rosters.join(position, due.tokens)
-        started = self._clock()
+        started = self._node.clock()
         if not self.membership.expected():
             await self._directory.refresh()
         while True:

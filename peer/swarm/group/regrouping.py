@@ -18,7 +18,7 @@ class RegroupPolicy:
     """
 
     def __init__(self, timing: Timing, clock: Clock) -> None:
-        self._clock = clock
+        self._clock, self._formed = clock, clock()
         self._first_s, self._longest_s = timing.first_regroup_wait_s, timing.longest_regroup_wait_s
         self._waits: ExpiringMap[str, tuple[float, float]] = ExpiringMap(clock)  # until when, and for how long
         self._honoured: ExpiringMap[tuple[str, str], float] = ExpiringMap(clock, self._longest_s)
@@ -32,9 +32,14 @@ class RegroupPolicy:
         now = self._clock()
         return sorted(peer_id for peer_id in peer_ids if self._waits.get(peer_id, (0.0, 0.0))[0] <= now)
 
+    def overdue(self) -> bool:
+        """Whether the group has been the same for so long that it re-forms even for peers that do not fit."""
+        return self._clock() >= self._formed + self._longest_s
+
     def missed(self, peer_ids: Iterable[str]) -> None:
         """A group formed without these; a peer that had just announced itself is excused."""
         now, left_out = self._clock(), set(peer_ids)
+        self._formed = now
         left_out, self._excuses = left_out - self._excuses, self._excuses - left_out
         for peer_id in left_out:
             until, wait_s = self._waits.get(peer_id, (now, self._first_s / 2))

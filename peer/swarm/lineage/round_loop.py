@@ -25,7 +25,8 @@ from peer.swarm.group.matchmaking import Matchmaker
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.loop import RoundLoop, RunContext, read_directory
-from peer.swarm.round.exchange import Exchange, strategy_of
+from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.strategy_choice import strategy_of
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
 
@@ -42,7 +43,6 @@ class LineageRounds(RoundLoop[StateStore]):
     def __init__(self, context: RunContext, store: StateStore) -> None:
         node, directory, manifest, recipe = context.node, context.directory, context.manifest, context.recipe
         super().__init__(context, store, called=isinstance(recipe.schedule, GradientChange))
-        self._organiser, self._rng = context.organiser, context.rng
         rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         rosters = RosterAuthority(node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen)
         self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
@@ -52,7 +52,6 @@ class LineageRounds(RoundLoop[StateStore]):
         self._exchange = Exchange(node, rosters, timeout_s, strategy, self._matchmaker.gathering, self._guard)
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
-        self._introducers = context.introducers
         rules = ChainRules.of(
             manifest, rule, self.checkpoints, node.peer_id, context.opened_at,
             node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
@@ -85,8 +84,8 @@ class LineageRounds(RoundLoop[StateStore]):
         """This peer asks for what it has missed: the next round waits for it, before the directory hears of it."""
         self._matchmaker.announced(peer_id)
 
-    def nudge(self, donor: str, weight: int, lineage_id: str) -> None:
-        self._fork_choice.nudge(donor, weight, lineage_id)
+    def nudge(self, donor: str, lineage_id: str) -> None:
+        self._fork_choice.nudge(donor, lineage_id)
         self.slot.work.set()
 
     def on_caught_up(self) -> None:
@@ -115,14 +114,14 @@ class LineageRounds(RoundLoop[StateStore]):
         contributed = resumed.contributed if resumed is not None else None
         patience = self._node.clock() + self._node.timing.join_patience_s
         if not self.store.history.chain:
-            await self._checkpoint_exchange.introduce(self._introducers, self._fork_choice.scout)
+            await self._checkpoint_exchange.introduce(self._context.introducers, self._fork_choice.scout)
         while True:
             await read_directory(self._node, self._directory, patience)
             if await self._fork_choice.catch_up():
                 contributed = None
             elif self.store.valid:
                 break
-            elif not await self._fork_choice.fetch_genesis(self._organiser):
+            elif not await self._fork_choice.fetch_genesis(self._context.organiser):
                 await asyncio.sleep(self._node.timing.state_retry_s)
         self._enter(contributed)
 
@@ -235,7 +234,7 @@ class LineageRounds(RoundLoop[StateStore]):
         others, fork_choice = self._matchmaker.membership.company, self._fork_choice
         with contextlib.suppress(NoAnswerError):
             missed = await find_continuation(
-                fork_choice.fetcher, others, fork_choice.local_state, self._rng, timing.look_around_s
+                fork_choice.fetcher, others, fork_choice.local_state, self._context.rng, timing.look_around_s
             )
             if missed is not None:
                 fork_choice.offer(*missed)

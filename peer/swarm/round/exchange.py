@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import RosterAuthority, roster_key
 from peer.swarm.net.node import Node
-from peer.swarm.net.stream import FrameStream
-from peer.swarm.round.all_gather import AllGather
-from peer.swarm.round.butterfly import ButterflyAllReduce
 from peer.swarm.round.deadline import DeadlineEstimator
 from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
@@ -33,7 +28,6 @@ from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
 from peer.swarm.round.partition import partition_of
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
-from peer.swarm.round.reducer_residual import Chain
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import collect_votes
@@ -41,21 +35,6 @@ from peer.swarm.runtime.buffer_pool import BufferPool
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
-
-
-def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> ExchangeStrategy:
-    """The exchange of a recipe.
-
-    Args:
-        recipe: what a reducer makes of the contributions to its shard, and whether losses are fed back.
-        numel: elements of the outer state.
-        identity: signs what this peer sends.
-        chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
-            carries on from what it says.
-    """
-    if recipe.exchange == "reduce":
-        return ButterflyAllReduce(recipe, numel, identity, chain)
-    return AllGather(recipe, numel, identity)
 
 
 async def never() -> None:
@@ -303,8 +282,5 @@ class Exchange:
         first: tuple[Kind, bytes] | None,
     ) -> None:
         """Start a sender to each other member."""
-
-        def stream_to(peer_id: str) -> Awaitable[FrameStream]:
-            return self.group_streams.stream_to(persistent, peer_id)
-
-        start_senders(buffers, self._strategy, self._strategy.contribution(due, state), stream_to, first)
+        contribute = self._strategy.contribution(due, state)
+        start_senders(buffers, self._strategy, contribute, partial(self.group_streams.stream_to, persistent), first)

@@ -263,7 +263,7 @@ async def test_what_is_left_of_another_snapshot_is_not_mixed_in(run, donors, joi
     other = donors[0].meta.model_copy(update={"round": 1})
     part = PartialFile(joiner.folder, other, donors[0].digests)
     part.open()
-    assert part.put(0, memoryview(donors[0].pieces[0]))
+    assert await part.put(0, memoryview(donors[0].pieces[0]))
     part.close()
     await joiner.catch_up(donors[0])
     assert_same(joiner, run)

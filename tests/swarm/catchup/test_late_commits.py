@@ -142,7 +142,7 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
 async def test_a_claim_that_nobody_has_shown_keeps_no_contribution_back(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._fork_choice.nudge("nobody", 10**6, "f" * 64)  # says that it is ahead, and is gone
+    rounds._fork_choice.nudge("nobody", "f" * 64)  # says that it is ahead, and is gone
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="match", reason="x", instead="retry",
     )  # fmt: skip
@@ -173,7 +173,7 @@ async def test_a_donor_that_sleeps_holds_nobody_up(network, tmp_path):
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     for each in (sleeping, donor):
-        rounds._fork_choice.nudge(each.peer_id, run.history.weight, run.state.lineage_id)
+        rounds._fork_choice.nudge(each.peer_id, run.state.lineage_id)
     assert await asyncio.wait_for(rounds._fork_choice.catch_up(), STANDARD.frame_timeout_s / 2)
     assert called.is_set()  # it was asked first
     assert rounds.store.state.digest() == run.state.digest()

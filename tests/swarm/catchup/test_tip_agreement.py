@@ -194,7 +194,7 @@ async def test_one_byzantine_member_does_not_convince_where_honest_members_are_i
     rounds._directory.peers = rounds._directory.reachable = standing_at(run, [donor.peer_id for donor in donors])
     for _ in range(3):
         assert not await rounds._fork_choice.catch_up()  # five of eight are fewer than two thirds
-        rounds._fork_choice._distrusted.clear()
+        rounds._fork_choice._queue.distrusted.clear()
     last = await ScriptedDonor(network.node(run.identities[6]), run).start()
     rounds._directory.reachable.update(standing_at(run, [last.peer_id]))
     assert await rounds._fork_choice.catch_up()

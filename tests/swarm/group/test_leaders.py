@@ -177,7 +177,7 @@ async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(
 async def test_a_leader_whose_window_ended_at_another_one_waits_for_who_is_on_its_way(network):
     leader, second, third = await gather(network, 3, wait=30.0)
     join, sealed = leader.matchmaker._rosters.join(leader.position, 100)
-    long_ago = leader.matchmaker._clock() - 100.0
+    long_ago = leader.node.clock() - 100.0
     leading = asyncio.ensure_future(leader.matchmaker._leader.lead(sealed, join, long_ago))
     waiting = asyncio.ensure_future(second.match())
     await until(lambda: second.peer_id in leader.matchmaker._lobby)

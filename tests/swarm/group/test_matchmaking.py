@@ -211,12 +211,12 @@ async def test_a_group_takes_in_clients_that_a_relay_serves_until_a_round_fails_
 async def test_clients_have_turns(network):
     leader, first, second = await gather(network, 3, clients=(1, 2))
     pair = frozenset((leader.peer_id, first.peer_id))
-    now = leader.matchmaker._formed
+    now = leader.matchmaker._regrouping._formed
     longest_s = STANDARD.longest_regroup_wait_s
     for later, expected in ((longest_s - 1.0, []), (longest_s + 1.0, [second.peer_id])):
-        leader.matchmaker._clock = lambda later=later: now + later
+        leader.matchmaker._regrouping._clock = lambda later=later: now + later
         assert leader.matchmaker.newcomers(pair) == expected
-    leader.matchmaker._formed = now + longest_s
+    leader.matchmaker._regrouping._formed = now + longest_s
     assert leader.matchmaker.newcomers(frozenset((leader.peer_id,))) == sorted((first.peer_id, second.peer_id))
 
 

@@ -30,12 +30,12 @@ async def test_a_persistent_group_forms_anew_for_whoever_it_lacks(network):
 
 async def test_a_full_group_forms_anew_only_now_and_then(network):
     first, second, third = await gather(network, 3, high=2)
-    now = first.matchmaker._formed
+    now = first.matchmaker._regrouping._formed
     longest_s = STANDARD.longest_regroup_wait_s
     for later, expected in ((longest_s - 1.0, []), (longest_s + 1.0, [third.peer_id])):
-        first.matchmaker._clock = lambda later=later: now + later
+        first.matchmaker._regrouping._clock = lambda later=later: now + later
         assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == expected
-    first.matchmaker._formed = now + longest_s
+    first.matchmaker._regrouping._formed = now + longest_s
     assert first.matchmaker.newcomers(frozenset((first.peer_id, second.peer_id))) == []
     assert first.matchmaker.newcomers(frozenset((first.peer_id,))) == sorted((second.peer_id, third.peer_id))
 
@@ -110,7 +110,7 @@ async def test_who_is_behind_is_told_by_how_much_and_need_not_ask_the_directory(
     with pytest.raises(RoundAborted, match=f"{leader.peer_id} is at round 6") as raised:
         await late.match()
     assert raised.value.behind
-    assert late.nudges == [(leader.peer_id, leader.position.weight, NEXT)]
+    assert late.nudges == [(leader.peer_id, NEXT)]
 
 
 async def test_a_member_of_a_persistent_group_hurries_if_it_would_not_be_due_within_the_window(network):

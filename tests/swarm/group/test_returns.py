@@ -50,7 +50,7 @@ async def test_who_commits_a_round_without_it_says_so(network):
     await until(lambda: all(other.matchmaker._invites._inviters for other in others))
     others[0].move(NEXT)
     await until(lambda: one.nudges)
-    assert one.nudges == [(others[0].peer_id, 200, NEXT)]
+    assert one.nudges == [(others[0].peer_id, NEXT)]
 
 
 async def test_who_is_in_a_group_says_no_more_that_it_is_back(network):

@@ -76,7 +76,7 @@ class TrainingPeer:
             trainer=self, rng=random.Random(number), recipe=run_recipe(manifest),
         )  # fmt: skip
         self.rounds = LineageRounds(context, self.store)
-        self.rounds.slot._clock = node.clock
+        self.rounds.slot.reports.clock = node.clock
 
     def record(self):
         position = self.rounds.position()

@@ -46,7 +46,7 @@ async def test_who_has_just_caught_up_asks_nobody_where_the_others_are(network, 
     sleeping, called, donor = await two_donors(network, run)
     rounds = rounds_at_genesis(network, tmp_path, run, told)
     rounds._directory.fresh, rounds._matchmaker.membership.company = False, (sleeping.peer_id,)
-    rounds._fork_choice.nudge(donor.peer_id, run.history.weight, run.state.lineage_id)
+    rounds._fork_choice.nudge(donor.peer_id, run.state.lineage_id)
     rounds._matchmaker.membership.avoid(donor.peer_id)  # it had been out of reach a moment before
     assert await rounds._fork_choice.catch_up()
     rounds._matchmaker.membership.expect(donor.peer_id)

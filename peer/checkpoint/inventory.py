@@ -74,7 +74,6 @@ def describe(folder: Path, place: Place, tensors: Mapping[str, Mapping[str, str]
 
     Args:
         folder: complete but for the inventory.
-        place: of the checkpoint.
         tensors: file stem -> tensor name -> digest.
     """
     files = {

@@ -15,12 +15,7 @@ from peer.checkpoint.store import write_checkpoint
 
 
 class CheckpointWriter:
-    """Copies what it is given and writes it on a thread, one checkpoint at a time, in order.
-
-    Args:
-        root: as `write_checkpoint`.
-        keep: as `write_checkpoint`.
-    """
+    """Copies what it is given and writes it on a thread, one checkpoint at a time, in order."""
 
     def __init__(self, root: Path, keep: int) -> None:
         self._root = root

@@ -50,7 +50,6 @@ class Batches:
     from it continues bit for bit. Resuming needs the same data and the same batch size.
 
     Args:
-        packed: the windows.
         batch_sequences: B.
         seed: of the order, integer >= 0; a resumed state brings its own.
         state: where to continue; None starts at the beginning.

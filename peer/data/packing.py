@@ -49,7 +49,6 @@ def pack_documents(
 
     Args:
         texts: documents; the order is kept.
-        tokenizer: text -> ids.
         sequence_length: tokens per window.
         min_sequences: windows needed, usually one batch.
         purpose: what the tokens are for, in messages.

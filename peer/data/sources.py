@@ -29,7 +29,6 @@ def load_documents(spec: DataSpec, train_files: tuple[str, ...], cache_dir: Path
     """The documents that this peer trains and validates on.
 
     Args:
-        spec: the run's default source.
         train_files: the peer's own files, folders or globs; when given they replace the run's source.
         cache_dir: where hub downloads are kept; None means the `datasets` default. Local sources write nothing.
 

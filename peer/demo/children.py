@@ -44,9 +44,6 @@ class Children:
     """Starts and ends processes by name. Each has a session of its own, so that a Ctrl-C on the terminal reaches only
     us; if we die without a chance to act, the kernel kills them. Use it from the main thread only: that death signal
     is tied to the *thread* that starts a process.
-
-    Args:
-        environment: the variables that the children see.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:

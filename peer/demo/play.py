@@ -56,9 +56,6 @@ class Play:
     """Runs the whole play.
 
     Args:
-        setup: what is played.
-        children: starts and ends the processes.
-        live: shows what happens.
         clock: unix seconds.
         pause: waits for some seconds between two looks.
 

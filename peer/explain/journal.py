@@ -23,7 +23,6 @@ class RoundJournal:
     """Where a peer's agent writes its records, one a line, as each round ends.
 
     Args:
-        folder: the peer's output folder.
         max_bytes, keep: size of one file, and how many full ones stay.
     """
 

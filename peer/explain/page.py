@@ -28,8 +28,6 @@ class Page:
     """Prints entries in order, with the date wherever it changes.
 
     Args:
-        console: the output.
-        names: of the peers.
         local: unix seconds -> the local time of day.
     """
 

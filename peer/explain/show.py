@@ -50,7 +50,6 @@ def show_rounds(
 
     Args:
         folder: a peer's, with records unless `follow` waits for them.
-        options: what to show.
         pause: called between two looks.
         local: unix seconds -> the time of day here.
 

@@ -16,7 +16,6 @@ class AgentConnection:
     """Talks to one agent after the other.
 
     Args:
-        agent: the running agent, past `Published`.
         start, mapped: messages to repeat to a restarted agent.
     """
 

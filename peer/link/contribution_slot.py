@@ -29,7 +29,6 @@ class TrainerReports:
         clock: seconds in which this machine was awake: training stands still in the others.
 
     Attributes:
-        progress: its last report.
         sequence: of its last snapshot.
     """
 
@@ -62,13 +61,10 @@ class ContributionSlot:
 
     Args:
         store: the state; contributions lie in its memory.
-        trainer: makes them.
         called: rounds begin when a peer calls for one, and at no other time.
-        clock: as for `TrainerReports`.
 
     Attributes:
         due: the contribution that waits for a round.
-        reports: the trainer's last.
         merged: set while the trainer has read the newest anchor.
         work: set when something has come that the rounds may wait for.
     """

@@ -25,8 +25,6 @@ class LocalAnchor:
     """This process's copy of the anchor, and what becomes of the parameters when there is a new one.
 
     Args:
-        memory: the shared state.
-        replica: reads and writes the model's parameters.
         optimizer: says what the run yields: the anchor, or an average of anchors.
 
     Attributes:

@@ -29,10 +29,7 @@ class SwarmSync:
     """Implements the `Sync` of `peer.train.loop` over an agent process.
 
     Args:
-        agent: the connection to it.
         local: the local parameters, and the anchor that they were trained from.
-        schedule: when a round is due.
-        limits: when training ends.
         on_message: called with every message that the trainer's side wants to see (rounds, swarm, saved).
         clock: monotonic seconds.
 

@@ -19,7 +19,6 @@ class VotingSync(SwarmSync):
     """Implements the `Sync` of `peer.train.loop` where rounds are called for.
 
     Args:
-        votes: when this peer does.
         others: those of `SwarmSync`, but for the schedule.
     """
 

@@ -30,7 +30,6 @@ class RoundAborted(AtollError):
     """A round ended without a certificate.
 
     Args:
-        phase: where it ended.
         reason: one line for a person.
         culprit: id of the peer through which the round failed, if known.
         alone: True when there was simply no peer to average with.
@@ -82,7 +81,6 @@ class Exchanged:
     """What an exchange yields.
 
     Attributes:
-        update: of all.
         cosine: the mean between the contributions that this peer reduced.
         dropped: whose contributions this peer's aggregator left out of what it reduced.
         residuals: what each reducer has signed of its residual, in roster order; none without error feedback.

@@ -225,7 +225,6 @@ def read_manifest(path: str | Path, *, alone: bool = False) -> RunManifest:
     """The manifest in a file.
 
     Args:
-        path: of the file.
         alone: no other machine reads it, so that it may name folders of this one.
 
     Raises:

@@ -49,7 +49,6 @@ def read_limited(path: str | Path, limit: int, what: str, hint: str = "give the 
     """The bytes of a file that a person named.
 
     Args:
-        path: the file.
         limit: bytes it may have; no more are read.
         what: what it is, such as "manifest", for messages.
         hint: what to do if it cannot be read.

@@ -102,7 +102,6 @@ def assemble(
     """Build every part of a peer.
 
     Args:
-        settings, start, published, agent: of this peer.
         on_message: called with what is to be shown.
         stopping: whether this peer is asked to stop.
 

@@ -37,7 +37,6 @@ class Saving:
     Nothing that goes wrong with a checkpoint ends the training: the log says it, and the next one is tried.
 
     Args:
-        agent: writes the outer state.
         writer: writes the checkpoint; closed with this.
         inner: what it is given of an answer: the tensors of this process (file stem -> name -> tensor), and a JSON
             document, as they are now; raises CheckpointError where they are not worth keeping.

@@ -28,14 +28,9 @@ class PeerHooks:
     """The `Hooks` of one peer.
 
     Args:
-        peer: the wired peer.
-        metrics: where events go.
-        live: the live table.
-        stop_requested: asked after every step.
         guard: of all that only reports.
 
     Attributes:
-        records: every round record so far.
         validation: (round, loss of the anchor), in order.
     """
 

@@ -29,14 +29,10 @@ class RunContext:
     """The run of one peer.
 
     Attributes:
-        node, directory: the network and its live peers.
-        manifest: of the run.
-        recipe: of the run, `run_recipe(manifest)`.
         organiser: peer id that serves the genesis state.
         introducers: peer ids in the addresses that a person gave.
         opened_at: wall-clock seconds since when the organiser has published the manifest.
         nominal_tokens: tokens of a regular contribution.
-        trainer: is told of rounds, and of new anchors.
         rng: jitter, and which peer a newcomer asks.
     """
 
@@ -56,15 +52,7 @@ class RoundLoop(ABC, Generic[Store]):
     """The rounds of one peer.
 
     Args:
-        context: its run.
-        store: its outer state.
         called: rounds begin when a peer calls for one, and at no other time.
-
-    Attributes:
-        slot: this peer's contributions.
-        joined: it has a valid state.
-        leaving: it makes no further round.
-        group_size: of its last committed round.
     """
 
     def __init__(self, context: RunContext, store: Store, called: bool = False) -> None:

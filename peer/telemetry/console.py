@@ -121,7 +121,6 @@ class LiveSwarm:
 
     Args:
         console: shared with the log handler, so that log lines appear above the table.
-        title: first line of the table.
         own_id: peer id to set in bold.
         live: None asks the console whether it is a terminal.
         guard: is told when the console cannot be written.

@@ -65,7 +65,6 @@ def plot_run(
         series: training loss per peer: (seconds since the start, nats per token) in order of time.
         validation: the anchor's validation loss, one point a round.
         events: drawn as vertical lines over the training loss.
-        title: one line.
 
     Raises:
         OSError: the file cannot be written.

@@ -82,8 +82,6 @@ def check_fits(
     """Refuse a model that cannot fit, before any of it is allocated.
 
     Args:
-        parameters: number of parameters.
-        device: where the trainer computes.
         activation_bytes: what a step keeps there beside the parameters.
         available_bytes: free bytes of a device.
 

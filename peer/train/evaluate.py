@@ -46,7 +46,6 @@ def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequence
 
     Args:
         model: left in the mode it was in.
-        validation: windows.
         max_sequences: how many windows at most.
         batch_sequences: windows per forward pass.
 

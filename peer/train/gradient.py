@@ -14,7 +14,6 @@ class KeptGradient(torch.optim.Optimizer):
     """Makes no step: keeps the scaled gradients, for recipes in which the outer optimizer makes every step.
 
     Args:
-        model: whose trainable parameters.
         layout: of the flat vector; what is not trained has a gradient of zero.
     """
 

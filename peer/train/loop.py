@@ -35,15 +35,6 @@ class Hooks(Protocol[State_contra]):
         """`data_state` continues after the batch of this step."""
 
 
-class NoSync:
-    """Training alone: never finished, no swarm to inform."""
-
-    finished = False
-
-    def after_step(self, result: StepResult) -> None:
-        """Nothing to do."""
-
-
 def train(trainer: Trainer, batches: Iterable[tuple[Tensor, State]], sync: Sync, hooks: Hooks[State]) -> None:
     """Train until the run's goal is reached, a stop is asked for, or the batches end."""
     for batch, data_state in batches:

@@ -58,8 +58,6 @@ def end_texts_with(model: PreTrainedModel, token: int, written: Mapping[str, Any
     """Let generation start and end where documents do; an architecture's defaults belong to its published tokenizer.
 
     Args:
-        model: of any architecture.
-        token: ends a document.
         written: the config of the manifest, whose own tokens stay.
     """
     for key in ("bos_token_id", "eos_token_id"):

@@ -90,7 +90,6 @@ def guarded(spec: ModelSpec, build: Callable[[], T], done: str = "built") -> T:
 
     Args:
         spec: what is built, for messages.
-        build: calls transformers.
         done: what cannot be done if it fails.
 
     Raises:

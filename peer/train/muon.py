@@ -49,7 +49,6 @@ class MuonMatrices:
 
     Attributes:
         weights: fp32 [r, c] each, changed in place.
-        momentum: of the gradient.
         weight_decay: decoupled, as in AdamW.
     """
 
@@ -78,7 +77,6 @@ class MuonAdamW:
         adamw: over embeddings, heads and vectors.
         matrices: (name, parameter) of the hidden matrices.
         lr, lr_ratio: Muon's rate is `lr * lr_ratio`.
-        momentum, weight_decay: of Muon.
     """
 
     def __init__(

@@ -47,10 +47,7 @@ class Trainer:
 
     Args:
         model: already on `device`, in training mode.
-        optimizer: over the model's parameters.
         inner: supplies the gradient norm to clip at.
-        device: where batches go.
-        lr_at: the learning rate of the step about to be made.
         bf16: bfloat16 matrix products (CUDA only).
         clock: seconds, monotonic.
 

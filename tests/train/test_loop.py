@@ -6,13 +6,22 @@ from torch import Tensor
 
 from peer.outer.optim.inner_lr import learning_rate
 from peer.protocol.manifest import InnerSpec
-from peer.train.loop import NoSync, train
+from peer.train.loop import train
 from peer.train.optim import build_optimizer
 from peer.train.step import StepResult, Trainer
 from tests.train.tiny import random_batches, tiny_model
 
 INNER = InnerSpec(learning_rate=5e-3, warmup_steps=5, weight_decay=0.1)
 TOTAL = 30
+
+
+class NoSync:
+    """Training alone: never finished, no swarm to inform."""
+
+    finished = False
+
+    def after_step(self, result):
+        """Nothing to do."""
 
 
 class Recorder:

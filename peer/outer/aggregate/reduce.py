@@ -49,7 +49,6 @@ def reduce_shard(
         payloads: one encoded shard of `numel` elements per member, in roster order.
         weights: tokens per member.
         compressor: where it writes a shard in slices, each is aggregated by itself.
-        encode: see `ReduceRule`.
 
     Returns:
         the encoded aggregate, and the mean pairwise cosine of the contributions (None for fewer than two, or zeros).

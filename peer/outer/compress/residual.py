@@ -40,7 +40,6 @@ class DeferredResidual(Undoable[_Opened, SavedResidual]):
     `revert`. Whatever was encoded must stay as it is until one of them has been called.
 
     Args:
-        feedback: decay and gain.
         numel: elements P of the whole vector.
 
     Attributes:
@@ -56,7 +55,6 @@ class DeferredResidual(Undoable[_Opened, SavedResidual]):
         """The payload of [start, stop): that of decay e + gain x.
 
         Args:
-            compressor: what writes the payload.
             start, stop: the range within the whole vector.
             read: as in `Compressor.encode_ranges`, of the n = stop - start elements: new tensors, to be overwritten.
 
@@ -112,7 +110,6 @@ class Residual(Undoable[SavedResidual, SavedResidual]):
     2019, arXiv 1905.05957).
 
     Args:
-        feedback: decay and gain.
         numel: elements P of the whole vector.
         vector: what has been lost so far, fp32 [P], updated in place; nothing by default.
 
@@ -140,7 +137,6 @@ class Residual(Undoable[SavedResidual, SavedResidual]):
         """The payload of [start, stop): e <- decay e + gain x, then e <- e - decoded.
 
         Args:
-            compressor: what writes the payload.
             start, stop: the range within the whole vector.
             read: as in `Compressor.encode_ranges`, of the n = stop - start elements.
 

@@ -60,9 +60,6 @@ class Kernels:
     Nothing behind the end of a vector or of a payload is read or written: every size is looked at first, where the
     tensor operations would have refused it. Methods raise ValueError for sizes that do not fit together.
 
-    Args:
-        path: of the library.
-
     Raises:
         OSError: it cannot be loaded.
     """

@@ -82,7 +82,6 @@ class Step:
     """What one step knows beside the state.
 
     Attributes:
-        lr: the learning rate of this step.
         round: outer steps taken since genesis.
     """
 
@@ -258,7 +257,6 @@ class Averaged(OuterOptimizer):
     Kaddour 2022, arXiv 2209.14981), and costs one buffer and no byte.
 
     Attributes:
-        base: makes the steps.
         decay: of the average, per round; .8 remembers about five rounds.
     """
 

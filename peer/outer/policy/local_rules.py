@@ -48,7 +48,6 @@ class LocalRule(Protocol):
         Args:
             local: fp32 [P], the parameters after the step; changed in place.
             anchor: fp32 [P]; left unchanged.
-            lr: the inner learning rate of the step.
         """
 
 

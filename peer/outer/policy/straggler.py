@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -211,7 +211,6 @@ def staleness_weight(policy: StragglerPolicy, staleness: int, contributors: int 
     """(sqrt(K) / K) (1 + s)^-1/2 under a `Quorum` that discounts staleness (arXiv 2604.21428), else 1.
 
     Args:
-        policy: of the run.
         staleness: s, rounds that started since the contribution's anchor; 0 if none.
         contributors: K, contributions in this round.
     """
@@ -225,13 +224,6 @@ def staleness_weight(policy: StragglerPolicy, staleness: int, contributors: int 
 def waits_for_all(policy: StragglerPolicy) -> bool:
     """Whether no peer ever misses a round."""
     return isinstance(policy, ComputeTimeout) or (isinstance(policy, WaitAll) and policy.deadline_s is None)
-
-
-def renormalised(weights: Mapping[int, float], members: Collection[int]) -> dict[int, float]:
-    """The weights of `members` alone, divided by their sum, as the backup members take no part."""
-    total = math.fsum(weights[member] for member in members)
-    assert total > 0.0, f"the weights of {sorted(members)} add up to {total}"
-    return {member: weights[member] / total for member in sorted(members)}
 
 
 def check_seconds(name: str, value: float | None) -> None:

@@ -77,7 +77,6 @@ def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | GatherFor
     """What a run's contributions and updates look like.
 
     Args:
-        recipe: of a swarm.
         shapes: of the model's parameters, in the order of the flat vector.
         seed: the run's.
     """

@@ -27,7 +27,6 @@ class FlatLayout:
 
     Attributes:
         names: parameter names in the model's own order; tied weights appear once, under their first name.
-        shapes: one shape per name.
         offsets: index of each parameter's first element in the flat vector.
         numel: length of the flat vector.
     """
@@ -136,7 +135,6 @@ def strided_fragments(
 
     Args:
         names: parameter names, in the order of the flat vector.
-        shapes: one per name.
         blocks_per_fragment: F = ceil(blocks / this); published: 3. Either this or `num_fragments`.
         num_fragments: F, at most the number of blocks; 1 also fits a model without blocks.
 

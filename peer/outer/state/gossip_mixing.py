@@ -32,7 +32,6 @@ def move_(local: Tensor, mixed: Tensor, sent: Tensor, *, replaces: bool) -> None
 
     Args:
         local: what the member has now.
-        mixed: the group's.
         sent: what the member sent, as the others decoded it.
         replaces: nothing was left out and nothing learned since, so that `mixed` takes their place.
     """

@@ -33,7 +33,6 @@ class OuterState:
     Args:
         anchor: fp32 [P] on the CPU; used in place and never reallocated, so that it may live in shared memory.
         buffers: `optimizer.num_buffers` times fp32 [P], likewise.
-        optimizer: the outer optimizer.
         compressor: the codec of contributions; or, in runs of gather rounds, how those are written and aggregated.
         round: rounds applied since genesis.
         lineage_id: id of the last link of the lineage, 64 hex digits; the digest itself at genesis.

@@ -38,9 +38,6 @@ class SwarmPlan:
     """What all runs of a campaign have in common beside the text.
 
     Attributes:
-        manifest: model, text, inner settings.
-        scenario: the computers and the network.
-        peers: how many.
         tokens: that all peers together learn from.
         step_s: seconds of an inner step at speed 1.
         evaluations: points of the loss curve.

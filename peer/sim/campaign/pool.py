@@ -53,7 +53,6 @@ class Pool:
     Args:
         num_workers: at most that many at once.
         windows: written to a file that all workers map: one copy in memory, and nothing large goes through a pipe.
-        on_start: called when a job is handed to a worker.
         on_progress: called a few times a second for each job.
     """
 

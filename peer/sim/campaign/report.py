@@ -23,11 +23,7 @@ class CampaignReport:
     """Rows by (label, seed), in the order of `labels` and then of `seeds`.
 
     Args:
-        command: as typed.
-        task: what was learned.
         settings: what all rows have in common, see `plan.common_settings`.
-        labels: the recipes asked for.
-        seeds: the seeds asked for.
     """
 
     def __init__(

@@ -36,14 +36,9 @@ class SimulationSetup:
     """One simulation.
 
     Attributes:
-        recipe: what the swarm does.
-        inner: optimizer and learning rates.
-        profiles: one per peer.
         tokens: that all peers together learn from.
-        seed: of topology, masks, jitter.
         step_s: seconds of an inner step at speed 1.
         evaluations: points of the loss curve before the end.
-        partitions: of the scenario.
         layerwise: layers are sent one by one during steps, see `peer.sim.world.overlap`; else all after the step.
     """
 
@@ -98,9 +93,6 @@ class LossCurve:
     Args:
         goal: steps of the whole run.
         evaluations: points before the end.
-
-    Attributes:
-        points: so far.
     """
 
     def __init__(self, goal: int, evaluations: int) -> None:
@@ -125,7 +117,6 @@ class Simulation:
     """One run: builds the swarm, watches the clock, evaluates the anchor.
 
     Args:
-        setup: what to run.
         task: what the peers learn; None simulates time and traffic alone.
         layout: of the parameters, where there is no task.
         tokens_per_step: of one peer, where there is no task.

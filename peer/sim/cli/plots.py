@@ -43,8 +43,6 @@ def draw(path: Path, document: Mapping[str, Any], axis: Axis) -> None:
     """Write a PNG of a report's curves.
 
     Args:
-        path: of the PNG.
-        document: see `peer.sim.campaign.report.Report.document`.
         axis: what to draw the loss over; traffic is drawn on a logarithmic axis.
 
     Raises:

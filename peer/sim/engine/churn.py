@@ -15,11 +15,7 @@ class Churn:
     """Joining and leaving.
 
     Args:
-        swarm: which they join and leave.
-        exchanges: the rounds under way.
         lateness: brings a newcomer to the pace of the others.
-        stepping: what a peer does once it is there.
-        lineages: the state that a newcomer starts from.
     """
 
     def __init__(

@@ -15,8 +15,6 @@ def close(swarm: SimSwarm, unfinished: Sequence[SimRound], cost: ExchangeCost) -
 
     Args:
         swarm: nothing of it is being sent any more.
-        unfinished: rounds that will never start.
-        cost: of an exchange.
     """
     eager = isinstance(swarm.recipe.merge, Eager)
     present = [replica for replica in swarm.replicas if replica.present]

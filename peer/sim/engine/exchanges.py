@@ -19,8 +19,6 @@ class Exchanges:
     """All rounds that are under way.
 
     Args:
-        swarm: whose.
-        gathering: the open rounds and their members.
         cost: seconds and bytes of an exchange.
         on_result: called with each round that is done, before its contributions are forgotten.
     """

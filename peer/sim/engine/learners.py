@@ -27,12 +27,7 @@ class LearnerFactory:
     """Learners of one simulation, and the fresh parts of a newcomer.
 
     Args:
-        task: what they learn.
-        recipe: what the swarm does.
         inner: optimizer and learning rates, with all that the recipe leaves open filled in.
-        sync: its codecs.
-        profiles: of all peers.
-        partitions: of the scenario.
     """
 
     def __init__(

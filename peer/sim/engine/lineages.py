@@ -17,7 +17,6 @@ class Lineages:
 
     Args:
         recipe: whether anchors are shared, and which other state a peer holds.
-        replicas: of all peers.
         assembly: the fresh parts of a newcomer; None where only time is simulated, and there is no state.
     """
 
@@ -28,12 +27,7 @@ class Lineages:
         self._fork = torch.empty(0)
 
     def join(self, replica: SimReplica, donor: SimReplica | None) -> None:
-        """A newcomer takes the anchor and starts with fresh moments; with gradients, everything of another peer.
-
-        Args:
-            replica: a peer that joins after the start.
-            donor: another peer on its side, if there is one.
-        """
+        """A newcomer takes the anchor and starts with fresh moments; with gradients, everything of another peer."""
         learner = replica.learner
         if learner is None:
             return

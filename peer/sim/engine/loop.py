@@ -24,15 +24,7 @@ MAX_EVENTS = 50_000_000
 
 
 class Engine:
-    """Runs one swarm until its goal is reached.
-
-    Args:
-        swarm: recipe, peers, pace.
-        lineages: the state from which peers continue.
-        on_step: observer of steps.
-        partitions: times at which the swarm splits into sides.
-        seed: of jitter and topology.
-    """
+    """Runs one swarm until its goal is reached."""
 
     def __init__(
         self,

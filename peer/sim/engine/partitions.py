@@ -10,14 +10,7 @@ from peer.sim.world.scenario import NetworkSplit
 
 
 class Partitions:
-    """Partitions in virtual time.
-
-    Args:
-        swarm: which falls apart.
-        exchanges: the rounds that break.
-        stepping: resumes afterwards.
-        lineages: the state of each side.
-    """
+    """Partitions in virtual time."""
 
     def __init__(self, swarm: SimSwarm, exchanges: Exchanges, stepping: Stepping, lineages: Lineages) -> None:
         self._swarm, self._exchanges, self._stepping, self._lineages = swarm, exchanges, stepping, lineages

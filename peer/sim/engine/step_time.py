@@ -21,12 +21,7 @@ TIMED_STEPS = 50  # from which a compute timeout is chosen
 
 
 class StepTimes:
-    """Draws the times of a swarm's steps.
-
-    Args:
-        swarm: its recipe, pace and peers.
-        seed: of jitter.
-    """
+    """Draws the times of a swarm's steps."""
 
     def __init__(self, swarm: SimSwarm, seed: int) -> None:
         self._swarm = swarm
@@ -57,11 +52,8 @@ def with_tau(
     """DropCompute with its own tau, or with the best for micro-batch times as these peers have them.
 
     Args:
-        policy: the recipe's.
-        profiles: of all peers.
         step_s: seconds of an inner step at speed 1.
         payload_bytes: of one contribution.
-        seed: of the sampled times.
     """
     if policy.tau_s is not None:
         return policy

@@ -20,15 +20,7 @@ OnStep = Callable[[int, float], None]
 
 
 class Stepping:
-    """The inner loop of every peer, and its side of a round.
-
-    Args:
-        swarm: whose peers step.
-        exchanges: takes what they contribute.
-        lateness: handles late peers.
-        times: of their steps.
-        on_step: observer of steps.
-    """
+    """The inner loop of every peer, and its side of a round."""
 
     def __init__(
         self, swarm: SimSwarm, exchanges: Exchanges, lateness: Stragglers, times: StepTimes, on_step: OnStep

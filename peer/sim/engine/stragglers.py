@@ -13,12 +13,7 @@ from peer.sim.round.rounds import SimRound
 
 
 class Stragglers:
-    """Deadlines, and catching up with the others.
-
-    Args:
-        swarm: whose peers are late.
-        exchanges: the rounds that they are late for.
-    """
+    """Deadlines, and catching up with the others."""
 
     def __init__(self, swarm: SimSwarm, exchanges: Exchanges) -> None:
         self._swarm, self._exchanges = swarm, exchanges

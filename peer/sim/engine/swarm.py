@@ -80,14 +80,7 @@ class PeerWait:
 
 
 class SimSwarm:
-    """What the parts of the engine share.
-
-    Args:
-        recipe: what the swarm does.
-        replicas: one per peer.
-        sync: the mathematics.
-        pace: goal and speed.
-    """
+    """What the parts of the engine share."""
 
     def __init__(self, recipe: Recipe, replicas: Sequence[SimReplica], sync: Synchroniser, pace: Pace) -> None:
         self.recipe, self.replicas, self.sync, self.pace = recipe, list(replicas), sync, pace

@@ -30,8 +30,6 @@ def divide(recipe: Recipe, profiles: Sequence[PeerProfile], step_s: float, paylo
     """What the recipe's allocator makes of these peers.
 
     Args:
-        recipe: its allocator, and the steps of a round.
-        profiles: of all peers.
         step_s: seconds of an inner step at speed 1.
         payload_bytes: of one contribution.
     """

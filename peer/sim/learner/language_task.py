@@ -20,7 +20,6 @@ def load_windows(
     """Training and validation windows of a manifest's text, or of files that replace it.
 
     Args:
-        manifest: data, tokenizer, batch.
         train_files: files, folders or globs; the manifest's own source without any.
         validation_tokens: of the validation text at most, the first ones: evaluating must not outweigh training.
 

@@ -55,7 +55,6 @@ class Learner:
     Attributes:
         parameters: fp32 [P], what the peer trains.
         gradient: fp32 [P], this peer's own when the recipe sends gradients, else one scratch vector for all.
-        outer: its lineage's outer state.
         encoders: one per fragment; they hold the residual of error feedback.
         estimate: fp32 [P], the second iterate of a2cid2.
         base: fp32 [P], the anchor that the peer started from, where it may be an old one (asynchronous rounds).
@@ -84,7 +83,6 @@ class Learner:
         """One inner step, or only its gradient when the recipe sends gradients.
 
         Args:
-            lr: learning rate.
             fraction: of the batch that is computed before a compute timeout.
 
         Returns:

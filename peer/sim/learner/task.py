@@ -45,7 +45,6 @@ class LanguageTask:
 
     Args:
         model: its own parameters give the initial vector.
-        train, validation: token windows.
         batch_sequences: of one inner step of one peer.
         data_seed: the peers' orders derive from it.
         interim_sequences: validation windows of an evaluation before the end.

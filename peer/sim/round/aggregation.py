@@ -42,12 +42,9 @@ class Synchroniser:
     """Contributions, commits and merges of one recipe on one model.
 
     Args:
-        recipe: what to do.
-        layout: names and shapes of the parameters.
         fragments: ranges of the flat vector per fragment.
         seed: of everything random that all peers share.
         nominal_tokens: the most that one contribution weighs.
-        num_peers: in the whole simulation.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ def with_lies(contributions: Sequence[Contribution], length: int, seed: int) -> 
     Args:
         contributions: as honest peers would send them.
         length: elements of the fragment.
-        seed: of this round's lies.
     """
     attackers = [c for c in contributions if c.profile.attack != "none"]
     if not attackers:

@@ -25,9 +25,6 @@ class Contribution:
     """What one member sends for one fragment.
 
     Attributes:
-        member: index of the peer.
-        weight: its tokens.
-        wire_bytes: of the payload.
         read: the decoded values; None when only time is simulated.
         base: the peer's own fragment at the snapshot, kept while it trains on.
         profile: of the member, which may be Byzantine.
@@ -69,9 +66,7 @@ def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) 
     """What the peer has to say for the fragment in `ranges`, before any codec.
 
     Args:
-        recipe: decides between gradient, parameters and delta.
         learner: whose; read when the values are.
-        ranges: of the fragment.
         lr: inner learning rate, which scales a gradient that peers accumulate.
     """
     if recipe.payload == "gradient":

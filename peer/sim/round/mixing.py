@@ -60,9 +60,7 @@ def move_to(
 
     Args:
         mixed: fp32 [n], the group's.
-        learners: the members.
         sent: fp32 [n] of each.
-        ranges: of the fragment.
         replaces: nothing was left out and nothing learned since, so that `mixed` takes the fragment's place.
     """
     for own, learner in zip(sent, learners, strict=True):

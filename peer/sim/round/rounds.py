@@ -25,12 +25,9 @@ class SimRound:
         fragment, number, send_step: as in `Event`.
         expected: members that are waited for.
         arrived: virtual seconds at which each arrived.
-        contributions: of the arrived members.
         watchers: peers that joined meanwhile from a member's state; they merge the result like members.
         attempt: counts changes of plan; an event of an earlier plan is void.
         planned: it is known when it will start if no other peer arrives.
-        members: of the exchange, once it has started.
-        outcome: once it is done.
     """
 
     fragment: int
@@ -52,7 +49,6 @@ class ExchangeCost:
 
     Args:
         recipe: decides between reduce and gather; in gossip, all members send each other everything.
-        profiles: of all peers.
         shares: fraction of the vector that each peer reduces, by index; None for equal ones.
         anchor_bytes: of each fragment's anchor, which members with anchors of their own send as well.
     """
@@ -112,10 +108,7 @@ class RoundBook:
     """All rounds that are not over, and which one a peer's contribution belongs to.
 
     Args:
-        recipe: its topology and straggler policy.
-        seed: of the topology.
         present: (side of a partition) -> the peers that are there, ascending.
-        links: of all peers.
     """
 
     def __init__(self, recipe: Recipe, seed: int, present: Callable[[int], list[int]], links: Links) -> None:

@@ -56,17 +56,6 @@ def pair_seconds(
     return max(send_seconds(first, second, first_bytes, streams), send_seconds(second, first, second_bytes, streams))
 
 
-def broadcast_seconds(
-    sender: PeerProfile, receivers: Sequence[PeerProfile], num_bytes: float, streams: int = STREAMS
-) -> float:
-    """Seconds until every receiver has `num_bytes` from one sender, whose uplink they share; 0 without receivers."""
-    if not receivers:
-        return 0.0
-    uplink_s = len(receivers) * num_bytes / sender.up_bytes_s
-    slowest_s = max(num_bytes / effective_rate(sender, receiver, streams) for receiver in receivers)
-    return max(uplink_s, slowest_s) + sender.latency_s + max(receiver.latency_s for receiver in receivers)
-
-
 def reduce_seconds(
     profiles: Sequence[PeerProfile],
     payload_bytes: float,

@@ -166,7 +166,6 @@ class Scenario(Spec):
         """The peers, classes interleaved; equal arguments give equal peers on every machine.
 
         Args:
-            num_peers: how many.
             seed: of the ranges and lifetimes; None for the scenario's own.
             horizon_s: a peer that is away then does not return; a longer horizon changes nothing before it.
 

@@ -25,10 +25,6 @@ class Recorder:
     """Adds to each record its time, its owner and the members' nicknames, writes it, and forwards it.
 
     Args:
-        journal: on disk.
-        peer_id, nickname: this peer.
-        directory: the live peers by their own account.
-        trainer: is told next.
         clock: unix seconds.
     """
 

@@ -55,13 +55,7 @@ AnyRounds = LineageRounds | GossipRounds
 
 
 class AgentSession:
-    """Ties node, directory, history and rounds to the trainer's messages.
-
-    Args:
-        channel: to the trainer.
-        memory_descriptor: the shared state's memfd.
-        rng: jitter.
-    """
+    """Ties node, directory, history and rounds to the trainer's messages."""
 
     def __init__(self, channel: Channel, memory_descriptor: int, rng: random.Random) -> None:
         self._channel, self._descriptor, self._rng = channel, memory_descriptor, rng

@@ -39,11 +39,7 @@ class ChainRules:
     """Which chains a run allows, and which of two it prefers.
 
     Attributes:
-        limits: what a roster may be.
-        rule: compares two chains.
-        checkpoints: the newest that this node knows.
         total: rounds of the run, if it ends.
-        own_id: this node.
         opened_at: wall-clock seconds since when the run's manifest has been published.
         round_s: no round of the run takes less on average.
         clock: wall-clock seconds.
@@ -92,9 +88,7 @@ class ChainScout:
     """Fetches and judges the chains of others.
 
     Args:
-        source: asks donors.
         run_id, rules: the run, and which chains it allows and prefers.
-        history: this node's own chain.
     """
 
     def __init__(self, source: LinkSource, run_id: str, rules: ChainRules, history: ChainStore) -> None:

@@ -21,12 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointExchange:
-    """Keeps a node's `NewestCheckpoint` new, and gives it to others.
-
-    Args:
-        node, run_id: the network and the run.
-        checkpoints: the newest that this node knows.
-    """
+    """Keeps a node's `NewestCheckpoint` new, and gives it to others."""
 
     def __init__(self, node: Node, run_id: str, checkpoints: NewestCheckpoint) -> None:
         self._node, self._run_id, self._checkpoints = node, run_id, checkpoints
@@ -59,11 +54,7 @@ class CheckpointExchange:
             self._checkpoints.offer(bytes(body))
 
     async def introduce(self, introducers: Iterable[str], scout: ChainScout) -> None:
-        """Before a newcomer starts: hear of the newest checkpoint, or else where its introducers stand.
-
-        Args:
-            introducers: the peers whose addresses a person gave.
-        """
+        """Before a newcomer starts: hear of the newest checkpoint, or else where its introducers stand."""
         await self._read()
         for peer_id in introducers:
             try:

@@ -80,7 +80,6 @@ class ChunkQueue:
         todo: numbers of the chunks that no donor has been asked for.
         left: how many are missing, those among them that are on their way.
         work: set while there is something to ask for, or nothing is missing any more.
-        done: set once nothing is missing.
     """
 
     def __init__(self, missing: Sequence[int]) -> None:
@@ -115,13 +114,8 @@ class ChunkDownload:
     slower than the others is left. What they owe is asked of the others.
 
     Args:
-        open_stream: opens a history stream to a donor.
         file: open.
         distrust: called with a donor that lied, and how.
-        timing: every duration of this peer.
-
-    Attributes:
-        served: chunks that were right, by donor.
     """
 
     def __init__(

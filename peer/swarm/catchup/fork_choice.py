@@ -52,15 +52,9 @@ class ForkChoice:
     """The donors of one peer.
 
     Args:
-        node, directory: the network and its live peers.
         run_id, rules: the run, and which chains it allows and prefers.
-        store: the outer state.
-        host: is told of what this peer finds out.
-        trainer: is told of each change.
 
     Attributes:
-        fetcher: asks donors.
-        missed: the outcome of what this peer sent.
         caught_up_at: when it last did, by the node's clock.
     """
 

@@ -55,11 +55,7 @@ class HistoryClient:
 
     Args:
         folder: where an incoming snapshot is written until it is verified.
-        limits: what the run allows in a roster.
         distrust: called with a donor that lied while others served the same snapshot, and how.
-
-    Attributes:
-        requests: to one donor each.
     """
 
     def __init__(

@@ -30,9 +30,6 @@ class NoAnswerError(Exception):
 class LateCommits:
     """What this peer sent last, until its outcome is known.
 
-    Args:
-        own_id: this peer.
-
     Attributes:
         contributed: the snapshot of this peer that a replayed round contains, since the last `begin`.
     """

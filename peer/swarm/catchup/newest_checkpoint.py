@@ -19,14 +19,10 @@ class NewestCheckpoint:
     """Keeps one checkpoint of a run.
 
     Args:
-        folder: where it is kept.
-        run_id: of which run.
         keys: peer ids that may sign checkpoints.
 
     Attributes:
-        run_id, keys: as given.
         newest: the checkpoint, None before the first.
-        sealed: the record that proves it.
         introduced: where the peer whose address a newcomer was given stood: as good as a checkpoint for its start.
     """
 

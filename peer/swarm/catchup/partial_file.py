@@ -29,7 +29,6 @@ class PartialFile:
 
     Args:
         folder: holds `incoming.bin` and `incoming.index`.
-        meta: of the snapshot.
         digests: of its chunks, checked against the state's digest.
 
     Attributes:

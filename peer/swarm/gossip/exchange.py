@@ -33,7 +33,6 @@ class GossipExchange:
 
     Args:
         node, inboxes: the network, and the members that join this peer.
-        join: this peer's.
         sizes: bytes of each frame of a contribution.
         heard: called with a peer and its last round, when it says so.
 
@@ -181,7 +180,6 @@ class GossipExchange:
             members: as `members` returned them.
             frame: index -> this peer's own frame.
             take: (index, a frame of each member in their order) is called once for each slice, in order.
-            timeout_s: of it all.
 
         Raises:
             RoundAborted: a member left, was too slow, or sent a malformed payload.

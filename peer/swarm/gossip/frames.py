@@ -11,12 +11,7 @@ from peer.swarm.gossip.mixing import Mixing
 
 
 class Frames:
-    """The frames of one round.
-
-    Args:
-        mixing: encodes them.
-        snapshot: the contribution's parameters.
-    """
+    """The frames of one round."""
 
     def __init__(self, mixing: Mixing, snapshot: Tensor) -> None:
         self._mixing, self._snapshot = mixing, snapshot

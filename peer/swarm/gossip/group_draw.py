@@ -17,13 +17,7 @@ def number_of(run_id: str, peer_id: str) -> int:
 
 
 class GroupDraw:
-    """Draws the groups of one run.
-
-    Args:
-        topology, seed: of the run.
-        run_id: of the run.
-        own_id: this peer.
-    """
+    """Draws the groups of one run."""
 
     def __init__(self, topology: Topology, seed: int, run_id: str, own_id: str) -> None:
         self._topology, self._seed, self._run_id, self._own_id = topology, seed, run_id, own_id
@@ -33,7 +27,6 @@ class GroupDraw:
 
         Args:
             round: at least 1.
-            others: the other live peers that this one sees.
         """
         members = {number_of(self._run_id, peer_id): peer_id for peer_id in (*others, self._own_id)}
         own = number_of(self._run_id, self._own_id)
@@ -48,7 +41,6 @@ def round_after(own: int, others: Collection[int], last: int) -> int:
     others have just made, or skips towards it: if its group is past that too, they say so.
 
     Args:
-        own: its last round.
         others: theirs, as they claim; the median, so that a minority of false claims has no effect and a majority only
             a bounded one.
         last: of the run; no peer skips rounds to end it.

@@ -108,8 +108,6 @@ class GossipInboxes:
 
     Args:
         node, run_id: the network, and the run whose members may come.
-        host: this peer.
-        longest_wait_s: the longest wait of a member here.
 
     Attributes:
         waiting: by peer id; one for each peer, its last.

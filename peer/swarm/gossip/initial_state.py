@@ -31,11 +31,7 @@ STATE_DOMAIN = "gossip-state"
 
 
 class InitialState:
-    """Gives this peer its first state, and signs its own for others.
-
-    Args:
-        context, store: the run, and this peer's state in it.
-    """
+    """Gives this peer its first state, and signs its own for others."""
 
     def __init__(self, context: RunContext, store: LocalStateStore) -> None:
         node, run_id = context.node, context.manifest.run_id

@@ -30,7 +30,6 @@ class Mixing:
     """The gossip rounds of one peer.
 
     Args:
-        recipe: payload, codec, feedback, aggregator.
         state: this peer's own; its codec is `Sliced`.
 
     Attributes:
@@ -84,10 +83,7 @@ class Mixing:
         """What this group's contributions come to.
 
         Args:
-            round: its number, from 1.
             members, weights: in the order in which all add up.
-            me: this peer's place among them.
-            snapshot: its own contribution's parameters.
         """
         return Mixture(self._recipe, self._state, round, members, weights, me, snapshot)
 

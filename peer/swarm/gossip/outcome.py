@@ -17,11 +17,8 @@ class GossipOutcome:
     """A mixture, whose it is, and why not all of the drawn are its members.
 
     Attributes:
-        round: its number.
-        drawn: the group as this peer sees it.
         members, weights: of the members that took part, this peer included.
         phase, reason, culprit: as in `RoundRecord`, if a drawn member did not.
-        seconds: of the phases that ended.
     """
 
     round: int

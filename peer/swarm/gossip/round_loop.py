@@ -38,11 +38,7 @@ TRIES = 3  # at later and later rounds, when a group is past the one before
 
 
 class GossipRounds(RoundLoop[LocalStateStore]):
-    """One peer's rounds where the recipe's topology is not `all`.
-
-    Args:
-        context, store: as for `RoundLoop`.
-    """
+    """One peer's rounds where the recipe's topology is not `all`."""
 
     def __init__(self, context: RunContext, store: LocalStateStore) -> None:
         super().__init__(context, store)

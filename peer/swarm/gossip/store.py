@@ -20,9 +20,7 @@ class LocalStateStore(OwnedState):
     """This peer's state, whose `lineage_id` is its own digest, and whose weight is its round.
 
     Args:
-        memory, state: as for `OwnedState`.
         history: without a chain; its folder holds the snapshot files.
-        timing: as for `OwnedState`.
 
     Attributes:
         snapshot_cache: the snapshots that newcomers take.

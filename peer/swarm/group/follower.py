@@ -37,10 +37,8 @@ class Follower:
     """The follower's side of matchmaking.
 
     Args:
-        node, directory: the network and its live peers.
         rosters: checks rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
-        invites: invitations of other leaders.
     """
 
     def __init__(

@@ -39,10 +39,7 @@ class Invites:
     """Both sides of an invitation.
 
     Args:
-        node, membership: the network and its live peers.
         rosters: of the run, whose straggler window counts.
-        me: this peer, as seen by itself.
-        host: judges invitations.
 
     Attributes:
         behind: a peer that answered from a heavier lineage since this was last cleared.
@@ -145,11 +142,7 @@ class Invites:
             await self._invited.wait()
 
     def _comes(self, invite: InviteMessage, leader: str, just_arrived: bool = False) -> bool:
-        """Whether this peer will join that round, being at its position or able to catch up. Makes it do so.
-
-        Args:
-            just_arrived: the invitation has just arrived.
-        """
+        """Whether this peer will join that round, being at its position or able to catch up. Makes it do so."""
         if invite.run_id != self._run_id or not self._me.taking_part():
             return False
         position = self._me.position()

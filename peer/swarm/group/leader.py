@@ -20,7 +20,6 @@ class Leader:
     """The leader's side of matchmaking.
 
     Args:
-        node: the network.
         rosters: makes rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
         lobby, invites: the followers that wait here, and the peers that are invited.
@@ -71,7 +70,6 @@ class Leader:
         """Gather a group and fix its roster; None when another peer leads.
 
         Args:
-            sealed, join: this peer's own.
             started: when it became ready.
 
         Raises:

@@ -65,10 +65,7 @@ class Lobby:
     """The members that wait at this peer.
 
     Args:
-        node: this peer.
         rosters: opens joins; of the run whose straggler window counts.
-        membership: which peer leads.
-        me: this peer, as seen by itself.
         host: decides whether a group forms here, and is told of followers.
     """
 

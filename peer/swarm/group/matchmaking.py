@@ -31,12 +31,7 @@ class Matchmaker:
     """Finds the group of each round.
 
     Args:
-        node, directory: the network and its live peers.
         rosters: makes and checks joins and rosters, within the run's group limits and waiting times.
-        me: this peer, as seen by itself.
-
-    Attributes:
-        membership: the live peers, and which one leads.
     """
 
     def __init__(self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer) -> None:

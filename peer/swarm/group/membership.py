@@ -17,13 +17,9 @@ class Membership:
     """Directory records lag by seconds; the last roster, answers and broken streams do not.
 
     Args:
-        node: this peer.
-        run_id: mixes the leaders' order.
-        directory: live peers by their own account.
         me: this peer, as seen by itself; a peer that it refuses is neither expected nor followed.
 
     Attributes:
-        company: the others of the last group.
         changed: set whenever what a leader waits for has changed, or there may be another leader.
     """
 

@@ -10,12 +10,7 @@ from peer.system.clock import Clock
 
 
 class RegroupPolicy:
-    """Peers outside the group that could be in it. A peer that does not join is tried ever more rarely.
-
-    Args:
-        timing: every duration of this peer.
-        clock: as `Node.clock`.
-    """
+    """Peers outside the group that could be in it. A peer that does not join is tried ever more rarely."""
 
     def __init__(self, timing: Timing, clock: Clock) -> None:
         self._clock, self._formed = clock, clock()

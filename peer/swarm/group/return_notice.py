@@ -13,12 +13,7 @@ NO_HURRY_S = 1e9  # on the wire: the invited peer need not hurry
 
 
 class ReturnNotice:
-    """Tells other peers that this one is back, at most every self._node.timing.return_period_s.
-
-    Args:
-        node: the network.
-        invites: an invitation is the notice.
-    """
+    """Tells other peers that this one is back, at most every self._node.timing.return_period_s."""
 
     def __init__(self, node: Node, invites: Invites) -> None:
         self._node, self._invites, self._clock = node, invites, node.clock

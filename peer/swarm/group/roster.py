@@ -38,9 +38,7 @@ class RosterAuthority:
     """Makes and checks joins, rosters and groups of one run.
 
     Args:
-        identity: this peer.
         run_id, rounds: the run, its group limits and waiting times.
-        rule: the weights of members.
         seen: in how many rounds of the lineage that this peer is on each peer was.
     """
 

@@ -21,13 +21,7 @@ MAX_DOUBLINGS = 10  # a float ends at 1024 of them
 
 
 class RetryPolicy:
-    """What one peer does after each of its rounds that failed.
-
-    Args:
-        node: this peer.
-        directory, matchmaker, fork_choice, slot: its own.
-        rng: jitter only.
-    """
+    """What one peer does after each of its rounds that failed."""
 
     def __init__(
         self, node: Node, directory: Directory, matchmaker: Matchmaker, fork_choice: ForkChoice, slot: ContributionSlot,

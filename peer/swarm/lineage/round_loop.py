@@ -34,11 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class LineageRounds(RoundLoop[StateStore]):
-    """The rounds of a run with one lineage; implements the `SwarmPort` of `peer.outer.round`, and `LocalPeer`.
-
-    Args:
-        context, store: as for `RoundLoop`.
-    """
+    """The rounds of a run with one lineage; implements the `SwarmPort` of `peer.outer.round`, and `LocalPeer`."""
 
     def __init__(self, context: RunContext, store: StateStore) -> None:
         node, directory, manifest, recipe = context.node, context.directory, context.manifest, context.recipe

@@ -31,7 +31,6 @@ class NodeConfig:
         client_mode: it accepts no connection and says so; None: found out at start.
         direct_port: where it accepts direct connections for large transfers, 0: any free port; None: there are none.
         mapped_port: where others reach that port; 0: the same port.
-        timing: every duration of this peer.
     """
 
     identity_path: Path

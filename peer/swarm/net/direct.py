@@ -43,10 +43,7 @@ class DirectTransport:
     """Streams that bypass libp2p, through this peer's direct listener or another peer's.
 
     Args:
-        p2p: the libp2p host.
         accept: (peer id, stream name, pipe) -> serves a stream that another peer has opened.
-        timing: every duration of this peer.
-        clock: as `Node.clock`.
 
     Attributes:
         listener: this peer's direct listener, closed until it listens.

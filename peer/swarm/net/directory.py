@@ -35,8 +35,6 @@ class Directory:
     """The peers of one run as the DHT shows them.
 
     Args:
-        node: the DHT node.
-        run_id: whose peers.
         clock: wall-clock seconds, as record expiry is.
 
     Attributes:

@@ -16,10 +16,7 @@ class PreopenedStream:
     """Opens a stream to one peer at once, for the first caller of `open`.
 
     Args:
-        open_stream: opens a stream to a peer.
-        remote: the peer.
         kept_s: how old a stream may become before the other end may have given it up.
-        clock: as `Node.clock`.
     """
 
     def __init__(self, open_stream: OpenStream, remote: str, kept_s: float, clock: Clock) -> None:

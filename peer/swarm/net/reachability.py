@@ -47,9 +47,6 @@ class DialBackServer:
     """Probes, for a peer that asks, whether a new connection to the address at which it is seen succeeds.
 
     Only the address of the requester's own connection is dialled, so the server cannot be directed to a third party.
-
-    Args:
-        p2p: the host.
     """
 
     def __init__(self, p2p: Any, timing: Timing) -> None:

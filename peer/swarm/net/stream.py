@@ -48,7 +48,6 @@ class FrameStream:
 
     Args:
         remote: the other end's peer id; libp2p has verified it in its handshake.
-        traffic: counters that this stream adds to.
 
     Attributes:
         sending: in the middle of a frame; true for ever once a frame was given up half-way.

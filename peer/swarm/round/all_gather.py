@@ -22,13 +22,7 @@ from peer.swarm.round.strategy import Contribute, ExchangeStrategy, Produced, na
 
 
 class AllGather(ExchangeStrategy):
-    """What a recipe makes of whole payloads, and what is fed back of this peer's losses.
-
-    Args:
-        recipe: error feedback.
-        numel: elements of the outer state.
-        identity: signs what this peer sends.
-    """
+    """What a recipe makes of whole payloads, and what is fed back of this peer's losses."""
 
     def __init__(self, recipe: Recipe, numel: int, identity: Identity) -> None:
         super().__init__(identity, recipe)

@@ -34,9 +34,6 @@ class ButterflyAllReduce(ExchangeStrategy):
     """The butterfly: what a recipe makes of contributions, and what is fed back of both legs' losses.
 
     Args:
-        recipe: aggregator and error feedback.
-        numel: elements of the outer state.
-        identity: signs what this peer sends and what it reduces.
         chain: -> what has been committed, to the state that the next round starts from.
     """
 

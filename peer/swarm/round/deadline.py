@@ -9,7 +9,6 @@ class DeadlineEstimator:
     """Learns bytes a second from rounds that succeed, and patience from those that do not.
 
     Args:
-        cap_s: the manifest's limit for one round.
         floor_s: for a round of no bytes.
     """
 

@@ -46,15 +46,9 @@ class Exchange:
     """All exchanges of this peer; keeps its persistent group.
 
     Args:
-        node: the network.
         rosters: of the run; checks the joins of a persistent group.
-        timeout_s: the manifest's cap on one round.
-        strategy: what becomes of contributions.
         on_join: called when another member of the persistent group is ready for the next round.
         observer: sees what was signed, audits it, and is told of violations of the protocol; None: none.
-
-    Attributes:
-        group_streams: the streams to and from members.
     """
 
     def __init__(

@@ -25,8 +25,6 @@ class GroupStreams:
     """Opens streams to members, and leads theirs to the group that they speak for.
 
     Args:
-        node: the network.
-        run_id: names the stream handler.
         persistent: -> the group that this peer is in now.
     """
 

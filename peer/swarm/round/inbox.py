@@ -29,7 +29,6 @@ class Inbox:
         sent: its signature over those.
         reduced: the shard that it reduced, whole.
         signed: its signature over that.
-        vote: its vote.
         counts: how many frames of each kind have come of these.
 
     Args:
@@ -150,8 +149,6 @@ class RoundBuffers:
         lend: memory for what goes to all.
 
     Attributes:
-        outbound: the streams to the others.
-        own: what this peer sends to all.
         sitting: what all signatures of the round name; known with the group.
         joins: the sealed joins of a persistent group's round, this peer's own among them.
         heard: what the other reducers signed, checked.

@@ -31,8 +31,6 @@ def start_senders(
     """Start a sender to each other member; what the present senders still have to say comes first.
 
     Args:
-        contribute: encodes slices of this peer's contribution.
-        open_stream: the stream to a member.
         first: a frame that comes before the rest.
     """
 

@@ -42,14 +42,10 @@ class PersistentGroup:
     """The streams of one group and the round that runs on them.
 
     Args:
-        first: the buffers of the group's first round.
         identifier: the id of its roster; streams name it when they are opened.
         open_join: opens and checks the join of a member for the round at a position.
-        owner: is told what happens in it.
-        timing: every duration of this peer.
 
     Attributes:
-        buffers: of the current or next round.
         position: of the group; None until its first round is applied.
         broken: why it ended, once it has.
     """

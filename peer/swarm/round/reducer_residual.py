@@ -92,11 +92,9 @@ class Attempt:
     Attributes:
         round, since: where it happened, and since when the residual has been kept.
         start, stop: the shard, in elements.
-        cell: elements of a cell.
         earlier: for each cell of the shard, the round that had left it; None: it was zero.
         leaves: of each cell, afterwards.
         before: the residual of each slice before it, fp32; none if no auditor may ask.
-        applied: it was committed.
     """
 
     round: int
@@ -147,10 +145,7 @@ class ReducerResidual:
     """The residual of one peer's reductions. One thread at a time.
 
     Args:
-        feedback: of the reducer's leg.
         numel: elements of the whole vector.
-        block: of the codec.
-        own_id: this peer.
         chain: -> what has been committed, to the state that the next round starts from.
     """
 

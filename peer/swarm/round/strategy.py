@@ -52,12 +52,7 @@ class Produced(NamedTuple):
 
 
 class ExchangeStrategy(ABC):
-    """What one kind of exchange makes of contributions.
-
-    Args:
-        identity: signs what this peer sends.
-        recipe: its aggregator.
-    """
+    """What one kind of exchange makes of contributions."""
 
     def __init__(self, identity: Identity, recipe: Recipe) -> None:
         self._identity, self._aggregator = identity, recipe.aggregator

@@ -15,8 +15,6 @@ def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) ->
 
     Args:
         recipe: what a reducer makes of the contributions to its shard, and whether losses are fed back.
-        numel: elements of the outer state.
-        identity: signs what this peer sends.
         chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
             carries on from what it says.
     """

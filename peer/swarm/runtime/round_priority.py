@@ -43,7 +43,6 @@ class RoundPriority:
 
     Args:
         timing: a round that is shorter than `round_untouched_s` is left alone; a chunk waits for `io_turn_s`.
-        clock: as `Node.clock`.
     """
 
     def __init__(self, timing: Timing = STANDARD, clock: Clock = boot_clock) -> None:

@@ -54,8 +54,6 @@ class LiveSnapshotter:
 
     Args:
         owned: the state; it is held still for the copy of one column at a time.
-        updates: gives the files of updates.
-        priority: of rounds.
     """
 
     def __init__(self, owned: OwnedState, updates: Updates, priority: RoundPriority) -> None:

@@ -23,9 +23,7 @@ class OwnedState(ABC):
 
     Args:
         memory: the shared memory that the state's tensors lie in.
-        state: the outer state.
         history: its chain and updates; its folder holds the snapshot files.
-        timing: every duration of this peer.
 
     Attributes:
         valid: the state is whole. False before the first valid state, and for the moment of a change.

@@ -64,10 +64,6 @@ class SnapshotFiles:
 
     Args:
         owned: the state; its history's folder holds the files.
-
-    Attributes:
-        files: from the oldest to the newest.
-        priority: of rounds over snapshots.
     """
 
     def __init__(self, owned: OwnedState) -> None:

@@ -103,10 +103,8 @@ class SnapshotWriter:
 
     Args:
         temporary: where it is made. What is there already is written over: in a fraction of the time.
-        state: the state.
 
     Attributes:
-        columns: their numbers.
         rounds: at which each column is, as far as they are there.
     """
 

@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 class StateStore(OwnedState):
     """The outer state of a run with one lineage, its chain and its updates.
 
-    Args:
-        memory, state, history, timing: as for `OwnedState`.
-
     Attributes:
         snapshot_cache: the snapshots that joiners take.
     """

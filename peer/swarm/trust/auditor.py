@@ -59,7 +59,6 @@ class Auditor:
     """Asks others what they signed, and judges it.
 
     Args:
-        judge: of this run.
         rng: secret, so that no other peer can predict its draws.
     """
 

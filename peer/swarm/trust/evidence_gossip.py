@@ -33,8 +33,6 @@ class EvidenceGossip:
     """Both sides of an offer of evidence.
 
     Args:
-        judge: of this run.
-        bans: the peers that are banned already.
         strikes: refuses offers of some peers, and counts offers that prove nothing.
         on_found: called with evidence that another peer offered and that this peer has verified.
     """

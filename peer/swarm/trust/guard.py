@@ -57,11 +57,6 @@ class Guard:
     """Ties the parts together; one for each peer and run.
 
     Args:
-        node: the network.
-        judge: of this run.
-        folder: where bans are kept.
-        host: is told of bans, and names the live peers.
-        priority: rounds go first.
         rng: secret, so that no other peer can predict its draws.
     """
 

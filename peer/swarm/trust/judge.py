@@ -38,7 +38,6 @@ class Judge:
 
     Attributes:
         run_id: evidence of other runs proves nothing here.
-        reckoner: of its recipe.
     """
 
     run_id: str

@@ -27,8 +27,6 @@ class Recomputer:
     """Knows the arithmetic of one run.
 
     Attributes:
-        cut: what is exchanged, and how it is cut.
-        recipe: how it is reduced.
         chain: -> this peer's lineage: with error feedback it holds the digests of the reducers' residuals.
     """
 

@@ -23,12 +23,7 @@ class _Past:
 
 
 class StrikeCounter:
-    """Counts what this peer observed itself; claims of third parties about a peer are not counted.
-
-    Args:
-        timing: every duration of this peer.
-        clock: as `Node.clock`.
-    """
+    """Counts what this peer observed itself; claims of third parties about a peer are not counted."""
 
     def __init__(self, timing: Timing, clock: Clock) -> None:
         self._timing, self._clock = timing, clock

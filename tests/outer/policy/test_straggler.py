@@ -19,7 +19,6 @@ from peer.outer.policy.straggler import (
     StragglerPolicy,
     WaitAll,
     close,
-    renormalised,
     staleness_weight,
 )
 
@@ -139,11 +138,6 @@ def test_the_number_of_backup_members_changes_by_round() -> None:
     # The two fastest suffice, until the slowest must be connected: first to reach three components, then all.
     assert closed == [(0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5), (0, 1, 2, 3)]
     assert Backup(window=9).next_decision(range(6), {0: 0.0, 1: 1.0, 5: 2.0}, [(0, 1)]) == at(2.0, 0, 1, 5)
-
-
-def test_weights_of_those_who_came_are_renormalised() -> None:
-    assert renormalised({0: 0.5, 1: 0.25, 2: 0.25}, [2, 1]) == {1: 0.5, 2: 0.5}
-    assert math.fsum(renormalised({m: m + 0.1 for m in range(7)}, [1, 4, 6]).values()) == pytest.approx(1.0)
 
 
 def test_micro_batches_are_counted_and_gradients_divided() -> None:

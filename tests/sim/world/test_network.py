@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.sim.world.network import (
-    broadcast_seconds,
     connection_unit_s,
     effective_rate,
     gather_seconds,
@@ -59,13 +58,6 @@ def test_a_pair_sends_both_ways_at_once():
     assert pair_seconds(first, second, 1000, 200) == 21.0       # 200 bytes at 10 B/s, and 1 s
     assert pair_seconds(first, second, 4000, 200) == 41.0       # 4000 bytes at 100 B/s
     assert pair_seconds(first, second, 1000, 200) == gather_seconds([first, second], [1000, 200])
-
-
-def test_a_broadcast_shares_one_uplink():
-    sender = link(up=100.0, latency_s=0.5)
-    assert broadcast_seconds(sender, [link(latency_s=0.25), link(latency_s=1.0)], 1000) == 20.0 + 1.5
-    assert broadcast_seconds(sender, [link(down=10.0), IDEAL], 1000) == 100.0 + 0.5
-    assert broadcast_seconds(sender, [], 1000) == 0.0
 
 
 def test_a_reduce_of_equals():

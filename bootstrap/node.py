@@ -13,6 +13,7 @@ from bootstrap.manifest_serial import manifest_serial
 from peer.errors import ProtocolError, UserError
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import run_recipe
+from peer.protocol.identity_work import IdentityWork
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import SealedManifest, open_manifest, seal_manifest
 from peer.protocol.weights import WeightRule
@@ -68,6 +69,7 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()
     directory = Directory(node, manifest.run_id)
     directory.known = lambda peer_id: history.seen[peer_id] > 0
+    directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
     directory.follow()
     recipe = run_recipe(manifest)
     if not recipe.gossips:

@@ -6,6 +6,7 @@ Imports nothing heavy: the agent is started before anything else is.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from peer.errors import UserError
-from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, ToAgent, decode, encode
+from peer.link.messages import MAX_LINE_BYTES, Fatal, Message, Notice, ToAgent, decode, encode
 from peer.protocol.manifest import Spec
 from peer.system.clock import Clock
 
+log = logging.getLogger(__name__)
 AGENT_COMMAND = (sys.executable, "-m", "peer.swarm.agent.process")
 SEND_TIMEOUT_S = 5.0
 MAX_RESTART_DELAY_S = 30.0
@@ -151,6 +153,8 @@ class AgentProcess:
                 raise UserError("the agent process ended unexpectedly", f"its log is {self.log_path}") from None
             if isinstance(message, Fatal):
                 raise UserError(message.what, message.hint)
+            if isinstance(message, Notice):
+                log.info("%s", message.text)
             if isinstance(message, wanted):
                 return message
         raise UserError(

@@ -25,6 +25,7 @@ MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 
 MAX_PATH_CHARS = 1024
+WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
 
 # No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
@@ -180,8 +181,8 @@ class RoundSpec(Spec):
 
 class TrustSpec(Spec):
     """Whom the run trusts. `open`: strangers may join, so that a recipe of plain means gets gates and clipping, no
-    member weighs more than `largest_weight` times the median, and newcomers hold little together. `private`: the peers
-    know each other, and the recipe is used unchanged.
+    member weighs more than `largest_weight` times the median, newcomers hold little together, and an identity costs
+    2^`identity_work` hashes. `private`: the peers know each other, and the recipe is used unchanged.
     """
 
     mode: Literal["open", "private"] = "open"
@@ -189,6 +190,14 @@ class TrustSpec(Spec):
     probation_rounds: int = Field(default=10, ge=0, le=100_000)
     newcomers_share: float = Field(default=0.2, ge=0.01, le=0.99)
     checkpoint_keys: Annotated[tuple[PeerIdText, ...], Field(max_length=8)] = ()
+    identity_work: int | None = Field(default=None, ge=0, le=MAX_WORK_BITS)
+
+    @property
+    def work_bits(self) -> int:
+        """Zero bits of the puzzle that an identity must solve to take part."""
+        if self.identity_work is not None:
+            return self.identity_work
+        return WORK_BITS if self.mode == "open" else 0
 
 
 class RunManifest(Spec):

@@ -45,6 +45,7 @@ class PeerRecord(Spec):
 
     Attributes:
         serial: grows with each record of a peer, across restarts: an older record never replaces a newer one.
+        work: solves the puzzle of this identity in this run.
         expires_at: wall-clock seconds; a record in the DHT expires then, neither earlier nor later.
     """
 
@@ -66,6 +67,7 @@ class PeerRecord(Spec):
     bytes_received: Count = 0
     seconds_waiting: Seconds = 0.0
     serial: Count = 0
+    work: Count = 0
     expires_at: Seconds
 
 

@@ -79,7 +79,7 @@ class JoinMessage(Spec):
     """A member's signed wish to take part in one round, with the weight of its contribution.
 
     `group` is the id of the persistent group that it continues: an honest peer signs one join for each of its rounds.
-    `nonce` is different each time, so that no two groups have the same id.
+    `nonce` is different each time, so that no two groups have the same id. `work` solves the puzzle of the identity.
     """
 
     run_id: Digest
@@ -89,6 +89,7 @@ class JoinMessage(Spec):
     tokens: Annotated[int, Field(ge=1, lt=2**40)]
     group: Digest | None = None
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")] = ""
+    work: Count = 0
 
 
 class RejectMessage(Spec):

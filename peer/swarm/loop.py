@@ -15,6 +15,7 @@ from peer.link.messages import RoundEnded
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due
+from peer.protocol.identity_work import NO_WORK, IdentityWork
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RunManifest
 from peer.swarm.net.directory import Directory
@@ -30,9 +31,10 @@ class RunContext:
 
     Attributes:
         organiser: peer id that serves the genesis state.
-        introducers: peer ids in the addresses that a person gave.
         opened_at: wall-clock seconds since when the organiser has published the manifest.
+        introducers: peer ids in the addresses that a person gave.
         nominal_tokens: tokens of a regular contribution.
+        work: what the run asks of identities, and this peer's own.
         rng: jitter, and which peer a newcomer asks.
     """
 
@@ -41,9 +43,10 @@ class RunContext:
     manifest: RunManifest
     recipe: Recipe
     organiser: str
+    opened_at: float = 0.0
     introducers: tuple[str, ...] = ()
     nominal_tokens: int
-    opened_at: float = 0.0
+    work: IdentityWork = NO_WORK
     trainer: TrainerLink
     rng: random.Random
 

@@ -28,6 +28,7 @@ model:
 data: {{sequence_length: 8}}
 inner: {{batch_sequences: 4}}
 recipe: {{{recipe}, steps_per_round: {steps}}}
+trust: {{identity_work: 0}}
 rounds: {{straggler_wait_s: {wait}, timeout_s: 20{total}}}
 """
 DILOCO = "name: diloco, compressor: int8, outer_learning_rate: 0.7, outer_momentum: 0.6"

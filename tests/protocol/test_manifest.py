@@ -44,7 +44,7 @@ def test_the_run_id_is_the_same_on_every_machine_and_version():
         b'"merge":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
         b'"payload":null,"schedule":null,"steps_per_round":null,"straggler":null,"topology":null},'
         b'"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,"timeout_s":120.0,"total":null},'
-        b'"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"largest_weight":3,'
+        b'"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"identity_work":null,"largest_weight":3,'
         b'"mode":"open","newcomers_share":0.2,"probation_rounds":10}}'
     )
 

@@ -32,6 +32,7 @@ from peer.link.messages import (
 )
 from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
 from peer.outer.state.outer_state import OuterState
+from peer.protocol.identity_work import IdentityWork
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
 from peer.swarm.agent.organiser_watch import organiser_left
@@ -43,6 +44,7 @@ from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
 from peer.swarm.net.daemon import NodeConfig
 from peer.swarm.net.directory import Directory
+from peer.swarm.net.identity_work import solved
 from peer.swarm.net.manifests import ManifestSearch, publish_manifest
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
@@ -59,7 +61,7 @@ class AgentSession:
 
     def __init__(self, channel: Channel, memory_descriptor: int, rng: random.Random) -> None:
         self._channel, self._descriptor, self._rng = channel, memory_descriptor, rng
-        self._nickname = self._run_id = ""
+        self._nickname, self._run_id, self._nonce = "", "", 0
         self._stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -98,15 +100,19 @@ class AgentSession:
             )
         )
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
+        asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
+        solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
         mapped: Mapped = await self._channel.expect(Mapped)
+        self._nonce = (work := await solving).nonce
         directory = Directory(node, manifest.run_id)
+        directory.work = work
         folder = Path(start.directory)
         recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
         recipe = run_recipe(manifest)
         context = RunContext(
             node=node, directory=directory, manifest=manifest, recipe=recipe, organiser=organiser,
-            introducers=node.introducers, trainer=recorder, rng=self._rng, opened_at=found.opened_at,
-            nominal_tokens=recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step,
+            opened_at=found.opened_at, introducers=node.introducers, trainer=recorder, rng=self._rng,
+            nominal_tokens=recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step, work=work,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)
         await rounds.start()
@@ -198,10 +204,12 @@ class AgentSession:
             elif isinstance(message, Stop) and not self._stop.done():
                 self._stop.set_result(message)
 
-    async def _watch_organiser(self, node: Node, run_id: str, organiser: str) -> None:
-        text = await organiser_left(node, run_id, organiser)
-        log.warning("%s", text)
+    def _note(self, text: str) -> None:
+        log.info("%s", text)
         self._channel.tell(Notice(text=text))
+
+    async def _watch_organiser(self, node: Node, run_id: str, organiser: str) -> None:
+        self._note(await organiser_left(node, run_id, organiser))
 
     async def _show_swarm(self, directory: Directory, rounds: AnyRounds, node: Node) -> None:
         while True:
@@ -230,6 +238,7 @@ class AgentSession:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,
+            work=self._nonce,
             expires_at=directory.expiry(),
         )
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from peer.errors import ProtocolError
 from peer.outer.round import Group
 from peer.protocol.identity import Identity
+from peer.protocol.identity_work import NO_WORK, IdentityWork
 from peer.protocol.lineage import Member, Position
 from peer.protocol.manifest import RoundSpec, Spec
 from peer.protocol.records import dump_json, open_sealed, parse_json, seal
@@ -40,6 +41,7 @@ class RosterAuthority:
     Args:
         run_id, rounds: the run, its group limits and waiting times.
         seen: in how many rounds of the lineage that this peer is on each peer was.
+        work: what the run asks of identities.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class RosterAuthority:
         rounds: RoundSpec,
         rule: WeightRule,
         seen: Callable[[], Mapping[str, int]] = dict,
+        work: IdentityWork = NO_WORK,
     ) -> None:
         self._identity, self.run_id, self.rounds = identity, run_id, rounds
-        self._rule, self._seen = rule, seen
+        self._rule, self._seen, self._work = rule, seen, work
 
     def rounds_of(self, peer_id: str) -> int:
         """In how many rounds of this lineage that peer was."""
@@ -61,7 +64,7 @@ class RosterAuthority:
         """This peer's join for the next round at `position`, and the same sealed; `group`: of the persistent group."""
         join = JoinMessage(
             run_id=self.run_id, round=position.round, parent=position.lineage_id, tokens=tokens, group=group,
-            nonce=secrets.token_hex(NONCE_BYTES),
+            nonce=secrets.token_hex(NONCE_BYTES), work=self._work.nonce,
         )  # fmt: skip
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
 
@@ -75,6 +78,7 @@ class RosterAuthority:
         join = parse_json(JoinMessage, payload)
         if signer != remote or join.run_id != self.run_id:
             raise ProtocolError(f"{remote} handed in a join of {signer} for run {join.run_id[:12]}")
+        self._check_work(signer, join)
         if join.group != group:
             raise ProtocolError(f"{remote} handed in a join for another group")
         if join.fragment != 0 or (join.parent == position.lineage_id and join.round != position.round):
@@ -109,8 +113,13 @@ class RosterAuthority:
         if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:
-            if join.model_copy(update={"tokens": mine.tokens, "nonce": mine.nonce}) != mine:
+            self._check_work(peer_id, join)
+            if join.model_copy(update={"tokens": mine.tokens, "nonce": mine.nonce, "work": mine.work}) != mine:
                 raise ProtocolError(f"the join of {peer_id} is for another round")
+
+    def _check_work(self, peer_id: str, join: JoinMessage) -> None:
+        if not self._work.shown(peer_id, join.work):
+            raise ProtocolError(f"{peer_id} has not done the work of {self._work.bits} bits that this run asks for")
 
     def _group(self, joins: Joins) -> Group:
         peer_ids = [peer_id for peer_id, _ in joins]

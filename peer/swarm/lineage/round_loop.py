@@ -40,7 +40,9 @@ class LineageRounds(RoundLoop[StateStore]):
         node, directory, manifest, recipe = context.node, context.directory, context.manifest, context.recipe
         super().__init__(context, store, called=isinstance(recipe.schedule, GradientChange))
         rule = WeightRule.of(manifest.trust, context.nominal_tokens)
-        rosters = RosterAuthority(node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen)
+        rosters = RosterAuthority(
+            node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work
+        )
         self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
         self._matchmaker = Matchmaker(node, directory, rosters, self)
         strategy = strategy_of(recipe, store.state.numel, node.identity, lambda: store.history.chain)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from peer.errors import ProtocolError
+from peer.protocol.identity_work import NO_WORK
 from peer.protocol.records import (
     MAX_PEER_RECORD_BYTES,
     MAX_RECORD_BYTES,
@@ -39,6 +40,7 @@ class Directory:
 
     Attributes:
         banned: whose records are not shown.
+        work: what the run asks of identities; records without it are not shown.
         known: whose records are read first, and shown whatever strangers there are: the peers of committed rounds.
     """
 
@@ -49,6 +51,7 @@ class Directory:
         self.changed = asyncio.Event()
         self.banned: Callable[[str], bool] = lambda _: False
         self.known: Callable[[str], bool] = lambda _: False
+        self.work = NO_WORK
         self._serials: BoundedMap[str, int] = BoundedMap(_SERIALS)
         self._serial = int(clock() * _MILLION)
         if node.records is not None:
@@ -114,6 +117,8 @@ class Directory:
         record = parse_json(PeerRecord, payload)
         if signer != owner or record.run_id != self._run_id:
             raise ProtocolError(f"record of {signer} under {owner}, run {record.run_id[:12]}")
+        if not self.work.shown(owner, record.work):
+            raise ProtocolError(f"record of {owner}, whose identity has not done the run's work")
         newest = self._serials.get(owner, 0)
         if record.serial < newest:
             if owner in self._records:

@@ -177,7 +177,7 @@ async def test_a_leader_is_not_left_alone_if_there_is_nobody_else(network):
 
 
 def test_64_joins_are_a_message_whoever_made_them():
-    largest = {"round": 2**53 - 1, "tokens": 2**40 - 1, "group": "c" * 64, "nonce": "f" * 32}
+    largest = {"round": 2**53 - 1, "tokens": 2**40 - 1, "group": "c" * 64, "nonce": "f" * 32, "work": 2**53 - 1}
     sealed, _ = join_of(Identity.generate(), **largest)
     assert len(sealed) <= MAX_JOIN_BYTES
     assert len(RosterMessage(joins=("f" * 2 * MAX_JOIN_BYTES,) * 64).model_dump_json()) <= MAX_MESSAGE_BYTES

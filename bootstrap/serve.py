@@ -33,11 +33,13 @@ from peer.system.preflight import (
     check_shared_memory,
     lock_identity,
 )
+from peer.telemetry.process_log import log_file
 
 if TYPE_CHECKING:
     from bootstrap.node import Bootstrap
 
 log = logging.getLogger("bootstrap")
+LOG_NAME = "node.log"
 STATUS_PERIOD_S = 10.0
 CLOSE_TIMEOUT_S = 3.0
 REACHES = {
@@ -63,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         lock_identity(identity_path),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,  # its children run the hook of the line above
     ):
+        logging.getLogger().addHandler(log_file(arguments.state_dir / LOG_NAME))
         check_identity(identity_path)
         check_host_ports(arguments.host_maddrs)
         return runner.run(_serve(arguments, manifest, identity_path))

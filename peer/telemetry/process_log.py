@@ -12,10 +12,13 @@ import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 from peer.system.clock import Clock
 from peer.telemetry.metrics import PlainLog
 
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_BYTES = 8 * 2**20  # with the one before, 16 MiB
 CHECK_EVERY = 64  # records
 REPEAT_S = 600.0  # until the same words are logged again
@@ -75,7 +78,7 @@ class StderrLog(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self, rotates: bool = False, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(sys.stderr)
         self._rotates, self._max_bytes, self._count = rotates, max_bytes, 0
-        self.setFormatter(PlainLog("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.setFormatter(PlainLog(LINE))
         self.addFilter(WarningLimit())
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -84,6 +87,14 @@ class StderrLog(logging.StreamHandler):  # type: ignore[type-arg]
             with contextlib.suppress(OSError, ValueError):
                 rotate_appended(self.stream.fileno(), self._max_bytes)
         super().emit(record)
+
+
+def log_file(path: Path) -> logging.Handler:
+    """The same lines in a file of this process alone, which stays bounded; with the one before, 16 MiB."""
+    handler = RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=1, delay=True)
+    handler.setFormatter(PlainLog(LINE))
+    handler.addFilter(WarningLimit())
+    return handler
 
 
 def rotate_appended(descriptor: int, max_bytes: int) -> None:

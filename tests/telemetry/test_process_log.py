@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.process_log import StderrLog, WarningLimit, rotate_appended
+from peer.telemetry import process_log
+from peer.telemetry.process_log import StderrLog, WarningLimit, log_file, rotate_appended
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jname\u202egnp.exe\r\nERROR forged line\x00"
 
@@ -91,3 +92,19 @@ def test_a_file_that_is_not_appended_to_is_left_alone(tmp_path: Path, flags: int
     rotate_appended(descriptor, 10)
     os.close(descriptor)
     assert path.stat().st_size == 100
+
+
+def test_a_log_file_is_private_stays_bounded_and_keeps_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_log, "MAX_BYTES", 2000)
+    path, before = tmp_path / "node.log", os.umask(0o077)
+    try:
+        handler = log_file(path)
+        for number in range(200):
+            handler.handle(_record("line %d of %s", number, HOSTILE, level=logging.INFO))
+        handler.close()
+    finally:
+        os.umask(before)
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "node.log.1"]
+    assert all(each.stat().st_size <= 2000 and each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir())
+    assert "line 199 of" in path.read_text(encoding="utf-8").splitlines()[-1]
+    assert all(line.isprintable() for line in path.read_text(encoding="utf-8").splitlines())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,29 @@ def fetch(name: str, revision: str, files: tuple[str, ...]) -> str:
         if not isinstance(reference, str) or not _PLAIN.fullmatch(reference):
             raise ValueError(f"it names the file {str(reference)[:64]!r} outside of itself")
     return folder
+
+
+def check_download(name: str, revision: str, files: tuple[str, ...], most_bytes: int) -> None:
+    """Refuse files that are larger than they can need to be, before any of them is downloaded.
+
+    Where the hub cannot be reached there is nothing to download either.
+
+    Raises:
+        UserError: both sizes.
+    """
+    if Path(name).is_absolute():
+        return
+    try:
+        found = HfApi().model_info(name, revision=revision, files_metadata=True).siblings or []
+    except _CANNOT_REACH:
+        return
+    taken = [each for each in found if "/" not in each.rfilename and any(fnmatch(each.rfilename, p) for p in files)]
+    total = sum(each.size or 0 for each in taken)
+    if total > most_bytes:
+        raise UserError(
+            f"the files of {name} are {total / 2**30:.3g} GiB; its config allows {most_bytes / 2**30:.3g} GiB",
+            "name a model whose weights are those of its config, or one that holds them only once",
+        )
 
 
 def pin(manifest: RunManifest) -> RunManifest:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from peer import hub
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
-from peer.hub import MODEL_FILES, fetch, pin
+from peer.hub import CONFIG_FILES, MODEL_FILES, fetch, pin
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import ALONE, ModelSpec, RunManifest, TokenizerSpec
 from peer.protocol.records import open_manifest, seal_manifest
@@ -59,6 +60,41 @@ def test_a_download_that_names_files_elsewhere_is_refused(tmp_path, monkeypatch,
     monkeypatch.setattr(hub, "snapshot_download", lambda *_args, **_kwargs: str(tmp_path))
     with pytest.raises(ValueError, match=r"outside of itself|no mapping"):
         fetch("o/n", COMMIT, MODEL_FILES)
+
+
+class Hub:
+    """The hub's own word on the sizes of a repository's files, and what is downloaded of it."""
+
+    def __init__(self, monkeypatch, folder, **sizes):
+        self.siblings = [SimpleNamespace(rfilename=name.replace("__", "/"), size=size) for name, size in sizes.items()]
+        self.taken = []
+
+        def download(*_args, allow_patterns, **_kwargs):
+            self.taken.append(tuple(allow_patterns))
+            return str(folder)
+
+        monkeypatch.setattr(hub, "HfApi", lambda: self)
+        monkeypatch.setattr(hub, "snapshot_download", download)
+
+    def model_info(self, *_args, files_metadata, **_kwargs):
+        assert files_metadata
+        return self
+
+
+def test_weights_larger_than_the_config_allows_are_not_downloaded(tmp_path, monkeypatch):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    spec = ModelSpec(pretrained="o/n", revision=COMMIT)
+    most = 8 * sum(parameter.numel() for parameter in model.parameters()) + 256 * 2**20
+    large = Hub(monkeypatch, tmp_path, **{"a.safetensors": most // 2, "b.safetensors": most // 2 + 2})
+    with pytest.raises(UserError, match=r"the files of o/n are 0\.25 GiB; its config allows 0\.25 GiB") as caught:
+        build_model(spec, 259, 0)
+    assert "a model whose weights are those of its config" in caught.value.hint
+    assert large.taken == [CONFIG_FILES]
+    others = {"a.safetensors": most, "other__b.safetensors": 2**40, "weights.bin": 2**40}
+    enough = Hub(monkeypatch, tmp_path, **others)
+    assert build_model(spec, 259, 0).training
+    assert enough.taken == [CONFIG_FILES, MODEL_FILES]
 
 
 def test_a_branch_becomes_the_commit_that_it_is_now(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from peer.errors import UserError
-from peer.hub import MODEL_FILES, fetch
+from peer.hub import MODEL_FILES, check_download, fetch
 from peer.protocol.manifest import ModelSpec
 from peer.system.bounded_child import run_bounded
 from peer.train.model_config import cannot_load, guarded, load_config
@@ -20,6 +20,8 @@ from peer.train.step import language_loss
 
 CAUSAL_CHECK_TOKENS = 16
 CPU_WORK = 20_000_000_000  # parameters times tokens: a few seconds
+WIDEST_VALUE = 8  # bytes: fp64, or fp32 twice
+OTHER_FILES_BYTES = 256 * 2**20  # tokenizers, indices, tied weights
 SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward keep more
 LOOKS_AHEAD = 1e-4  # of the largest logit; rounding moves less
 _POSITION_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
@@ -42,6 +44,8 @@ def build_model(spec: ModelSpec, vocab_size: int, seed: int) -> PreTrainedModel:
         torch.manual_seed(seed)
         if spec.pretrained is None:
             return guarded(spec, lambda: _from_config(config))
+        most = WIDEST_VALUE * _parameters(guarded(spec, lambda: _skeleton(config))) + OTHER_FILES_BYTES
+        check_download(spec.pretrained, spec.revision, MODEL_FILES, most)
         try:
             folder = fetch(spec.pretrained, spec.revision, MODEL_FILES)
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -75,8 +79,16 @@ def build_skeleton(spec: ModelSpec, vocab_size: int) -> PreTrainedModel:
         UserError: as `build_model`.
     """
     config = load_config(spec, vocab_size)
+    return guarded(spec, lambda: _skeleton(config))
+
+
+def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        return guarded(spec, lambda: _from_config(config))
+        return _from_config(config)
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +124,7 @@ def _sizes(spec: ModelSpec, vocab_size: int) -> dict[str, int]:
     numbers = (getattr(text, key, 0) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     names = ("vocab_size", "hidden_size", "layers")
     sizes = {name: number if isinstance(number, int) else 0 for name, number in zip(names, numbers, strict=True)}
-    return {"parameters": sum(parameter.numel() for parameter in skeleton.parameters()), **sizes}
+    return {"parameters": _parameters(skeleton), **sizes}
 
 
 def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:

@@ -134,7 +134,7 @@ class Trial:
             "poisoned_joins": int(not same and not untouched),
             "joins_failed": int(untouched),
             "parts_tampered": self.tampered,
-            # the first tampered part ends the Byzantine donor: the few that were on their way with it count with it
+            # the first tampered chunk ends the Byzantine donor: the few that were on their way with it count with it
             "parts_caught": self.tampered if byzantine.peer_id in accused and same else 0,
             "false_accusations": len(accused - {byzantine.peer_id}),
             "trials_per_lie": {self.lie: 1},
@@ -156,6 +156,6 @@ async def _campaign(
 def run(
     seed: int, budget: int, *, tell: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Newcomers join until `budget` tampered parts have been served to them; -> counts."""
+    """Newcomers join until `budget` tampered chunks have been served to them; -> counts."""
     with small_chunks(), tempfile.TemporaryDirectory(prefix="atoll-donors-") as folder:
         return asyncio.run(_campaign(random.Random(seed), budget, Path(folder), tell))

@@ -1,4 +1,4 @@
-"""Encoded parts, and what is said and shown in audits, for the campaign of hostile bytes."""
+"""Encoded slices, and what is said and shown in audits, for the campaign of hostile bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELEMENTS = 300
 
 
 def payloads() -> list[Parser]:
-    """Encoded parts of contributions and updates: whatever is accepted must be finite."""
+    """Encoded slices of contributions and updates: whatever is accepted must be finite."""
     vector = 0.01 * torch.randn(ELEMENTS)
 
     def decoder(name: str) -> Callable[[bytes], Any]:

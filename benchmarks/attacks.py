@@ -63,7 +63,7 @@ SLICE_OF_CI = (("sign-flip", "x1000", "inner product"), (0,), 12)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByShards:
+class ByShards(Aggregator):
     """An aggregator as the reducers of a swarm apply it: to each slice of each member's shard by itself.
 
     Attributes:
@@ -99,8 +99,6 @@ class ByShards:
     def _one(self, inputs: Sequence[Tensor], weights: Sequence[float], who: Sequence[int]) -> Tensor:
         self.tally["slices"] += 1
         self._count_cosine([x for i, x in zip(who, inputs, strict=True) if i not in self.bad])
-        if not isinstance(self.inner, Gated):
-            return self.inner.aggregate(inputs, weights)
         result, reasons = self.inner.judged(inputs, weights)
         for place, reason in reasons.items():
             copied = reason.startswith("near-duplicate") and who[int(reason.rsplit(" ", 1)[1])] in self.bad

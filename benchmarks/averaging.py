@@ -19,12 +19,13 @@ from benchmarks.contributions import fill, relative_error
 from benchmarks.member import MemberSetup, TimedAveraging, serve
 from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
-from peer.outer.state.outer_state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.wire_format import AnyUpdate, WireFormat
 from peer.protocol.lineage import Certificate, Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
@@ -51,12 +52,12 @@ class AtollMember:
 
     def __init__(
         self, setup: MemberSetup, node: Node, exchange: Exchange, rosters: RosterAuthority, chain: list[Certificate],
-        loop: asyncio.AbstractEventLoop,
+        wire: WireFormat, loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._setup, self._node, self._exchange, self._rosters, self._loop = setup, node, exchange, rosters, loop
         self._chain = chain
         anchor, momentum = torch.zeros(2, setup.numel).fill_(0.0)  # written, so that its memory counts before a round
-        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec)))
+        self._state = OuterState(anchor, [momentum], Nesterov(lr=0.7, momentum=0.6), wire)
         self._digest = self._state.lineage_id = self._state.digest()
         self._vector = torch.empty(setup.numel)
         self._group: Group | None = None
@@ -121,7 +122,7 @@ class AtollMember:
         self._wait(self._exchange.release(self._group, None, self._position()))
         update, self._update = self._update, None
         for start, stop in tile_ranges(0, update.numel):
-            update.decode_range(start, stop, self._vector[start:stop])
+            self._vector[start:stop] = update.decode_range(start, stop)
         return relative_error(self._vector, self._setup.peers, self._setup.seed)
 
     def close(self) -> None:
@@ -138,10 +139,11 @@ async def start(setup: MemberSetup, node: Node, answers: TextIO) -> Callable[[],
     """See `run_peer`."""
     rosters = RosterAuthority(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
     recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
-    strategy = strategy_of(recipe, setup.numel, node.identity, lambda: chain)
+    wire = ReduceFormat(setup.numel, compressor(setup.codec))
+    strategy = strategy_of(recipe, wire, node.identity, lambda: chain)
     exchange = Exchange(node, rosters, setup.timeout_s, strategy)
     await exchange.start()
-    member = AtollMember(setup, node, exchange, rosters, chain, asyncio.get_running_loop())
+    member = AtollMember(setup, node, exchange, rosters, chain, wire, asyncio.get_running_loop())
     return lambda: serve(member, answers)
 
 

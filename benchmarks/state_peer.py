@@ -18,10 +18,11 @@ from benchmarks.swarm_peer import RECIPE, RUN, TOKENS, run_peer
 from peer.link.memory import SharedState
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state.outer_state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.fork_choice import ForkRule
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec
@@ -58,13 +59,14 @@ class StatePeer:
         for vector in (self._memory.anchor, self._memory.snapshot, *self._memory.buffers):
             vector.fill_(0.0)  # written, so that all of its memory is there
         self.state = OuterState(
-            self._memory.anchor, self._memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(setup.codec))
+            self._memory.anchor, self._memory.buffers, Nesterov(lr=0.7, momentum=0.6),
+            ReduceFormat(setup.numel, compressor(setup.codec)),
         )
         self.state.lineage_id = self._genesis = self.state.digest()
         self.store = self._new_keeper("0", setup.folder)
         rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
         self.rosters = RosterAuthority(node.identity, RUN, rounds, rule)
-        strategy = strategy_of(RECIPE, setup.numel, node.identity, lambda: self.store.history.chain)
+        strategy = strategy_of(RECIPE, self.state.wire, node.identity, lambda: self.store.history.chain)
         self.exchange = Exchange(node, self.rosters, setup.timeout_s, strategy)
         self.group: Group | None = None
         self.phases: list[dict[str, float]] = []  # seconds of each round

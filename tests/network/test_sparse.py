@@ -9,13 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from peer.outer.compress.feedback import Encoder
 from peer.outer.recipe.resolve import resolve, wire_format
 from peer.outer.record import RoundRecord
-from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RecipeSpec
 from tests.network.harness import TestSwarm
+from tests.outer.reference import gathered
 
 pytestmark = pytest.mark.timeout(300)
 MakeSwarm = Callable[..., TestSwarm]
@@ -28,16 +27,14 @@ def check_first_round(
     """It equals the reference, bit for bit; the round that follows names the state that it led to."""
     recipe = resolve(RecipeSpec(name="sparseloco"))
     written = wire_format(recipe, ((genesis.numel(),),), 3)
-    assert isinstance(written, GatherFormat)
     state = OuterState(genesis.clone(), [], recipe.optimizer, written)
-    encoders = {peer_id: Encoder(written.codec, recipe.feedback, state.numel) for peer_id in record.members}
-    parts = [state.encode_whole(snapshots[peer_id], encoders[peer_id]).payload for peer_id in record.members]
-    update = state.update_of(parts, record.weights)
+    senders = [written.sender(recipe.feedback) for _ in record.members]
+    update = gathered(state, senders, [snapshots[peer_id] for peer_id in record.members], record.weights)
     assert record.update_digest == update.digest()
     state.apply(update, 1, record.lineage_id)
     assert following.state_digest == state.digest()
     changed = float((state.anchor != genesis).float().mean())
-    assert 0.0 < changed <= len(parts) * 64 / 4096 + 0.01  # each member sends one value in 64, mostly the same ones
+    assert 0.0 < changed <= len(senders) * 64 / 4096 + 0.01  # each member sends one value in 64, mostly the same ones
 
 
 def test_sparse_rounds_equal_the_reference_and_stay_equal_when_peers_die_sleep_and_come(make_swarm: MakeSwarm) -> None:

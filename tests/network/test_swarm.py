@@ -12,14 +12,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from peer.outer.aggregate.reduce import reduce_shard
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import OuterState
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.reduced_update import ReduceFormat
 from tests.network.harness import TestSwarm
 from tests.network.members import TOKENS_PER_STEP, Member
+from tests.outer.reference import reduced
 
 pytestmark = pytest.mark.timeout(300)
 MakeSwarm = Callable[..., TestSwarm]
@@ -110,15 +109,9 @@ def test_the_first_round_equals_the_reference_bit_for_bit(make_swarm: MakeSwarm)
 
     swarm.drive(first_snapshots_then_rounds)
     record, following = members[0].committed[:2]
-    codec = BlockInt8()
-    state = OuterState(genesis[:numel].clone(), [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), codec)
-    bounds = shards_of(numel, 2, codec.block)
-    payloads = [state.encode_contribution(snapshots[peer_id], bounds) for peer_id in record.members]
-    parts = [
-        reduce_shard([own[index] for own in payloads], record.weights, stop - start, codec)[0]
-        for index, (start, stop) in enumerate(bounds)
-    ]
-    update = Update(tuple(parts), numel, codec)
+    wire = ReduceFormat(numel, BlockInt8())
+    state = OuterState(genesis[:numel].clone(), [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), wire)
+    update = reduced(state, [snapshots[peer_id] for peer_id in record.members], record.weights)
     assert record.update_digest == update.digest()
     state.apply(update, 1, record.lineage_id)
     assert (following.round, following.state_digest) == (2, state.digest())

@@ -8,21 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.reduce import reduce_shard
-from peer.outer.compress.feedback import Encoder
-from peer.outer.compress.registry import compressor
-from peer.outer.compress.residual import DeferredResidual, Residual
+from peer.outer.compress.residual import Residual
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.policy.schedules import ChangeState, GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import wire_format
 from peer.outer.state.carry import carry_progress_
-from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.gathered_update import GatherFormat
-from peer.outer.state.outer_state import AnyUpdate, OuterState
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import AnyUpdate
 from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import clip_
+from tests.outer.reference import gathered, reduced
 from tests.sim.tiny import PUBLISHED, recipe_of, simulate
 from tests.sim.tiny_task import BATCH, TinyTask
 
@@ -38,12 +34,11 @@ class RealPeer:
         self.inner = recipe.inner_settings(PUBLISHED)
         self.optimizer = inner_optimizer(str(self.inner.optimizer), self.task.layout, self.inner)(self.local)
         buffers = [torch.full_like(self.local, value) for value in recipe.optimizer.initial_values]
-        written = compressor(recipe.compressor) if recipe.exchange == "reduce" else gathering_of(recipe, self.task)
-        self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, written)
-        feedback, numel = recipe.feedback, self.local.numel()
-        self.encoder = Encoder(written.codec, feedback, numel) if isinstance(written, GatherFormat) else None
-        self.lost = None if feedback is None else DeferredResidual(feedback, numel)
-        self.lost_in_reducing = None if feedback is None else Residual(feedback.on_return, numel)
+        wire = wire_format(recipe, self.task.layout.shapes, 0)
+        self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, wire)
+        self.sender, self.lost_in_reducing = wire.sender(recipe.feedback), None
+        if recipe.feedback is not None and recipe.exchange == "reduce":
+            self.lost_in_reducing = Residual(recipe.feedback.on_return, self.local.numel())
 
     def train(self, steps: int = STEPS) -> float:
         """The gradient's norm at the last step."""
@@ -55,26 +50,17 @@ class RealPeer:
             self.optimizer.step(gradient, self.inner.learning_rate)
         return norm
 
-    def reduce(self, payloads: list[bytes], start: int, stop: int, recipe: Recipe) -> bytes:
-        codec, lost = self.state.compressor, self.lost_in_reducing
-        encode = None if lost is None else lambda n, read: lost.encode(codec, start, start + n, read)
-        weights = [STEPS * BATCH] * PEERS
-        return reduce_shard(payloads, weights, stop - start, codec, recipe.aggregator, encode)[0]
+    def settle(self) -> None:
+        """The round that this peer contributed to is committed."""
+        for residual in (self.sender.residual, self.lost_in_reducing):
+            if residual is not None:
+                residual.commit()
 
     def commit(self, update: AnyUpdate) -> str:
         self.state.check(update)
-        for residual in (self.lost, self.lost_in_reducing, self.encoder):
-            if residual is not None:
-                residual.commit()
         self.state.apply(update, self.state.round + 1, update.digest())
         carry_progress_(self.local, self.local.clone(), self.state.anchor)
         return self.state.digest()
-
-
-def gathering_of(recipe: Recipe, task: TinyTask) -> GatherFormat:
-    written = wire_format(recipe, task.layout.shapes, 0)
-    assert isinstance(written, GatherFormat)
-    return written
 
 
 def gathering_swarm(recipe: Recipe, rounds: int) -> Tensor:
@@ -83,11 +69,12 @@ def gathering_swarm(recipe: Recipe, rounds: int) -> Tensor:
     for _ in range(rounds):
         for peer in peers:
             peer.train()
-        sent = [peer.state.encode_whole(peer.local, peer.encoder) for peer in peers if peer.encoder is not None]
-        parts = [one.payload for one in sent]
         weights = [STEPS * BATCH] * PEERS
-        stored = peers[0].state.update_of(parts, weights).payload
-        assert len({peer.commit(peer.state.split_update(stored, weights)) for peer in peers}) == 1
+        stored = gathered(peers[0].state, [peer.sender for peer in peers], [peer.local for peer in peers], weights)
+        for peer in peers:
+            peer.settle()
+        updates = [peer.state.split_update(stored.payload, weights) for peer in peers]
+        assert len({peer.commit(update) for peer, update in zip(peers, updates, strict=True)}) == 1
     return peers[0].state.anchor
 
 
@@ -103,14 +90,12 @@ def real_swarm(recipe: Recipe, rounds: int) -> tuple[Tensor, Tensor]:
 
 def reduced_round(peers: list[RealPeer], recipe: Recipe) -> None:
     """Of what all have trained."""
-    numel, codec = peers[0].local.numel(), peers[0].state.compressor
-    bounds = shards_of(numel, PEERS, codec.block)
-    sent = [peer.state.encode_contribution(peer.local, bounds, peer.lost) for peer in peers]
-    parts = tuple(
-        peers[owner].reduce([payloads[owner] for payloads in sent], start, stop, recipe)
-        for owner, (start, stop) in enumerate(bounds)
-    )
-    update = Update(parts, numel, codec)
+    update = reduced(
+        peers[0].state, [peer.local for peer in peers], [STEPS * BATCH] * PEERS, recipe.aggregator,
+        [peer.sender for peer in peers], [peer.lost_in_reducing for peer in peers],
+    )  # fmt: skip
+    for peer in peers:
+        peer.settle()
     assert len({peer.commit(update) for peer in peers}) == 1
 
 
@@ -154,15 +139,15 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overri
     rate = shared_rate(peers[0].inner, rounds)
     gradient = torch.empty_like(peers[0].local)
     for number in range(rounds):
-        parts = []
+        scaled = []
         for peer in peers:
-            assert peer.encoder is not None
             peer.state.rate = rate
             peer.task.gradient(peer.local, next(peer.batches), gradient)
-            scaled = gradient * rate(number)
-            clip_(scaled, peer.inner.max_grad_norm * rate(number))
-            parts.append(peer.state.encode_whole(scaled, peer.encoder).payload)
-        update = peers[0].state.update_of(parts, [BATCH] * PEERS)
+            scaled.append(gradient * rate(number))
+            clip_(scaled[-1], peer.inner.max_grad_norm * rate(number))
+        update = gathered(peers[0].state, [peer.sender for peer in peers], scaled, [BATCH] * PEERS)
+        for peer in peers:
+            peer.settle()
         digests = {peer.commit(update) for peer in peers}
         assert len(digests) == 1
         for peer in peers:

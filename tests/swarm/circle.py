@@ -6,17 +6,17 @@ import asyncio
 import random
 
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
+from peer.outer.compress.sliced import SLICE
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.partition import partition_of
 from peer.swarm.round.strategy_choice import strategy_of
 from peer.swarm.trust.guard import Guard
 from peer.swarm.trust.judge import Judge
@@ -47,11 +47,11 @@ class Seat:
         self.rosters = RosterAuthority(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
         self.chain = []
-        self.recomputer = Recomputer(partition_of(self.state), recipe, lambda: self.chain)
+        self.recomputer = Recomputer(written, recipe, lambda: self.chain)
         judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, judge, folder / str(index), self, rng=Never()) if folder else None
-        strategy = strategy_of(recipe, numel, node.identity, lambda: self.chain)
+        strategy = strategy_of(recipe, written, node.identity, lambda: self.chain)
         self.exchange = Exchange(node, self.rosters, 20.0, strategy, self.called, self.guard)
         self.weight = 0
         self.streams = 0
@@ -91,7 +91,7 @@ class Circle:
         """`folder`: where the guards of all seats keep bans; None for exchanges without guards. `written`: how updates
         are, in place of slices of `codec`.
         """
-        written = written or (Sliced(compressor(codec), elements) if elements else Sliced(compressor(codec)))
+        written = written or ReduceFormat(numel, compressor(codec), elements or SLICE)
         self.seats = [Seat(network.node(), index, numel, written, recipe, folder) for index in range(count)]
         self._joins = None
 

@@ -11,9 +11,9 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, RoundEnded, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
 from peer.outer.recipe.resolve import run_recipe
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
@@ -78,8 +78,8 @@ class GossipPeer:
         memory.anchor.copy_(genesis)
         for buffer, value in zip(memory.buffers, initial, strict=True):
             buffer.fill_(value)
-        codec = Sliced(compressor(probe.compressor), elements)
-        self.state = OuterState(memory.anchor, memory.buffers, probe.optimizer, codec)
+        wire = ReduceFormat(anchor.numel(), compressor(probe.compressor), elements)
+        self.state = OuterState(memory.anchor, memory.buffers, probe.optimizer, wire)
         self.manifest = manifest_of(recipe, self.state.digest(), **rounds)
         self.memory, self.directory = memory, PlayedDirectory(self)
         self.store = LocalStateStore(memory, self.state, ChainStore(folder, self.manifest.genesis))

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 from peer.link.memory import SharedState
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import run_recipe
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
 from peer.swarm.lineage.round_loop import LineageRounds
 from peer.swarm.loop import RunContext
@@ -30,7 +30,8 @@ def genesis_memory():
 
 def state_in(memory):
     """The outer state of the tests' run that lies there."""
-    return OuterState(memory.anchor, memory.buffers, Nesterov(lr=0.7, momentum=0.6), Sliced(compressor("int8")))
+    wire = ReduceFormat(memory.anchor.numel(), compressor("int8"))
+    return OuterState(memory.anchor, memory.buffers, Nesterov(lr=0.7, momentum=0.6), wire)
 
 
 def rounds_at_genesis(network, folder, run, told, identity=None):

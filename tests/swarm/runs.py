@@ -7,27 +7,27 @@ import shutil
 
 import torch
 
-from peer.outer.aggregate.reduce import reduce_shard
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
+from peer.outer.compress.sliced import SLICE
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import OuterState
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
 from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state.chain import ChainStore
+from tests.outer.reference import reduced
 
 RUN = "1" * 64
 NUMEL = 1000
 TOKENS = 64
 
 
-def make_state(numel=NUMEL, codec="int8"):
+def make_state(numel=NUMEL, codec="int8", elements=SLICE):
     """The genesis state of the tests' run."""
     anchor = torch.sin(torch.arange(numel, dtype=torch.float32))
-    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), Sliced(compressor(codec)))
+    wire = ReduceFormat(numel, compressor(codec), elements)
+    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), wire)
     state.lineage_id = state.digest()
     return state
 
@@ -36,17 +36,6 @@ def contributions(state, count, seed):
     """Local parameters of `count` members, fp32 [P] each."""
     generator = torch.Generator().manual_seed(seed)
     return [state.anchor + 0.01 * torch.randn(state.numel, generator=generator) for _ in range(count)]
-
-
-def reduce_all(state, locals_, weights):
-    """The update that an exchange among these members must arrive at."""
-    bounds = shards_of(state.numel, len(locals_), state.compressor.block)
-    sent = [state.encode_contribution(local, bounds) for local in locals_]
-    parts = [
-        reduce_shard([payloads[part] for payloads in sent], weights, stop - start, state.compressor)[0]
-        for part, (start, stop) in enumerate(bounds)
-    ]
-    return Update(tuple(parts), state.numel, state.compressor)
 
 
 class Run:
@@ -63,7 +52,7 @@ class Run:
         """Commit rounds; every one gets a certificate of all members."""
         for _ in range(rounds):
             locals_ = contributions(self.state, len(self.identities), self.state.round + 1000 * seed)
-            update = reduce_all(self.state, locals_, [tokens] * len(locals_))
+            update = reduced(self.state, locals_, [tokens] * len(locals_))
             certificate = self.certify(update, tokens=tokens)
             self.history.append(certificate)
             self.history.keep_update(update.payload)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
+from peer.outer.compress.sliced import SLICE
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
-from peer.outer.state.flat_layout import shards_of
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
@@ -22,19 +22,19 @@ NAME = f"atoll/{RUN[:16]}/round"
 RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
 
 
-def exchange_of(node, timeout_s, recipe, numel):
+def exchange_of(node, timeout_s, recipe, wire):
     """That of a member, which starts from genesis."""
     rosters = RosterAuthority(node.identity, RUN, RoundSpec(), WeightRule())
-    return Exchange(node, rosters, timeout_s, strategy_of(recipe, numel, node.identity, list))
+    return Exchange(node, rosters, timeout_s, strategy_of(recipe, wire, node.identity, list))
 
 
 class Table:
     """`count` members with weights 100, 200, ...; all stand at genesis."""
 
-    def __init__(self, network, count, *, timeout_s=10.0, numel=2000, codec="int8", recipe=RECIPE):
+    def __init__(self, network, count, *, timeout_s=10.0, numel=2000, codec="int8", recipe=RECIPE, elements=SLICE):
         self.nodes = [network.node() for _ in range(count)]
-        self.states = [make_state(numel, codec) for _ in range(count)]
-        self.exchanges = [exchange_of(node, timeout_s, recipe, numel) for node in self.nodes]
+        self.states = [make_state(numel, codec, elements) for _ in range(count)]
+        self.exchanges = [exchange_of(node, timeout_s, recipe, self.states[0].wire) for node in self.nodes]
         self.weights = [100 * (index + 1) for index in range(count)]
         self.locals = contributions(self.states[0], count, seed=1)
         parent = self.states[0].lineage_id
@@ -46,9 +46,7 @@ class Table:
 
     def contribution_bytes(self, index):
         """Bytes of the part that member `index` reduces."""
-        codec, numel = self.states[0].compressor, self.states[0].numel
-        start, stop = shards_of(numel, len(self.nodes), codec.block)[index]
-        return codec.wire_bytes(stop - start)
+        return sum(self.states[0].wire.contributed_bytes(len(self.nodes), index))
 
     async def exchange(self, index, local=None):
         """One honest member's exchange."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from peer.outer.aggregate.base import Aggregator
+
 TAMPERINGS = {
     "flipped": lambda mean, _: -mean,
     "a thousandfold": lambda mean, _: mean * 1000.0,
@@ -17,7 +19,7 @@ TAMPERINGS = {
 
 
 @dataclass(frozen=True)
-class Tampering:
+class Tampering(Aggregator):
     """`inner`, but in the slices that `lies` names, by how many were reduced before, another result."""
 
     inner: Any

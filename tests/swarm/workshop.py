@@ -8,16 +8,15 @@ import random
 import numpy as np
 import torch
 
-from peer.outer.aggregate.reduce import ReduceRule, bound, reduce_range
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
+from peer.outer.math.aggregation import Aggregation
 from peer.outer.recipe.resolve import swarm_recipe
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.evidence import Evidence
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, Sitting, root_of, seal_sent
-from peer.swarm.round.partition import ReducePartition
 from peer.swarm.round.reducer_residual import ReducerResidual
 from peer.swarm.round.signatures import close_reduction
 from peer.swarm.trust.judge import Judge, reduction_of
@@ -25,6 +24,16 @@ from peer.swarm.trust.recompute import Recomputer
 from tests.swarm.runs import RUN
 
 LAGOON = swarm_recipe(RecipeSpec(name="lagoon"))
+
+
+class Lying:
+    """A reducer's residual that encodes another mean than the one it reads."""
+
+    def __init__(self, residual, lie):
+        self._residual, self._lie = residual, lie
+
+    def encode(self, codec, start, stop, read):
+        return self._residual.encode(codec, start, stop, lambda a, b: self._lie(read(a, b)))
 
 
 class Workshop:
@@ -40,14 +49,14 @@ class Workshop:
         self.recipe, self.chain = recipe, []
         self.people = [Identity.generate() for _ in range(8)]
         self.me = self.people[0]
-        self.cut = ReducePartition(numel, Sliced(compressor(recipe.compressor), elements))
+        self.wire = ReduceFormat(numel, compressor(recipe.compressor), elements)
         self.restart()
-        self.judge = Judge(RUN, Recomputer(self.cut, recipe, lambda: self.chain))
+        self.judge = Judge(RUN, Recomputer(self.wire, recipe, lambda: self.chain))
 
     def restart(self):
         """The reducer loses its memory."""
-        block, feedback = self.cut.codec.block, self.recipe.feedback.on_return
-        self.residual = ReducerResidual(feedback, self.cut.numel, block, self.me.peer_id, lambda: self.chain)
+        feedback = self.recipe.feedback.on_return
+        self.residual = ReducerResidual(feedback, self.wire, self.me.peer_id, lambda: self.chain)
 
     @property
     def tip(self):
@@ -69,23 +78,19 @@ class Workshop:
         group = hashlib.sha256(self.rng.randbytes(8)).hexdigest()
         sitting = Sitting(run_id=RUN, round=len(self.chain), parent=self.tip, group=group, members=members)
         place, weights = roster.index(self.me), [member.tokens for member in members]
-        codec, aggregator = self.cut.codec.base, bound(self.recipe.aggregator, len(members))
+        codec, aggregation = self.wire.base, Aggregation(self.recipe.aggregator, weights)
         leaves, outputs = {one.peer_id: Leaves() for one in roster}, Leaves()
-        pieces, gram = [[] for _ in roster], torch.zeros(len(roster), len(roster), dtype=torch.float64)
-        attempt = self.residual.begin(*self.cut.bounds(len(roster))[place], keep=True)
-        for index, (start, stop) in enumerate(self.cut.slices(len(roster), place)):
+        pieces = [[] for _ in roster]
+        attempt = self.residual.begin(*self.wire.bounds(len(roster))[place], keep=True)
+        for index, (start, stop) in enumerate(self.wire.slices(len(roster), place)):
             rng = np.random.default_rng(self.rng.randrange(2**32))
             payloads = [codec.encode(torch.from_numpy(rng.standard_normal(stop - start, np.float32))) for _ in roster]
             for one, payload, own in zip(roster, payloads, pieces, strict=True):
                 leaves[one.peer_id].add(payload)
                 own.append(payload)
 
-            def encode(n, read, start=start, index=index):
-                told = (lambda a, b: lie(read(a, b))) if lie is not None and index == 0 else read
-                return self.residual.encode(codec, start, start + n, told)
-
-            rule = ReduceRule(compressor=codec, aggregator=aggregator, encode=encode)
-            outputs.add(reduce_range(payloads, weights, stop - start, rule, gram))
+            lost = Lying(self.residual, lie) if lie is not None and index == 0 else self.residual
+            outputs.add(self.wire.reduce(aggregation, payloads, start, stop, lost))
         seals = {
             one.peer_id: seal_sent(one, sitting, self.me.peer_id, root_of(leaves[one.peer_id].digests))
             for one in roster if one is not self.me

@@ -7,7 +7,8 @@ depend on threads or vector width. So every CPU computes the same bits, and an a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal, Protocol
 
@@ -18,19 +19,45 @@ from peer.errors import UserError
 from peer.outer.numerics.kernels import add_scaled
 from peer.outer.numerics.ordered_sums import chunks, norm
 
+Reasons = Mapping[int, str]
 BOUND: Final = {"bound": True}  # metadata of a field that the round fills in, not the manifest
 
 
 class Aggregator(Protocol):
-    """Pure: holds settings and no state."""
+    """Pure: holds settings and no state.
 
-    @property
-    def separable(self) -> bool:
-        """Whether element k of the result depends on element k of the contributions alone.
+    Attributes:
+        separable: whether element k of the result depends on element k of the contributions alone. Then any cut into
+            chunks gives the same bits as the whole. Otherwise it must see each slice whole.
+        drops_malformed: whether it drops a contribution that holds NaN, so that one sender does not end the round.
+        robust: whether it limits what a malicious contribution can do.
+    """
 
-        Then any cut into chunks gives the same bits as the whole. Otherwise it must see each slice whole.
+    separable: ClassVar[bool]
+    drops_malformed: ClassVar[bool] = False
+    robust: ClassVar[bool] = False
+
+    def bind(self, members: int) -> Aggregator:  # noqa: ARG002
+        """The same for a round of so many members."""
+        return self
+
+    def shaped(self, shapes: Sequence[Sequence[int]]) -> Aggregator:  # noqa: ARG002
+        """The same for vectors of tensors of these shapes, one after the other."""
+        return self
+
+    def factors(self, weights: Sequence[float]) -> list[float] | None:  # noqa: ARG002
+        """What contributions of these weights are multiplied with, if the result is their sum in order; else None.
+
+        Raises:
+            ValueError: see `aggregate`.
         """
+        return None
 
+    def judged(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Reasons]:
+        """`aggregate`, and why each contribution that is not in it was dropped, by its index."""
+        return self.aggregate(contributions, weights), {}
+
+    @abstractmethod
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """One vector for many.
 
@@ -64,7 +91,7 @@ def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[float]) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mean:
+class Mean(Aggregator):
     """The mean, by what its recipe divides by.
 
     Attributes:
@@ -92,11 +119,7 @@ class Mean:
         return scaled_sum(contributions, self.factors(weights))
 
     def factors(self, weights: Sequence[float]) -> list[float]:
-        """What contributions of these weights are multiplied with, before they are added in order.
-
-        Raises:
-            ValueError: no weights, one that is not finite and above 0, or more of them than members.
-        """
+        """See `Aggregator.factors`; ValueError also for more weights than members."""
         total, count = check_weights(weights), len(weights)
         if self.normalise == "weights":
             return [weight / total for weight in weights]
@@ -108,7 +131,7 @@ class Mean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirectionAverage:
+class DirectionAverage(Aggregator):
     """Radial-directional averaging: the mean of the norms times the direction of the mean direction, per tensor.
 
         (sum_i w_i |x_i| / sum w) phi(sum_i w_i phi(x_i)), phi(x) = x / |x|, phi(0) = 0
@@ -119,21 +142,14 @@ class DirectionAverage:
     Not chunk-separable: it needs each tensor whole, and treats the segments of a tensor that slices cut as tensors.
 
     Attributes:
-        sizes: elements of each tensor, in order; none: all elements are one tensor. `bind` fills it in.
+        sizes: elements of each tensor, in order; none: all elements are one tensor. `shaped` fills it in.
     """
 
     separable: ClassVar[bool] = False
     sizes: tuple[int, ...] = field(default=(), metadata=BOUND)
 
-    def bind(self, shapes: Sequence[Sequence[int]], start: int = 0, stop: int | None = None) -> DirectionAverage:
-        """The same for elements [start, stop) of the flat vector of tensors of these shapes (`FlatLayout.shapes`)."""
-        sizes, first = [], 0
-        for shape in shapes:
-            last = first + math.prod(shape)
-            inside = min(last, last if stop is None else stop) - max(first, start)
-            sizes += [inside] if inside > 0 else []
-            first = last
-        return replace(self, sizes=tuple(sizes))
+    def shaped(self, shapes: Sequence[Sequence[int]]) -> DirectionAverage:
+        return replace(self, sizes=tuple(size for shape in shapes if (size := math.prod(shape))))
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """See `Aggregator.aggregate`; ValueError also for contributions of another length than `sizes`."""

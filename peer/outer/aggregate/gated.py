@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate.base import check_contributions, scaled_sum
+from peer.outer.aggregate.base import Aggregator, Reasons, check_contributions, scaled_sum
 from peer.outer.aggregate.gram import Products, inner_products, largest_magnitude
 from peer.outer.aggregate.robust import check_at_least
 
@@ -28,11 +28,10 @@ _OPPOSED: Final = 0.5
 _SHORT: Final = 0.5
 _WITNESSES: Final = 8  # fewer hold one malicious at most, for which no other vouches
 _ALIKE: Final = 0.99  # where a third of the pairs agrees this well, a copy is nothing special
-Reasons = Mapping[int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gated:
+class Gated(Aggregator):
     """Drops contributions that look malicious, then takes the weighted mean of the rest with centred clipping.
 
     Dropped, in this order: NaN or infinity; zeros where others are not; a norm above `max_norm_ratio` times the median
@@ -61,6 +60,8 @@ class Gated:
     """
 
     separable: ClassVar[bool] = False
+    drops_malformed: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
     max_norm_ratio: float = 3.0
     min_norm_ratio: float = 0.05
     min_cosine: float = 0.0
@@ -89,11 +90,6 @@ class Gated:
         return self.judged(contributions, weights)[0]
 
     def judged(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Reasons]:
-        """The aggregate, and why each contribution that is not in it was dropped, by its index.
-
-        Raises:
-            ValueError: as `aggregate`.
-        """
         kept, reasons, products = self._select(contributions, weights)
         if not kept:
             raise ValueError(f"all {len(contributions)} contributions were dropped; the first: {reasons[0]}")

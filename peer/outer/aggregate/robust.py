@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
-from peer.outer.aggregate.base import check_contributions, scaled_sum
+from peer.outer.aggregate.base import Aggregator, check_contributions, scaled_sum
 from peer.outer.numerics.ordered_sums import chunks, fold, norm
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedMean:
+class ClippedMean(Aggregator):
     """The weighted mean after scaling every norm down to at most `factor` times the median norm.
 
     Zero vectors do not count in the median. Not chunk-separable: norms need the whole vector.
     """
 
     separable: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
     factor: float = 3.0
 
     def __post_init__(self) -> None:
@@ -43,13 +44,14 @@ class ClippedMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean:
+class TrimmedMean(Aggregator):
     """Per element, the mean without the floor(fraction * R) smallest and as many largest values.
 
     Yin et al. 2018, arXiv 1803.01498, definition 2. All weigh alike. Chunk-separable.
     """
 
     separable: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
     fraction: float = 0.25
 
     def __post_init__(self) -> None:
@@ -64,13 +66,14 @@ class TrimmedMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoordinateMedian:
+class CoordinateMedian(Aggregator):
     """Per element, the median; of an even number, the mean of the middle two (arXiv 1803.01498, definition 1).
 
     All weigh alike. Chunk-separable.
     """
 
     separable: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
 
     def aggregate(self, contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """See `Aggregator.aggregate`; the weights are checked and not used."""
@@ -79,7 +82,7 @@ class CoordinateMedian:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentredClipping:
+class CentredClipping(Aggregator):
     """v <- v + sum_i w_i (x_i - v) min(1, tau / |x_i - v|) / sum w, from the coordinate median.
 
     Karimireddy et al. 2021, arXiv 2012.10333, with tau = median_i |x_i - v0| fixed from the start. Ends when a step
@@ -87,6 +90,7 @@ class CentredClipping:
     """
 
     separable: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
     iterations: int = 20
     tolerance: float = 1e-4
 

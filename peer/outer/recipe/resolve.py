@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from peer.errors import UserError, did_you_mean
-from peer.outer.aggregate.base import DirectionAverage, Mean
+from peer.outer.aggregate.base import Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.compress.base import Shapes
+from peer.outer.compress.layout import numel_of
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import Sliced
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.local_rules import Plain
@@ -22,8 +22,10 @@ from peer.outer.policy.straggler import WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
-from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST, checked
+from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
 from peer.outer.state.gathered_update import GatherFormat
+from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import AllPeers, Groups, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 
@@ -68,24 +70,22 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
             f"they need {needed}",
             f"try it with 'atoll simulate', or choose a recipe that runs on a swarm: {', '.join(able)}",
         )
-    if recipe.gossips and isinstance(recipe.aggregator, ROBUST) and (problem := unguarded(recipe)) is not None:
+    if recipe.gossips and recipe.aggregator.robust and (problem := unguarded(recipe)) is not None:
         raise UserError(f"recipe {spec.name!r}: {problem[0]}", f"{problem[1]}, or aggregator: mean")
     return recipe
 
 
-def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> Sliced | GatherFormat:
+def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> WireFormat:
     """What a run's contributions and updates look like.
 
     Args:
         shapes: of the model's parameters, in the order of the flat vector.
         seed: the run's.
     """
+    numel = numel_of(shapes)
     if recipe.exchange == "reduce":
-        return Sliced(compressor(recipe.compressor))
-    aggregator = recipe.aggregator
-    if isinstance(aggregator, DirectionAverage):
-        aggregator = aggregator.bind(shapes)
-    return GatherFormat(recipe.codec().bind(shapes), aggregator, seed)
+        return ReduceFormat(numel, compressor(recipe.compressor))
+    return GatherFormat(numel, recipe.codec().bind(shapes), recipe.aggregator.shaped(shapes), seed)
 
 
 def rate_of(manifest: RunManifest, recipe: Recipe) -> Callable[[int], float] | None:
@@ -129,7 +129,7 @@ def trust_in_words(manifest: RunManifest) -> str:
     if trust.mode == "private":
         return f"private: aggregator {name}; every member is trusted{gossip}"
     victim = "its group" if recipe.gossips else "it"
-    warning = "" if isinstance(recipe.aggregator, ROBUST) else f" (one malicious peer can ruin {victim})"
+    warning = "" if recipe.aggregator.robust else f" (one malicious peer can ruin {victim})"
     weights = f"weights up to {trust.largest_weight} x the median"
     if recipe.payload == "parameters":
         weights = "all members weigh alike"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from peer.errors import UserError
-from peer.outer.aggregate.gated import Gated
-from peer.outer.aggregate.robust import CentredClipping, ClippedMean, CoordinateMedian, TrimmedMean
 from peer.outer.optim.optimizers import HeavyBall, Sgd
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
@@ -18,7 +16,6 @@ from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, 
 
 Refusal = tuple[str, str]
 LEAST_TO_JUDGE = 3  # contributions
-ROBUST = (CentredClipping, ClippedMean, CoordinateMedian, Gated, TrimmedMean)
 _LARGEST_MOMENTUM = 0.8  # measured with lr .7: the spread of anchors grows from .82 (64 peers) to .88 (8 peers) on
 
 
@@ -118,7 +115,7 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
     few = (isinstance(straggler, Backup) and straggler.minimum < LEAST_TO_JUDGE) or (
         isinstance(straggler, Quorum) and straggler.count is not None and straggler.count < LEAST_TO_JUDGE
     )
-    if isinstance(recipe.aggregator, ROBUST) and (pairs or few):
+    if recipe.aggregator.robust and (pairs or few):
         yield (
             "of two contributions no aggregator can tell which is malicious: a robust aggregator needs three",
             "set topology: all, straggler: wait, or aggregator: mean",

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from peer.errors import UserError
+from peer.outer.math.ranges import Ranges
 
-Ranges = tuple[tuple[int, int], ...]
 MAX_CELLS = 1 << 12  # 64 members still have shards of 64 cells: equal to a few per cent
 MAX_CELL_ELEMENTS = 1 << 19  # those of a slice, which must hold whole cells
 
@@ -71,6 +71,11 @@ class FlatLayout:
         for index in indices:
             _append(ranges, self.offsets[index], self.offsets[index] + math.prod(self.shapes[index]))
         return ranges
+
+    def shapes_within(self, ranges: Ranges) -> list[tuple[int, ...]]:
+        """Shapes of the tensors in `ranges`, which hold whole tensors."""
+        places = list(zip(self.shapes, self.offsets, strict=True))
+        return [shape for start, stop in ranges for shape, offset in places if start <= offset < stop]
 
     def digest(self) -> str:
         """SHA-256 of names and shapes as 64 hex digits: equal layouts mean exchangeable flat vectors."""

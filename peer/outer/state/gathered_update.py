@@ -9,133 +9,133 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
-from peer.outer.aggregate.base import Aggregator, Mean
-from peer.outer.aggregate.gated import Gated
-from peer.outer.aggregate.reduce import COSINE_SAMPLE, bound, mean_cosine
-from peer.outer.compress.base import Codec, MemberPayloadError, Payload, PayloadError, check_length
+from peer.outer.aggregate.base import Aggregator
+from peer.outer.compress.base import Codec, NonFiniteError, Payload, PayloadError, check_length
+from peer.outer.compress.feedback import Encoder, ErrorFeedback
+from peer.outer.math.aggregation import COSINE_SAMPLE, Aggregation
+from peer.outer.math.source import FeedbackEncoder, Source
+from peer.outer.math.step import Decoded
 from peer.outer.state.reduced_update import ConcatenatedPayloads
+
+SLICE_BYTES = 1 << 19  # of a payload; part of the protocol, since members sign a tree of slices
 
 
 @dataclass(frozen=True)
-class Gathered(ConcatenatedPayloads):
+class Gathered(Decoded, ConcatenatedPayloads):
     """The update of a gather round; an instance is valid: every payload was decoded when it was made.
 
     Attributes:
-        payloads: one of the whole vector per member, in roster order.
         vector: the aggregate D, fp32 [P].
-        cosine: the mean between the contributions, in a sample of their values; None for fewer than two, or zeros.
-        dropped: why a gate left out a contribution, by its place in the roster.
+        payloads: one of the whole vector per member, in roster order.
+        aggregation: whose contributions were dropped, and how alike they were, in a sample of their values.
     """
 
     payloads: tuple[Payload, ...]
-    vector: Tensor
-    cosine: float | None
-    dropped: Mapping[int, str]
+    aggregation: Aggregation | None = None
 
-    @property
-    def numel(self) -> int:
-        """P, the elements of the vector."""
-        return self.vector.numel()
 
-    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Elements [start, stop) of D as fp32 [stop - start], written to `out` if that is given."""
-        values = self.vector[start:stop]
-        return values.clone() if out is None else out.copy_(values)
+class WholeSender:
+    """The contributions of one peer, each encoded whole; see `Sender`."""
 
-    def coded(self, start: int, stop: int) -> None:
-        """It has been decoded."""
+    def __init__(self, written: GatherFormat, feedback: ErrorFeedback | None) -> None:
+        self._written = written
+        self.residual = Encoder(written.codec, feedback, written.numel)
+        self.received: Tensor | None = None
+
+    def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:
+        assert (start, stop) == (0, source.numel), f"[{start}, {stop}) is not the whole of {source.numel}"
+        seed = self._written.seed_at(round)
+        try:
+            payload, self.received = self.residual.encode_decoded(source.read(start, stop), seed)
+        except NonFiniteError:
+            raise NonFiniteError("local parameters hold NaN or infinity") from None
+        return payload
 
 
 @dataclass(frozen=True)
 class GatherFormat:
-    """How a run's gather rounds are written and aggregated.
+    """No member reduces: each sends its whole payload to all others; see `WireFormat`.
 
     Attributes:
+        numel: elements of the vector.
         codec: of whole contributions: of fixed size, and bound to the model's shapes.
         aggregator: what every member makes of the payloads, in roster order.
         seed: the run's; of what is random in a codec.
     """
 
+    numel: int
     codec: Codec
     aggregator: Aggregator
     seed: int = 0
+    cell = 1
 
     @property
-    def name(self) -> str:
-        """Of the codec."""
-        return self.codec.name
-
-    def wire_bytes(self, n: int) -> int:
-        """Of one payload of n elements."""
-        return self.codec.wire_bytes(n)
+    def wire_bytes(self) -> int:
+        """Of one payload."""
+        return self.codec.wire_bytes(self.numel)
 
     def seed_at(self, round: int) -> int:
         """Of the codec, for the round that carries a state of `round` rounds on."""
         return round_seed(self.seed, 0, round + 1)
 
-    def split(self, payload: Payload, numel: int, members: int) -> tuple[memoryview, ...]:
-        """Cut a concatenated payload back into its payloads; raises PayloadError for another length than theirs."""
-        size = self.wire_bytes(numel)
-        if len(payload) != size * members:
-            raise PayloadError(f"{members} payloads of {numel} values are {len(payload)} bytes; {size} each")
-        view = memoryview(payload)
-        return tuple(view[start : start + size] for start in range(0, len(view), size))
+    def bounds(self, members: int) -> Sequence[tuple[int, int]]:
+        """See `WireFormat.bounds`: empty ones."""
+        return ((0, 0),) * members
+
+    def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:  # noqa: ARG002
+        """See `WireFormat.slices`: none."""
+        return ()
+
+    def contributed_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
+        """See `WireFormat.contributed_bytes`: none."""
+        return []
+
+    def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
+        full, rest = divmod(self.wire_bytes, SLICE_BYTES)
+        return [SLICE_BYTES] * full + ([rest] if rest else [])
+
+    def sender(self, feedback: ErrorFeedback | None) -> WholeSender:
+        return WholeSender(self, feedback)
+
+    def reduce(
+        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int,  # noqa: ARG002
+        feedback: FeedbackEncoder | None = None,  # noqa: ARG002
+    ) -> bytes:  # fmt: skip
+        """See `WireFormat.reduce`: there is no slice to reduce."""
+        raise AssertionError(f"{self.codec.name}: payloads are gathered, not reduced")
 
     def update(
-        self, payloads: Sequence[Payload], weights: Sequence[int], numel: int, round: int,
+        self, payloads: Sequence[Payload], weights: Sequence[int], round: int,
         known: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> Gathered:  # fmt: skip
-        """Decode and aggregate what the members of a round sent.
+        """See `WireFormat.update`: every payload is decoded, and all are aggregated."""
+        codec = self.codec.seeded(self.seed_at(round))
+        aggregation = Aggregation(self.aggregator, weights, stride=max(1, -(-self.numel // COSINE_SAMPLE)))
+        contributions = [
+            partial(self._decoded, codec, payload, known.get(place)) for place, payload in enumerate(payloads)
+        ]
+        return Gathered(aggregation.aggregate(contributions, self.numel), tuple(payloads), aggregation)
 
-        Args:
-            payloads: one payload of `numel` elements per member, in roster order.
-            weights: tokens per member.
-            round: rounds of the state that the update carries on.
-            known: what payloads decode to, fp32 [numel] by their places; overwritten.
+    def _decoded(
+        self, codec: Codec, payload: Payload, known: Tensor | None, start: int, stop: int, room: Tensor | None  # noqa: ARG002
+    ) -> Tensor:
+        check_length(payload, self.wire_bytes, codec.name, self.numel)
+        return codec.decode(payload, self.numel) if known is None else known
 
-        Raises:
-            MemberPayloadError: a payload is malformed, and the aggregator does not drop such.
-            ValueError: no aggregate: a gate dropped all contributions, or it left fp32's range.
-        """
-        if len(payloads) != len(weights):
-            raise ValueError(f"{len(payloads)} contributions with {len(weights)} weights: must be equal")
-        codec, aggregator = self.codec.seeded(self.seed_at(round)), bound(self.aggregator, len(payloads))
-        stride = max(1, numel // COSINE_SAMPLE)
-        sample = torch.empty(len(payloads), -(-numel // stride))
-        dropped: Mapping[int, str] = {}
+    def split(self, payload: Payload, weights: Sequence[int], round: int) -> Gathered:
+        size, members = self.wire_bytes, len(weights)
+        if len(payload) != size * members:
+            raise PayloadError(f"{members} payloads of {self.numel} values are {len(payload)} bytes; {size} each")
+        view = memoryview(payload)
+        return self.update([view[at : at + size] for at in range(0, len(view), size)], weights, round)
 
-        def decoded(place: int) -> Tensor:
-            vector = known[place] if place in known else self._decoded(codec, payloads[place], numel, place)
-            sample[place] = vector[::stride]
-            return vector
-
-        if isinstance(aggregator, Mean):
-            factors = aggregator.factors(weights)
-            vector = decoded(0).mul_(factors[0])
-            for place in range(1, len(payloads)):
-                vector.add_(decoded(place).mul_(factors[place]))
-        else:
-            contributions = [decoded(place) for place in range(len(payloads))]
-            if isinstance(aggregator, Gated):
-                vector, dropped = aggregator.judged(contributions, weights)
-            else:
-                vector = aggregator.aggregate(contributions, weights)
-        return Gathered(tuple(payloads), vector, mean_cosine((sample @ sample.T).double()), dropped)
-
-    def _decoded(self, codec: Codec, payload: Payload, numel: int, place: int) -> Tensor:
-        """Where gates decide, what is malformed is theirs to drop: one sender must not end the round for all."""
-        try:
-            check_length(payload, self.wire_bytes(numel), self.name, numel)
-            return codec.decode(payload, numel)
-        except PayloadError as error:
-            if not isinstance(self.aggregator, Gated):
-                raise MemberPayloadError(place, error) from None
-            return torch.full((numel,), torch.nan)
+    def update_bytes(self, members: int) -> int:
+        return self.wire_bytes * members
 
 
 def round_seed(seed: int, fragment: int, round: int) -> int:

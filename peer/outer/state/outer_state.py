@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from peer.errors import ProtocolError
-from peer.outer.compress.base import Compressor, NonFiniteError, Payload, encode_difference
-from peer.outer.compress.feedback import Encoder, Sent
-from peer.outer.compress.residual import DeferredResidual
-from peer.outer.numerics.scratch import scratch_vector
-from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
+from peer.outer.compress.base import NonFiniteError, Payload
+from peer.outer.math.source import Source
+from peer.outer.math.step import Aggregate, step_
+from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
-from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.gathered_update import Gathered, GatherFormat
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.wire_format import AnyUpdate, WireFormat
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
-AnyUpdate = Update | Gathered
 LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
 _DIGEST_TAG = b"atoll-state-2"
 
@@ -33,7 +28,7 @@ class OuterState:
     Args:
         anchor: fp32 [P] on the CPU; used in place and never reallocated, so that it may live in shared memory.
         buffers: `optimizer.num_buffers` times fp32 [P], likewise.
-        compressor: the codec of contributions; or, in runs of gather rounds, how those are written and aggregated.
+        wire: how contributions and updates are written.
         round: rounds applied since genesis.
         lineage_id: id of the last link of the lineage, 64 hex digits; the digest itself at genesis.
         rate: where peers send the gradient of every step: (rounds applied) -> the learning rate of the step that
@@ -45,14 +40,13 @@ class OuterState:
         anchor: Tensor,
         buffers: list[Tensor],
         optimizer: OuterOptimizer,
-        compressor: Compressor | GatherFormat,
+        wire: WireFormat,
         round: int = 0,
         lineage_id: str = "",
         rate: Callable[[int], float] | None = None,
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
-        block = 1 if isinstance(compressor, GatherFormat) else compressor.block
-        assert TILE_ELEMENTS % block == 0, f"tiles of {TILE_ELEMENTS} do not hold whole blocks of {block}"
+        assert wire.numel == anchor.numel(), f"payloads of {wire.numel} values; the anchor has {anchor.numel()}"
         for tensor in (anchor, *buffers):
             assert tensor.shape == (anchor.numel(),), f"shape {tuple(tensor.shape)}; need ({anchor.numel()},)"
             assert tensor.dtype == torch.float32, f"{tensor.dtype}; need torch.float32"
@@ -61,7 +55,7 @@ class OuterState:
         self.anchor = anchor
         self.buffers = buffers
         self.optimizer = optimizer
-        self.compressor = compressor
+        self.wire = wire
         self.round = round
         self.lineage_id = lineage_id
         self.rate = rate
@@ -83,94 +77,20 @@ class OuterState:
         """The result of the run so far: the anchor, or the average of anchors that the optimizer keeps."""
         return self.optimizer.result(self.anchor, self.buffers, self.round)
 
-    def pseudo_gradient(self, local: Tensor, start: int, stop: int) -> Tensor:
-        """anchor - local on [start, stop), as a new fp32 vector (arXiv 2311.08105, algorithm 1, line 12).
+    def source(self, local: Tensor) -> Source:
+        """What a peer contributes whose parameters are `local` (fp32 [P], CPU): the pseudo-gradient.
 
-        Where peers send gradients, `local` is one, scaled by the rate, and is returned as it is.
+        Where peers send gradients, `local` is one, scaled by the rate, and is sent as it is.
         """
-        out, own = scratch_vector(stop - start), local[start:stop]
-        return out.copy_(own) if self.rate is not None else torch.sub(self.anchor[start:stop], own, out=out)
-
-    def encode_contribution(
-        self, local: Tensor, bounds: Sequence[tuple[int, int]], residual: DeferredResidual | None = None
-    ) -> list[Payload]:
-        """One payload per shard: the encoded pseudo-gradient of `local` (fp32 [P], CPU).
-
-        Args:
-            local: the peer's parameters at the snapshot.
-            bounds: `shards_of(P, number of reducers, compressor.block)`.
-            residual: what earlier contributions lost, with error feedback; the caller commits or reverts it.
-
-        Raises:
-            NonFiniteError: the local parameters hold NaN or infinity, or lie beyond fp32's range from the anchor.
-        """
-        assert local.shape == self.anchor.shape, f"local {tuple(local.shape)}, anchor {tuple(self.anchor.shape)}"
-        payloads: list[Payload] = []
-        for start, stop in bounds:
-            try:
-                payloads.append(self._encode_shard(local, start, stop, residual))
-            except NonFiniteError:
-                raise NonFiniteError(f"local parameters [{start}, {stop}) hold NaN or infinity") from None
-        return payloads
-
-    def encode_whole(self, local: Tensor, encoder: Encoder) -> Sent:
-        """The payload of `local` (fp32 [P], CPU) in a gather round, and what it decodes to; the caller commits or
-        reverts the encoder.
-
-        Raises:
-            NonFiniteError: as `encode_contribution`.
-        """
-        assert isinstance(self.compressor, GatherFormat), f"{self.compressor.name}: payloads are reduced, not gathered"
-        try:
-            vector = self.pseudo_gradient(local, 0, self.numel)
-            return encoder.encode_decoded(vector, self.compressor.seed_at(self.round))
-        except NonFiniteError:
-            raise NonFiniteError("local parameters hold NaN or infinity") from None
-
-    def update_of(
-        self, payloads: Sequence[Payload], weights: Sequence[int], known: Mapping[int, Tensor] = MappingProxyType({}),
-        round: int | None = None,
-    ) -> AnyUpdate:  # fmt: skip
-        """The update that carries this state on, of one payload for each member of the round, in roster order.
-
-        Args:
-            weights: tokens per member.
-            known: of a gather round, see `GatherFormat.update`.
-            round: rounds of the state that it carried on, if that is not this one as it is.
-
-        Raises:
-            PayloadError: a payload of the wrong length, or malformed.
-            ValueError: of a gather round, no aggregate.
-        """
-        if isinstance(self.compressor, GatherFormat):
-            return self.compressor.update(payloads, weights, self.numel, self.round if round is None else round, known)
-        return Update(tuple(payloads), self.numel, self.compressor)
+        return Source(local, self.anchor if self.rate is None else None)
 
     def split_update(self, payload: Payload, weights: Sequence[int], round: int | None = None) -> AnyUpdate:
-        """`update_of` the payloads of a concatenated payload, which a donor sent; raises as that does."""
-        if isinstance(self.compressor, GatherFormat):
-            return self.update_of(self.compressor.split(payload, self.numel, len(weights)), weights, round=round)
-        return Update.split(payload, self.numel, len(weights), self.compressor)
+        """The update that a donor sent, of members with these weights; raises as `WireFormat.split`.
 
-    def update_bytes(self, members: int) -> int:
-        """The most that an update of so many members has."""
-        if isinstance(self.compressor, GatherFormat):
-            return self.compressor.wire_bytes(self.numel) * members
-        return sum(self.compressor.wire_bytes(b - a) for a, b in shards_of(self.numel, members, self.compressor.block))
-
-    def _encode_shard(self, local: Tensor, start: int, stop: int, residual: DeferredResidual | None) -> Payload:
-        assert not isinstance(self.compressor, GatherFormat), (
-            f"{self.compressor.name}: payloads are gathered, not reduced"
-        )
-
-        def read(first: int, last: int) -> Tensor:
-            return self.pseudo_gradient(local, start + first, start + last)
-
-        if residual is not None:
-            return residual.encode(self.compressor, start, stop, read)
-        if self.rate is None:
-            return encode_difference(self.compressor, self.anchor[start:stop], local[start:stop])
-        return self.compressor.encode_ranges(stop - start, read)
+        Args:
+            round: rounds of the state that it carried on, if that is not this one as it is.
+        """
+        return self.wire.split(payload, weights, self.round if round is None else round)
 
     def check(self, update: AnyUpdate) -> None:
         """Refuse an update that must not be committed, since it could carry the state beyond fp32's range.
@@ -182,7 +102,7 @@ class OuterState:
         for start, stop in tile_ranges(0, self.numel):
             coded = update.coded(start, stop)
             if coded is None:
-                low, high = torch.aminmax(update.decode_range(start, stop, scratch_vector(stop - start)))
+                low, high = torch.aminmax(update.decode_range(start, stop))
                 bound = max(-low.item(), high.item())
             else:
                 bound = max(one.bound for one in coded)
@@ -200,7 +120,7 @@ class OuterState:
         self.round = round
         self.lineage_id = lineage_id
 
-    def carry_on(self, vectors: Vectors, update: AnyUpdate, start: int, stop: int, round: int) -> None:
+    def carry_on(self, vectors: Vectors, update: Aggregate, start: int, stop: int, round: int) -> None:
         """Take the outer step of elements [start, stop) of the state of `round`, in place.
 
         Args:
@@ -209,13 +129,7 @@ class OuterState:
             start: a multiple of TILE_ELEMENTS; so is `stop`, unless it is the end.
         """
         scale = 1.0 if self.rate is None else self.rate(round)
-        for first, last in tile_ranges(start, stop):
-            own = slice(first - start, last - start)
-            tile = Vectors(vectors.anchor[own], [buffer[own] for buffer in vectors.buffers])
-            coded = update.coded(first, last)
-            if coded is None or not self.optimizer.step_coded(tile, coded, tile, round=round, lr_scale=scale):
-                aggregate = update.decode_range(first, last, scratch_vector(last - first))
-                self.optimizer.step(tile, aggregate, tile, round=round, lr_scale=scale)
+        step_(self.optimizer, vectors, ((0, stop - start),), update, start=start, round=round, lr_scale=scale)
 
 
 def chunk_digests(tensors: Sequence[Tensor]) -> list[bytes]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
+from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, MemberPayloadError, Payload, PayloadError
+from peer.outer.compress.base import Compressor, MemberPayloadError, Payload, PayloadError, Read
+from peer.outer.compress.feedback import ErrorFeedback
+from peer.outer.compress.residual import DeferredResidual
+from peer.outer.compress.sliced import SLICE, Sliced
+from peer.outer.math.aggregation import Aggregation
+from peer.outer.math.source import FeedbackEncoder, Source
 from peer.outer.numerics.kernels import Coded
-from peer.outer.state.flat_layout import shards_of
+from peer.outer.numerics.scratch import scratch_vector
+from peer.outer.numerics.tiles import TILE_ELEMENTS
+from peer.outer.state.flat_layout import cell_of, shards_of
 from peer.protocol import hashing
 
 
@@ -21,9 +28,11 @@ class ConcatenatedPayloads:
 
     Attributes:
         payloads: one for each member, in roster order.
+        aggregation: what became of the contributions, where every member aggregates them by itself.
     """
 
     payloads: tuple[Payload, ...]
+    aggregation: Aggregation | None = None
 
     @property
     def payload(self) -> bytes:
@@ -85,15 +94,12 @@ class Update(ConcatenatedPayloads):
         """[start, stop) of each shard, in elements."""
         return shards_of(self.numel, len(self.payloads), self.compressor.block)
 
-    def decode_range(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+    def decode_range(self, start: int, stop: int) -> Tensor:
         """Elements [start, stop) of D as fp32 [stop - start]; both multiples of the block, or stop == numel.
 
         Payloads were checked at construction, and are not again.
-
-        Args:
-            out: where to write them; a new vector by default.
         """
-        decoded = torch.empty(stop - start) if out is None else out
+        decoded = scratch_vector(stop - start)
         position = 0
         for payload, n, a, b in self._overlaps(start, stop):
             own = decoded[position : position + b - a]
@@ -117,3 +123,70 @@ class Update(ConcatenatedPayloads):
             a, b = max(start, first), min(stop, last)
             if a < b:
                 yield payload, last - first, a - first, b - first
+
+
+class ShardSender:
+    """The contributions of one peer, slice by slice; see `Sender`."""
+
+    received: Tensor | None = None
+
+    def __init__(self, codec: Compressor, numel: int, feedback: ErrorFeedback | None) -> None:
+        self._codec = codec
+        self.residual = None if feedback is None else DeferredResidual(feedback, numel)
+
+    def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:  # noqa: ARG002
+        return source.encode(self._codec, start, stop, self.residual)
+
+
+class ReduceFormat:
+    """Each member reduces one shard: it is sent the slices of that shard, and sends their aggregates; see `WireFormat`.
+
+    Args:
+        numel: elements of the vector.
+        codec: of a slice.
+        elements: of a slice.
+    """
+
+    def __init__(self, numel: int, codec: Compressor, elements: int = SLICE) -> None:
+        assert TILE_ELEMENTS % codec.block == 0, f"tiles of {TILE_ELEMENTS} do not hold whole blocks of {codec.block}"
+        self.numel, self.base, self.codec = numel, codec, Sliced(codec, elements)
+        self.block, self.cell = codec.block, cell_of(numel, codec.block)
+
+    def bounds(self, members: int) -> Sequence[tuple[int, int]]:
+        return shards_of(self.numel, members, self.block)
+
+    def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:
+        return self.codec.slices(*self.bounds(members)[place])
+
+    def contributed_bytes(self, members: int, place: int) -> list[int]:
+        return [self.base.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
+
+    def broadcast_bytes(self, members: int, place: int) -> list[int]:
+        return self.contributed_bytes(members, place)
+
+    def sender(self, feedback: ErrorFeedback | None) -> ShardSender:
+        return ShardSender(self.codec, self.numel, feedback)
+
+    def reduce(
+        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int,
+        feedback: FeedbackEncoder | None = None,
+    ) -> bytes:  # fmt: skip
+        """See `WireFormat.reduce`."""
+
+        def write(n: int, read: Read) -> bytes:
+            return feedback.encode(self.base, start, stop, read) if feedback else self.base.encode_ranges(n, read)
+
+        contributions = [partial(self.base.decode_range, payload, stop - start) for payload in payloads]
+        return aggregation.reduce(contributions, stop - start, write)
+
+    def update(
+        self, payloads: Sequence[Payload], weights: Sequence[int], round: int,  # noqa: ARG002
+        known: Mapping[int, Tensor] = MappingProxyType({}),  # noqa: ARG002
+    ) -> Update:  # fmt: skip
+        return Update(tuple(payloads), self.numel, self.codec)
+
+    def split(self, payload: Payload, weights: Sequence[int], round: int) -> Update:  # noqa: ARG002
+        return Update.split(payload, self.numel, len(weights), self.codec)
+
+    def update_bytes(self, members: int) -> int:
+        return sum(self.codec.wire_bytes(stop - start) for start, stop in self.bounds(members))

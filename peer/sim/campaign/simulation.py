@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from peer.outer.math.ranges import Ranges
 from peer.outer.optim.inner_lr import learning_rate
 from peer.outer.policy.schedules import GradientChange, Strided
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.state.flat_layout import FlatLayout, Ranges, strided_fragments
+from peer.outer.state.flat_layout import FlatLayout, strided_fragments
 from peer.protocol.manifest import InnerSpec
 from peer.sim.engine.learners import LearnerFactory
 from peer.sim.engine.lineages import Lineages

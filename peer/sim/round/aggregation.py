@@ -16,10 +16,11 @@ from torch import Tensor
 from peer.outer.aggregate.base import DirectionAverage, Mean
 from peer.outer.compress.base import Codec, NonFiniteError
 from peer.outer.compress.feedback import Encoder
+from peer.outer.math.ranges import Ranges, length_of, put, take
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic
 from peer.outer.policy.straggler import ComputeTimeout, staleness_weight
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.state.flat_layout import FlatLayout, Ranges
+from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.gathered_update import round_seed
 from peer.outer.state.gossip_mixing import centre_of, drift
 from peer.outer.topology.topologies import AllPeers
@@ -35,7 +36,6 @@ from peer.sim.round.contribution import (
     values_to_send,
 )
 from peer.sim.round.mixing import acceleration_of, move_to
-from peer.sim.round.ranges import length_of, put, shapes_within, take
 
 
 class Synchroniser:
@@ -54,7 +54,7 @@ class Synchroniser:
         self.recipe, self.seed, self.nominal_tokens = recipe, seed, nominal_tokens
         self.fragments = list(fragments)
         self.lengths = [length_of(ranges) for ranges in self.fragments]
-        self.shapes = [shapes_within(layout, ranges) for ranges in self.fragments]
+        self.shapes = [layout.shapes_within(ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
         self._residuals: dict[int, Encoder] = {}
         self._acceleration = acceleration_of(recipe, num_peers)
@@ -158,7 +158,7 @@ class Synchroniser:
         if isinstance(aggregator, Mean) and aggregator.normalise == "members":
             aggregator = aggregator.bind(max(members, len(reads)))
         elif isinstance(aggregator, DirectionAverage):
-            aggregator = aggregator.bind(self.shapes[fragment])
+            aggregator = aggregator.shaped(self.shapes[fragment])
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         reducers = self._reducers(fragment)
         size = SLICE if aggregator.separable and reducers is None else max(length, 1)

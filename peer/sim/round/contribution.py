@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, is_finite
+from peer.outer.math.ranges import Ranges, take
 from peer.outer.policy.local_rules import Replay
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.state.flat_layout import Ranges
 from peer.sim.learner.replica import Learner
-from peer.sim.round.ranges import take
 from peer.sim.world.scenario import PeerProfile
 
 SLICE = 1 << 17  # elements that travel as one slice: 512 KiB of fp32

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from peer.outer.math.ranges import Ranges, put, take
 from peer.outer.policy.merge_rules import Accelerated
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.state.flat_layout import Ranges
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, move_, pair_
 from peer.outer.topology.topologies import Neighbours
 from peer.sim.learner.replica import Learner
-from peer.sim.round.ranges import put, take
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.outer.state.flat_layout import FlatLayout, Ranges, strided_fragments
+from peer.outer.math.ranges import Ranges
+from peer.outer.state.flat_layout import FlatLayout, strided_fragments
 
 BACKWARD = 2 / 3  # of a step: the gradients of activations and of parameters cost as much as the forward pass each
 FORWARD = 1 / 3

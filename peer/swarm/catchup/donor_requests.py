@@ -85,7 +85,7 @@ class DonorRequests:
     async def update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:
         """The certified update; None if the donor does not have it."""
         digest = certificate.link.update_digest
-        limit = state.update_bytes(len(certificate.link.roster))
+        limit = state.wire.update_bytes(len(certificate.link.roster))
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:

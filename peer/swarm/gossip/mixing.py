@@ -7,21 +7,24 @@ the same state, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.reduce import ReduceRule, bound, mean_cosine, reduce_range
-from peer.outer.compress.base import MemberPayloadError, NonFiniteError, Payload, PayloadError, is_finite
+from peer.outer.aggregate.base import Mean
+from peer.outer.compress.base import NonFiniteError, Payload, is_finite
 from peer.outer.compress.identity import Fp32
-from peer.outer.compress.residual import Residual
-from peer.outer.compress.sliced import Sliced
-from peer.outer.numerics.tiles import tile_ranges
+from peer.outer.math.aggregation import Aggregation
+from peer.outer.math.source import Source
+from peer.outer.math.step import Decoded
+from peer.outer.optim.optimizers import Vectors
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.record import MAX_DROPS, MAX_REASON_CHARS, Drop
+from peer.outer.record import Drop
 from peer.outer.round import RoundAborted
-from peer.outer.state.gossip_mixing import centre_of, drift, move_
+from peer.outer.state.gossip_mixing import drift, move_
 from peer.outer.state.outer_state import OuterState
+from peer.swarm.round.strategy import blamed
 
 _ANCHORS = Fp32()  # anchors are not differences: no coarse codec may touch them
 
@@ -30,7 +33,7 @@ class Mixing:
     """The gossip rounds of one peer.
 
     Args:
-        state: this peer's own; its codec is `Sliced`.
+        state: this peer's own.
 
     Attributes:
         slices: [start, stop) of what travels as one frame.
@@ -38,15 +41,11 @@ class Mixing:
     """
 
     def __init__(self, recipe: Recipe, state: OuterState) -> None:
-        assert isinstance(state.compressor, Sliced)
-        self._recipe, self._state, self._codec = recipe, state, state.compressor.base
-        self._lost = None if recipe.feedback is None else Residual(recipe.feedback, state.numel)
+        self._recipe, self._state, self._sender = recipe, state, state.wire.sender(recipe.feedback)
         self._deltas = recipe.payload == "delta"
-        self.slices = state.compressor.slices(0, state.numel)
-        self.sizes = [self._wire_bytes(stop - start) for start, stop in self.slices]
-
-    def _wire_bytes(self, numel: int) -> int:
-        return self._codec.wire_bytes(numel) + (_ANCHORS.wire_bytes(numel) if self._deltas else 0)
+        self.slices = state.wire.slices(1, 0)
+        anchors = [_ANCHORS.wire_bytes(stop - start) if self._deltas else 0 for start, stop in self.slices]
+        self.sizes = [sum(both) for both in zip(state.wire.contributed_bytes(1, 0), anchors, strict=True)]
 
     def encode(self, index: int, snapshot: Tensor) -> bytes:
         """One frame of this peer's contribution.
@@ -54,30 +53,22 @@ class Mixing:
         Raises:
             RoundAborted: the local parameters hold NaN or infinity.
         """
-        start, stop = self.slices[index]
-
-        def read(first: int, last: int) -> Tensor:
-            local = snapshot[start + first : start + last]
-            return self._state.anchor[start + first : start + last] - local if self._deltas else local
-
+        (start, stop), anchor = self.slices[index], self._state.anchor
         try:
-            if self._lost is not None:
-                payload = self._lost.encode(self._codec, start, stop, read)
-            else:
-                payload = self._codec.encode_ranges(stop - start, read)
-        except NonFiniteError:
-            raise RoundAborted("exchange", f"local parameters [{start}, {stop}) hold NaN or infinity") from None
-        return payload + _ANCHORS.encode(self._state.anchor[start:stop]) if self._deltas else payload
+            payload = self._sender.encode(Source(snapshot, anchor if self._deltas else None), start, stop, 0)
+        except NonFiniteError as error:
+            raise RoundAborted("exchange", str(error)) from None
+        return b"".join((payload, _ANCHORS.encode(anchor[start:stop]) if self._deltas else b""))
 
     def applied(self) -> None:
         """The round of what was encoded last is over: what the codec left out of it is carried to the next."""
-        if self._lost is not None:
-            self._lost.commit()
+        if self._sender.residual is not None:
+            self._sender.residual.commit()
 
     def revert(self) -> None:
         """The round came to nothing."""
-        if self._lost is not None:
-            self._lost.revert()
+        if self._sender.residual is not None:
+            self._sender.residual.revert()
 
     def begin(self, round: int, members: Sequence[str], weights: Sequence[int], me: int, snapshot: Tensor) -> Mixture:
         """What this group's contributions come to.
@@ -95,16 +86,11 @@ class Mixture:
         self, recipe: Recipe, state: OuterState, round: int, members: Sequence[str], weights: Sequence[int], me: int,
         snapshot: Tensor,
     ) -> None:
-        assert isinstance(state.compressor, Sliced)
-        self._recipe, self._state, self._codec = recipe, state, state.compressor.base
+        self._recipe, self._state, self._wire = recipe, state, state.wire
         self._round, self._members, self._me, self._snapshot = round, members, me, snapshot
         self._deltas = recipe.payload == "delta"
-        self._weights = list(weights) if self._deltas else [1] * len(members)
-        self._rule = ReduceRule(compressor=self._codec, aggregator=bound(recipe.aggregator, len(members)))
-        self._gram = torch.zeros(len(members), len(members), dtype=torch.float64)
+        self._aggregation = Aggregation(recipe.aggregator, list(weights) if self._deltas else [1] * len(members))
         self._result = torch.empty(state.numel)
-        self._dropped: dict[int, list[str]] = {}
-        self._slices = 0
 
     def take(self, start: int, stop: int, frames: Sequence[Payload]) -> None:
         """Mix one slice; a frame of each member.
@@ -112,20 +98,13 @@ class Mixture:
         Raises:
             RoundAborted: a frame is malformed (with its sender), or what it comes to is nothing that can be applied.
         """
-        numel, views = stop - start, [memoryview(frame) for frame in frames]
-        size = self._codec.wire_bytes(numel)
-        payloads, dropped = [view[:size] for view in views], dict[int, str]()
-        self._slices += 1
-        try:
-            reduced = reduce_range(payloads, self._weights, numel, self._rule, self._gram, dropped)
-            mean = self._codec.decode_range(reduced, numel, 0, numel, checked=True)
-            self._mix(start, stop, mean, payloads, [view[size:] for view in views])
-        except MemberPayloadError as error:
-            raise RoundAborted("exchange", f"malformed contribution: {error}", self._members[error.place]) from None
-        except (ValueError, PayloadError) as error:  # the gates dropped all, or fp32's range was left
-            raise RoundAborted("exchange", f"no mean: {error}") from None
-        for place, reason in dropped.items():
-            self._dropped.setdefault(place, []).append(reason)
+        views = [memoryview(frame) for frame in frames]
+        size = self._wire.codec.wire_bytes(stop - start)
+        payloads, anchors = [view[:size] for view in views], [view[size:] for view in views]
+        with blamed(self._members):
+            reduced = self._wire.reduce(self._aggregation, payloads, start, stop)
+            mean = self._wire.codec.decode(reduced, stop - start)
+            self._mix(start, stop, mean, payloads, anchors)
 
     def _mix(
         self, start: int, stop: int, mean: Tensor, payloads: Sequence[Payload], anchors: Sequence[Payload]
@@ -134,13 +113,15 @@ class Mixture:
         if not self._deltas:
             result.copy_(self._snapshot[start:stop])
             if len(payloads) > 1:  # a peer alone keeps its own
-                sent = self._codec.decode_range(payloads[self._me], stop - start, 0, stop - start)
+                sent = self._wire.codec.decode(payloads[self._me], stop - start)
                 move_(result, mean, sent, replaces=self._recipe.compressor == "fp32")
             _check_finite(result)
             return
         own = self._state.anchor[start:stop]
         if len(anchors) > 1:
-            mean = drift(mean, own, centre_of(_decoded_anchors(anchors, stop - start)))
+            anchors_of_all = [partial(_decoded_anchor, payload) for payload in anchors]
+            centre = Aggregation(Mean(), [1.0] * len(anchors), stride=0).aggregate(anchors_of_all, stop - start)
+            mean = drift(mean, own, centre)
         result.copy_(mean)
         anchor, buffers = own.clone(), [buffer[start:stop].clone() for buffer in self._state.buffers]
         self._recipe.optimizer.step_(anchor, buffers, result, round=self._round - 1)
@@ -150,15 +131,12 @@ class Mixture:
     @property
     def cosine(self) -> float | None:
         """The mean between what was contributed."""
-        return mean_cosine(self._gram)
+        return self._aggregation.cosine
 
     @property
     def drops(self) -> tuple[Drop, ...]:
         """The members that the aggregator left out."""
-        return tuple(
-            Drop(peer_id=self._members[at], slices=len(why), of=self._slices, reason=why[0][:MAX_REASON_CHARS])
-            for at, why in sorted(self._dropped.items())[:MAX_DROPS]
-        )
+        return self._aggregation.drops(self._members)
 
     def apply(self) -> None:
         """Change the state, in place; every slice has been taken, and its result is finite."""
@@ -166,20 +144,11 @@ class Mixture:
         if not self._deltas:
             state.anchor.copy_(self._result)
             return
-        for start, stop in tile_ranges(0, state.numel):
-            buffers = [buffer[start:stop] for buffer in state.buffers]
-            direction = self._result[start:stop]
-            self._recipe.optimizer.step_(state.anchor[start:stop], buffers, direction, round=self._round - 1)
+        state.carry_on(Vectors(state.anchor, state.buffers), Decoded(self._result), 0, state.numel, self._round - 1)
 
 
-def _decoded_anchors(anchors: Sequence[Payload], numel: int) -> list[Tensor]:
-    decoded: list[Tensor] = []
-    for place, anchor in enumerate(anchors):
-        try:
-            decoded.append(_ANCHORS.decode(anchor, numel))
-        except PayloadError as error:
-            raise MemberPayloadError(place, error) from None
-    return decoded
+def _decoded_anchor(payload: Payload, start: int, stop: int, room: Tensor | None) -> Tensor:  # noqa: ARG001
+    return _ANCHORS.decode(payload, stop - start)
 
 
 def _check_finite(values: Tensor) -> None:

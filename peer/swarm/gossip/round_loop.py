@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
 from peer.outer.compress.base import Payload
-from peer.outer.recipe.validation import LEAST_TO_JUDGE, ROBUST
+from peer.outer.recipe.validation import LEAST_TO_JUDGE
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.manifest import MAX_ROUNDS
@@ -53,7 +53,7 @@ class GossipRounds(RoundLoop[LocalStateStore]):
         self._inboxes = GossipInboxes(node, manifest.run_id, self, longest_s)
         self._heard: dict[str, int] = {}
         self._last_round = manifest.rounds.total or MAX_ROUNDS
-        self._fewest = LEAST_TO_JUDGE if isinstance(recipe.aggregator, ROBUST) else 2
+        self._fewest = LEAST_TO_JUDGE if recipe.aggregator.robust else 2
         self._called_for = 0
         self._alone_in_row = 0
 

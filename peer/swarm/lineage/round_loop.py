@@ -13,7 +13,8 @@ from peer.link.messages import RoundEnded
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state.outer_state import AnyUpdate, OuterState
+from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.lineage import Certificate, Link
 from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.chain_scout import ChainRules
@@ -45,7 +46,7 @@ class LineageRounds(RoundLoop[StateStore]):
         )
         self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
         self._matchmaker = Matchmaker(node, directory, rosters, self)
-        strategy = strategy_of(recipe, store.state.numel, node.identity, lambda: store.history.chain)
+        strategy = strategy_of(recipe, store.state.wire, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
         self._exchange = Exchange(node, rosters, timeout_s, strategy, self._matchmaker.gathering, self._guard)
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)

@@ -26,7 +26,6 @@ from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.observer import RoundObserver, Unobserved
 from peer.swarm.round.outbox import bounded, start_senders
-from peer.swarm.round.partition import partition_of
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
@@ -251,7 +250,7 @@ class Exchange:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
         order = tuple(member.peer_id for member in group.members)
-        buffers = RoundBuffers(order, group.index, partition_of(state), group, self._pool.lend)
+        buffers = RoundBuffers(order, group.index, state.wire, group, self._pool.lend)
         self._pool.wake(buffers.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id)
         persistent = PersistentGroup(buffers, group.id, open_join, self, self._node.timing)
@@ -263,7 +262,7 @@ class Exchange:
     def _advance(self, persistent: PersistentGroup, before: RoundBuffers, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        buffers = RoundBuffers(order, order.index(self._node.peer_id), before.cut, lend=before.lend)
+        buffers = RoundBuffers(order, order.index(self._node.peer_id), before.wire, lend=before.lend)
         buffers.senders = before.senders  # what is still being sent comes first
         persistent.advance(buffers, position)
 

@@ -9,11 +9,11 @@ from typing import Any
 from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
 from peer.outer.round import Group, RoundAborted
+from peer.outer.state.wire_format import WireFormat
 from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
 from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
 from peer.swarm.net.stream import FrameStream
-from peer.swarm.round.partition import Partition, Ranges
 from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
 from peer.swarm.runtime.futures import deliver, fail
@@ -145,7 +145,7 @@ class RoundBuffers:
     Args:
         order: peer ids in roster order.
         me: this peer's place in it.
-        cut: of what each member sends to one other, and to all.
+        wire: of what each member sends to one other, and to all.
         lend: memory for what goes to all.
 
     Attributes:
@@ -158,13 +158,13 @@ class RoundBuffers:
     """
 
     def __init__(
-        self, order: tuple[str, ...], me: int, cut: Partition, group: Group | None = None, lend: Lend = blank
+        self, order: tuple[str, ...], me: int, wire: WireFormat, group: Group | None = None, lend: Lend = blank
     ) -> None:
-        self.order, self.me, self.cut, self.lend = order, me, cut, lend
+        self.order, self.me, self.wire, self.lend = order, me, wire, lend
         self.group: Group | None = None
         sizes = [self.broadcast_bytes(index) for index in range(len(order))]
         self.inboxes = {
-            peer_id: Inbox(cut.contributed_bytes(len(order), me), own, lend)
+            peer_id: Inbox(wire.contributed_bytes(len(order), me), own, lend)
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }
@@ -185,13 +185,13 @@ class RoundBuffers:
         self.group = group
         self.sitting.set_result(sitting_of(group))
 
-    def slices(self, index: int) -> Ranges:
+    def slices(self, index: int) -> Sequence[tuple[int, int]]:
         """The slices that are sent to that member alone, in elements."""
-        return self.cut.slices(len(self.order), index)
+        return self.wire.slices(len(self.order), index)
 
     def broadcast_bytes(self, index: int) -> list[int]:
         """Bytes of each slice that that member sends to all."""
-        return self.cut.broadcast_bytes(len(self.order), index)
+        return self.wire.broadcast_bytes(len(self.order), index)
 
     def fail(self, peer_id: str, abort: RoundAborted) -> None:
         """Nothing more comes from this member."""

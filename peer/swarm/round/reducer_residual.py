@@ -21,7 +21,7 @@ from torch import Tensor
 from peer.outer.compress.base import Compressor, Read
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.residual import Residual
-from peer.outer.state.flat_layout import cell_of
+from peer.outer.state.wire_format import WireFormat
 from peer.protocol.evidence import Residue
 from peer.protocol.lineage import Certificate, Link
 from peer.protocol.statements import DIGEST_BYTES, leaf_of, path_of, residual_of, root_of
@@ -145,14 +145,14 @@ class ReducerResidual:
     """The residual of one peer's reductions. One thread at a time.
 
     Args:
-        numel: elements of the whole vector.
+        wire: how shards are cut.
         chain: -> what has been committed, to the state that the next round starts from.
     """
 
-    def __init__(self, feedback: ErrorFeedback, numel: int, block: int, own_id: str, chain: Chain) -> None:
-        self._residual, self._own_id, self._chain = Residual(feedback, numel), own_id, chain
-        self._cell = cell_of(numel, block)
-        self._left: list[SignedResidual | None] = [None] * -(-numel // self._cell)
+    def __init__(self, feedback: ErrorFeedback, wire: WireFormat, own_id: str, chain: Chain) -> None:
+        self._residual, self._own_id, self._chain = Residual(feedback, wire.numel), own_id, chain
+        self._cell = wire.cell
+        self._left: list[SignedResidual | None] = [None] * -(-wire.numel // self._cell)
         self._since = -1
         self._known = 0, ""  # the round and lineage id up to which the chain is known to agree with the residual
         self._attempt: Attempt | None = None

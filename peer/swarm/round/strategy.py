@@ -4,68 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
-from peer.outer.compress.base import Payload
+from peer.outer.compress.base import MemberPayloadError, Payload, PayloadError
+from peer.outer.compress.undoable import Undoable
+from peer.outer.math.aggregation import Aggregation
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.recipe.validation import ROBUST
-from peer.outer.record import MAX_REASON_CHARS, Drop
-from peer.outer.round import Due, Exchanged, Group
+from peer.outer.round import Due, Exchanged, Group, RoundAborted
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import WireFormat
 from peer.protocol.identity import Identity
 from peer.protocol.statements import Leaves, Seal, root_of, seal_sent
 from peer.swarm.round.inbox import RoundBuffers
-from peer.swarm.round.reducer_residual import Attempt
-from peer.swarm.round.signatures import ReducedShards, ReductionProof, close_reduction, hear
+from peer.swarm.round.reducer_residual import Attempt, ReducerResidual
+from peer.swarm.round.signatures import MalformedError, ReducedShards, ReductionProof, close_reduction, hear
 
 log = logging.getLogger(__name__)
 FEWEST_TO_BEAR_ONE = 4  # a quarter
-Contribute = Callable[[int, int, Leaves], Awaitable[Payload]]
+Contribute = Callable[[int, int, Leaves | None], Awaitable[Payload]]
+Feedback = Undoable[Any, Any] | ReducerResidual
 T = TypeVar("T")
-_PLACE = re.compile(r"contribution (\d+)$")
-
-
-class Feedback(Protocol):
-    """What is fed back of a round's losses."""
-
-    def commit(self) -> None:
-        """The round was applied."""
-
-    def revert(self) -> None:
-        """The round was abandoned."""
-
-    def restore(self) -> None:
-        """The round that was abandoned last was applied after all."""
 
 
 class Produced(NamedTuple):
-    """What this peer sends to all in a round: a payload; and for a reduced shard, the mean cosine of the
-    contributions to it and the members that were left out.
-    """
+    """What this peer sends to all in a round; and of a shard that it has reduced, what it saw of the contributions."""
 
     payload: memoryview
-    cosine: float | None = None
-    dropped: tuple[Drop, ...] = ()
+    aggregation: Aggregation | None = None
 
 
 class ExchangeStrategy(ABC):
     """What one kind of exchange makes of contributions."""
 
-    def __init__(self, identity: Identity, recipe: Recipe) -> None:
+    def __init__(self, identity: Identity, recipe: Recipe, wire: WireFormat) -> None:
         self._identity, self._aggregator = identity, recipe.aggregator
+        self._wire, self._sender = wire, wire.sender(recipe.feedback)
         self._said_of = 0
         self._running: set[asyncio.Future[Any]] = set()
 
-    @abstractmethod
     def feedbacks(self) -> Sequence[Feedback]:
         """All that is fed back."""
+        return [] if self._sender.residual is None else [self._sender.residual]
 
-    @abstractmethod
     def contribution(self, due: Due, state: OuterState) -> Contribute:
         """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
+        source, round = state.source(due.snapshot), state.round
+
+        def work(start: int, stop: int, leaves: Leaves | None) -> Payload:
+            payload = self._sender.encode(source, start, stop, round)
+            if leaves is not None:
+                leaves.add(payload)
+            return payload
+
+        async def encode(start: int, stop: int, leaves: Leaves | None) -> Payload:
+            return await self.compute(work, start, stop, leaves)
+
+        return encode
 
     @abstractmethod
     async def produce(
@@ -86,13 +83,19 @@ class ExchangeStrategy(ABC):
             RoundAborted: a contribution is malformed, its member named; or there is no aggregate.
         """
 
-    @abstractmethod
     async def finish(
         self, buffers: RoundBuffers, group: Group, payloads: Sequence[Payload], own: Produced, state: OuterState
     ) -> Exchanged:
         """The update of all members' payloads, in roster order; raises RoundAborted, with the name of whose is
         malformed.
         """
+        weights, received = [member.tokens for member in group.members], self._sender.received
+        known, self._sender.received = {} if received is None else {buffers.me: received}, None
+        with blamed(buffers.order, "contribution" if own.aggregation is None else "mean"):
+            update = await self.compute(self._wire.update, payloads, weights, state.round, known)
+        aggregation = own.aggregation or update.aggregation
+        assert aggregation is not None, "contributions were neither reduced nor gathered"
+        return Exchanged(update, aggregation.cosine, aggregation.drops(buffers.order))
 
     @property
     def reducers_feed_back(self) -> bool:
@@ -105,7 +108,7 @@ class ExchangeStrategy(ABC):
 
     def say_what_is_borne(self, members: int) -> None:
         """Warn, once for each size of the group, if a robust aggregator cannot tolerate a malicious member."""
-        if isinstance(self._aggregator, ROBUST) and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
+        if self._aggregator.robust and members != self._said_of and members < FEWEST_TO_BEAR_ONE:
             message = "a group of %d cannot tolerate a malicious member; at least %d members are needed"
             log.warning(message, members, FEWEST_TO_BEAR_ONE)
         self._said_of = members
@@ -117,6 +120,7 @@ class ExchangeStrategy(ABC):
     async def revert(self) -> None:
         """The round was abandoned: nothing is lost of what was encoded for it."""
         await self._settle(_revert)
+        self._sender.received = None
 
     async def restore(self) -> None:
         """The round that this peer abandoned last was committed by others, with its contribution."""
@@ -179,9 +183,15 @@ class ExchangeStrategy(ABC):
         return await self.compute(close_reduction, self._identity, *statement)
 
 
-def named(reason: str, order: Sequence[str]) -> str:
-    """A gate's reason with the peer id in place of its place, as long as a record takes."""
-    return _PLACE.sub(lambda match: order[int(match[1])], reason)[:MAX_REASON_CHARS]
+@contextmanager
+def blamed(order: Sequence[str], what: str = "contribution") -> Iterator[None]:
+    """Names the member of a roster whose payload is malformed; raises MalformedError, RoundAborted."""
+    try:
+        yield
+    except MemberPayloadError as error:
+        raise MalformedError(f"malformed {what}: {error}", order[error.place]) from None
+    except (ValueError, PayloadError) as error:  # a gate dropped all, or the aggregate left fp32's range
+        raise RoundAborted("exchange", f"no aggregate: {error}") from None
 
 
 def _commit(feedback: Feedback) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.wire_format import WireFormat
 from peer.protocol.identity import Identity
 from peer.swarm.round.all_gather import AllGather
 from peer.swarm.round.butterfly import ButterflyAllReduce
@@ -10,7 +11,7 @@ from peer.swarm.round.reducer_residual import Chain
 from peer.swarm.round.strategy import ExchangeStrategy
 
 
-def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) -> ExchangeStrategy:
+def strategy_of(recipe: Recipe, wire: WireFormat, identity: Identity, chain: Chain) -> ExchangeStrategy:
     """The exchange of a recipe.
 
     Args:
@@ -19,5 +20,5 @@ def strategy_of(recipe: Recipe, numel: int, identity: Identity, chain: Chain) ->
             carries on from what it says.
     """
     if recipe.exchange == "reduce":
-        return ButterflyAllReduce(recipe, numel, identity, chain)
-    return AllGather(recipe, numel, identity)
+        return ButterflyAllReduce(recipe, wire, identity, chain)
+    return AllGather(identity, recipe, wire)

@@ -14,7 +14,6 @@ from peer.outer.round import RoundAborted
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.round.inbox import RoundBuffers
-from peer.swarm.round.partition import partition_of
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
 from peer.swarm.runtime.round_priority import RoundPriority
@@ -46,7 +45,7 @@ def guard_of(
     node: Node, directory: Directory, run_id: str, recipe: Recipe, store: StateStore, host: GuardHost
 ) -> Guard:
     """The guard of a peer in its run; from now on banned peers are neither served nor listened to."""
-    judge = Judge(run_id, Recomputer(partition_of(store.state), recipe, lambda: store.history.chain))
+    judge = Judge(run_id, Recomputer(store.state.wire, recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
     guard = Guard(node, judge, folder, host, priority)
     node.refuses = directory.banned = guard.banned

@@ -79,7 +79,7 @@ class Judge:
     def roots(self, reduction: Reduction) -> SignedRoots:
         """What the reducer signed, if it is consistent; raises NoEvidenceError, ProtocolError if not."""
         sitting, place = reduction.sitting, reduction.sitting.place(reduction.reducer)
-        count = len(self.recomputer.cut.broadcast_bytes(len(sitting.members), place))
+        count = len(self.recomputer.wire.broadcast_bytes(len(sitting.members), place))
         self._check_run(sitting)
         if reduction.slice_index >= count or len(reduction.inputs) != len(sitting.members):
             raise NoEvidenceError(f"slice {reduction.slice_index} of {count}, {len(reduction.inputs)} inputs")
@@ -132,7 +132,7 @@ class Judge:
         self.roots(finding)
         sitting, place = finding.sitting, finding.sitting.place(finding.reducer)
         what = f"in round {sitting.round + 1}, slice {finding.slice_index} of its shard"
-        count = len(self.recomputer.cut.broadcast_bytes(len(sitting.members), place))
+        count = len(self.recomputer.wire.broadcast_bytes(len(sitting.members), place))
         for member, one in zip(sitting.members, finding.inputs, strict=True):
             root = _climb(one, finding.slice_index, count)
             if member.peer_id == finding.reducer:

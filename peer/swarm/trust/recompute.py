@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.reduce import ReduceRule, bound, reduce_range
 from peer.outer.compress.base import NonFiniteError, Payload, PayloadError
 from peer.outer.compress.residual import Residual
+from peer.outer.math.aggregation import Aggregation
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.wire_format import WireFormat
 from peer.protocol.evidence import Reduction, Residue
 from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
-from peer.swarm.round.partition import GatherPartition, ReducePartition
 from peer.swarm.round.reducer_residual import Chain, Origin, leaves_of, origins, split
 from peer.swarm.trust.verdict import ElsewhereError, NoEvidenceError
 
@@ -30,7 +30,7 @@ class Recomputer:
         chain: -> this peer's lineage: with error feedback it holds the digests of the reducers' residuals.
     """
 
-    cut: ReducePartition | GatherPartition
+    wire: WireFormat
     recipe: Recipe
     chain: Chain
 
@@ -39,29 +39,22 @@ class Recomputer:
 
         In gather rounds no member reduces: there is nothing to audit.
         """
-        if isinstance(self.cut, GatherPartition):
-            return False
-        sizes = self.cut.broadcast_bytes(members, place)
+        sizes = self.wire.contributed_bytes(members, place)
         return bool(sizes) and members * sizes[0] <= MAX_AUDIT_BYTES
 
     def sizes(self, members: int, place: int, index: int) -> list[int]:
         """Bytes of what an audit of a slice must show: each member's payload; with error feedback then the residual of
         before the round, fp32, and the digests of its cells after it.
         """
-        inputs = [self.cut.broadcast_bytes(members, place)[index]] * members
+        inputs = [self.wire.broadcast_bytes(members, place)[index]] * members
         if self.recipe.feedback is None:
             return inputs
-        start, stop = self.cut.slices(members, place)[index]
-        return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // self._reduced.cell)]
+        start, stop = self.wire.slices(members, place)[index]
+        return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // self.wire.cell)]
 
     def shard(self, members: int, place: int) -> tuple[int, int]:
         """[start, stop) of what that member reduces."""
-        return self._reduced.bounds(members)[place]
-
-    @property
-    def _reduced(self) -> ReducePartition:
-        assert isinstance(self.cut, ReducePartition), "of gathered payloads nothing is reduced"
-        return self.cut
+        return self.wire.bounds(members)[place]
 
     def offence(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
         """The offence of the reducer, in words; None if it reduced correctly.
@@ -75,7 +68,7 @@ class Recomputer:
         """
         sitting, residue = finding.sitting, finding.residue
         members, place = len(sitting.members), sitting.place(finding.reducer)
-        start, stop = self.cut.slices(members, place)[finding.slice_index]
+        start, stop = self.wire.slices(members, place)[finding.slice_index]
         before = after = None
         if residue is not None:
             before = self._before(finding, residue, start, payloads[-2])
@@ -84,7 +77,7 @@ class Recomputer:
         reduced = self.recompute(payloads[:members], weights, start, stop, before)
         if reduced is None or leaf_of(reduced).hex() != finding.output.leaf:
             return "reduced falsely"
-        if before is not None and leaves_of(before, self._reduced.cell) != after:
+        if before is not None and leaves_of(before, self.wire.cell) != after:
             return "kept a false residual"
         return None
 
@@ -98,8 +91,8 @@ class Recomputer:
         sitting, chain = finding.sitting, self.chain()[: finding.sitting.round]
         if len(chain) < sitting.round or (chain and chain[-1].link.id != sitting.parent):
             raise ElsewhereError(f"round {sitting.round + 1} of {sitting.parent[:12]} is not in this lineage")
-        slice_ = self.cut.slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
-        found = origins(chain, finding.reducer, residue.since, *slice_, self._reduced.bounds)
+        slice_ = self.wire.slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
+        found = origins(chain, finding.reducer, residue.since, *slice_, self.wire.bounds)
         if len(residue.carried) != sum(origin.link is not None for origin in found):
             raise NoEvidenceError(f"{len(residue.carried)} paths do not match the origins of the residual")
         return found
@@ -116,18 +109,18 @@ class Recomputer:
                 continue
             place = origin.link.place(finding.reducer)
             assert place is not None, "it has no seat where it was left with something"
-            first, last = self._reduced.bounds(len(origin.link.roster))[place]
+            first, last = self.wire.bounds(len(origin.link.roster))[place]
             path = map(bytes.fromhex, next(paths))
-            cells = leaves_of(own, self._reduced.cell), (origin.start - first) // self._reduced.cell
-            root = climb(*cells, -(-(last - first) // self._reduced.cell), path)
+            cells = leaves_of(own, self.wire.cell), (origin.start - first) // self.wire.cell
+            root = climb(*cells, -(-(last - first) // self.wire.cell), path)
             if residual_of(residue.since, (first, last), root).hex() not in origin.link.residuals[place : place + 1]:
                 raise NoEvidenceError("a residual that the reducer was not left with")
         return values
 
     def _after(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> list[bytes]:
         """The cells from `start` on that the reducer signed; raises NoEvidenceError for others."""
-        sitting, cell, leaves = finding.sitting, self._reduced.cell, list(split(payload))
-        first, last = self._reduced.bounds(len(sitting.members))[sitting.place(finding.reducer)]
+        sitting, cell, leaves = finding.sitting, self.wire.cell, list(split(payload))
+        first, last = self.wire.bounds(len(sitting.members))[sitting.place(finding.reducer)]
         path = map(bytes.fromhex, residue.path)
         root = climb(leaves, (start - first) // cell, -(-(last - first) // cell), path)
         if root.hex() != residue.root:
@@ -142,14 +135,12 @@ class Recomputer:
         Args:
             residual: fp32 [stop - start], with error feedback; becomes the residual after the round.
         """
-        gram = torch.zeros(len(payloads), len(payloads), dtype=torch.float64)
-        aggregator, codec, feedback = bound(self.recipe.aggregator, len(payloads)), self._reduced.codec.base, None
+        feedback = None
         if residual is not None:
             assert self.recipe.feedback is not None, "a residual without error feedback"
             feedback = Residual(self.recipe.feedback.on_return, stop - start, residual)
-        encode = None if feedback is None else lambda n, read: feedback.encode(codec, 0, n, read)
-        rule = ReduceRule(compressor=codec, aggregator=aggregator, encode=encode)
+        aggregation = Aggregation(self.recipe.aggregator, weights, stride=0)
         try:
-            return reduce_range(payloads, weights, stop - start, rule, gram)
+            return self.wire.reduce(aggregation, payloads, 0, stop - start, feedback)
         except (PayloadError, NonFiniteError, ValueError):
             return None

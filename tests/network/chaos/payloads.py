@@ -15,7 +15,8 @@ from peer.protocol.evidence import Evidence
 from peer.protocol.records import dump_json, parse_json
 from peer.swarm.trust.verdict import RightError
 from tests.network.chaos.parser import Parser
-from tests.swarm.runs import contributions, make_state, reduce_all
+from tests.outer.reference import reduced
+from tests.swarm.runs import contributions, make_state
 from tests.swarm.workshop import Workshop
 
 CODECS = ("int8", "fp32", "fp16", "bf16", "int4", "fp4", "int2", "sign")
@@ -43,9 +44,9 @@ def payloads() -> list[Parser]:
     state = make_state(ELEMENTS)
 
     def update(data: bytes) -> Any:
-        return Update.split(data, ELEMENTS, 2, state.compressor).digest()
+        return Update.split(data, ELEMENTS, 2, state.wire.codec).digest()
 
-    whole = reduce_all(state, contributions(state, 2, 1), [1, 1]).payload
+    whole = reduced(state, contributions(state, 2, 1), [1, 1]).payload
     return [*found, Parser("update", update, (whole,), share=0.5)]
 
 

@@ -6,22 +6,31 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
 import torch
 
-from peer.outer.aggregate.base import Aggregator
-from peer.outer.aggregate.reduce import reduce_shard
+from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, compressor
 from peer.outer.compress.residual import Residual
+from peer.outer.math.aggregation import Aggregation
 from peer.outer.numerics import kernels
 from peer.outer.recipe.recipe import PARTS
+from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.hashing import digest
 
 NUMEL = 70_001
 INSTRUCTIONS = ("default", "avx2", "avx512")  # as ATEN_CPU_CAPABILITY names them, older ones first
+
+
+def reduce(
+    wire: ReduceFormat, payloads: Sequence[bytes], aggregator: Aggregator, residual: Residual | None = None
+) -> bytes:
+    """Of the whole vector, as one slice."""
+    return wire.reduce(Aggregation(aggregator, [3, 5, 7, 1000]), payloads, 0, NUMEL, residual)
 
 
 def digests() -> dict[str, str]:
@@ -29,22 +38,19 @@ def digests() -> dict[str, str]:
     rng = np.random.default_rng(3)  # torch's own depends on the processor
     common = rng.standard_normal(NUMEL, np.float32)
     vectors = [torch.from_numpy(common + rng.standard_normal(NUMEL, np.float32) ** 3) for _ in range(4)]
-    found, weights = {}, [3, 5, 7, 1000]
+    found = {}
     for name in COMPRESSORS:
-        codec, residual = compressor(name), Residual(ErrorFeedback(decay=0.95), NUMEL)
-        payloads = [codec.encode(vector) for vector in vectors]
+        wire, residual = ReduceFormat(NUMEL, compressor(name)), Residual(ErrorFeedback(decay=0.95), NUMEL)
+        payloads = [wire.codec.encode(vector) for vector in vectors]
         for round in range(3):
-            reduced, _ = reduce_shard(
-                payloads, weights, NUMEL, codec, encode=lambda n, read, codec=codec, residual=residual:
-                residual.encode(codec, 0, n, read),
-            )  # fmt: skip
+            reduced = reduce(wire, payloads, Mean(), residual)
             residual.commit()
             found[f"{name}, round {round}"] = digest(reduced, residual.vector.numpy().tobytes()).hex()
-    codec = compressor("int8")
-    payloads = [codec.encode(vector) for vector in vectors]
+    wire = ReduceFormat(NUMEL, compressor("int8"))
+    payloads = [wire.codec.encode(vector) for vector in vectors]
     for name, part in PARTS["aggregator"].items():
         aggregator: Aggregator = part()
-        found[name] = digest(reduce_shard(payloads, weights, NUMEL, codec, aggregator)[0]).hex()
+        found[name] = digest(reduce(wire, payloads, aggregator)).hex()
     return found
 
 

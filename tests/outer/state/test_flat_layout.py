@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from peer.errors import UserError
-from peer.outer.state.flat_layout import FlatLayout, Ranges, partition, strided_fragments
+from peer.outer.math.ranges import Ranges
+from peer.outer.state.flat_layout import FlatLayout, partition, strided_fragments
 
 
 class Tied(nn.Module):

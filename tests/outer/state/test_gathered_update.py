@@ -14,17 +14,19 @@ from peer.outer.aggregate.robust import TrimmedMean
 from peer.outer.compress.base import MemberPayloadError, NonFiniteError, PayloadError
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.compress.registry import codec
+from peer.outer.math.aggregation import Aggregation
 from peer.outer.optim.optimizers import Sgd
 from peer.outer.state.gathered_update import Gathered, GatherFormat, round_seed
 from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
+from tests.outer.reference import sent
 
 NUMEL = 5000
 SPARSE = "top16/256+int4"
 
 
 def state_of(expression: str = SPARSE, aggregator: Aggregator = Mean(), round: int = 0) -> OuterState:
-    written = GatherFormat(codec(expression).bind(((NUMEL,),)), aggregator, seed=7)
+    written = GatherFormat(NUMEL, codec(expression).bind(((NUMEL,),)), aggregator, seed=7)
     return OuterState(torch.linspace(-1.0, 1.0, NUMEL), [], Sgd(lr=1.0), written, round)
 
 
@@ -34,13 +36,11 @@ def locals_of(state: OuterState, count: int, scale: float = 0.01) -> list[Tensor
 
 
 def payloads_of(state: OuterState, locals_: Sequence[Tensor]) -> list[bytes]:
-    assert isinstance(state.compressor, GatherFormat)
-    return [state.encode_whole(local, Encoder(state.compressor.codec, None, NUMEL)).payload for local in locals_]
+    return [sent(state, state.wire.sender(None), local) for local in locals_]
 
 
 def decoded(state: OuterState, payloads: Sequence[bytes]) -> list[Tensor]:
-    assert isinstance(state.compressor, GatherFormat)
-    own = state.compressor.codec.seeded(state.compressor.seed_at(state.round))
+    own = state.wire.codec.seeded(round_seed(7, 0, state.round + 1))
     return [own.decode(payload, NUMEL) for payload in payloads]
 
 
@@ -49,30 +49,30 @@ def decoded(state: OuterState, payloads: Sequence[bytes]) -> list[Tensor]:
 def test_everybody_aggregates_all_payloads_in_roster_order(expression: str, aggregator: Aggregator) -> None:
     state = state_of(expression, aggregator, round=3)
     payloads, weights = payloads_of(state, locals_of(state, 4)), [100, 200, 50, 100]
-    update = state.update_of(payloads, weights)
-    bound = aggregator.bind(4) if isinstance(aggregator, Mean) else aggregator
-    expected = bound.aggregate(decoded(state, payloads), weights)
+    update = state.wire.update(payloads, weights, state.round)
+    expected = aggregator.bind(4).aggregate(decoded(state, payloads), weights)
     assert torch.equal(update.decode_range(0, NUMEL), expected)
-    out = torch.empty(700)
-    assert torch.equal(update.decode_range(1300, 2000, out), expected[1300:2000])
-    assert torch.equal(out, expected[1300:2000])
+    assert torch.equal(update.decode_range(1300, 2000), expected[1300:2000])
     assert update.digest() == hashing.digest(b"".join(payloads)).hex()
     known = {place: vector.clone() for place, vector in enumerate(decoded(state, payloads)) if place in (0, 2)}
-    with_own = state.update_of(payloads, weights, known)
+    with_own = state.wire.update(payloads, weights, state.round, known)
     assert isinstance(with_own, Gathered)
     assert isinstance(update, Gathered)
     assert torch.equal(with_own.vector, update.vector)
-    assert (with_own.cosine, with_own.dropped) == (update.cosine, update.dropped)
+    assert with_own.aggregation is not None
+    assert update.aggregation is not None
+    assert with_own.aggregation.cosine == update.aggregation.cosine
+    assert with_own.aggregation.reasons == update.aggregation.reasons
 
 
 def test_a_stored_update_is_split_into_what_was_sent() -> None:
     state = state_of()
-    update = state.update_of(payloads_of(state, locals_of(state, 3)), [1, 2, 3])
+    update = state.wire.update(payloads_of(state, locals_of(state, 3)), [1, 2, 3], state.round)
     again = state.split_update(update.payload, [1, 2, 3])
     assert again.payloads == update.payloads
     assert again.digest() == update.digest()
     assert torch.equal(again.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
-    assert len(update.payload) == state.update_bytes(3)
+    assert len(update.payload) == state.wire.update_bytes(3)
     for wrong in (update.payload[:-1], update.payload + b"\0", b""):
         with pytest.raises(PayloadError, match=rf"3 payloads of 5000 values are {len(wrong)} bytes; \d+ each"):
             state.split_update(wrong, [1, 2, 3])
@@ -80,7 +80,7 @@ def test_a_stored_update_is_split_into_what_was_sent() -> None:
 
 def test_applying_moves_the_anchor_by_the_aggregate() -> None:
     state = state_of()
-    update = state.update_of(payloads_of(state, locals_of(state, 3)), [1, 2, 3])
+    update = state.wire.update(payloads_of(state, locals_of(state, 3)), [1, 2, 3], state.round)
     before = state.anchor.clone()
     state.check(update)
     state.apply(update, 1, "a" * 64)
@@ -91,24 +91,24 @@ def test_applying_moves_the_anchor_by_the_aggregate() -> None:
 def test_an_aggregate_that_no_state_may_take_is_refused(bad: float) -> None:
     """Of contributions near fp32's end, an aggregator of whole vectors may make what is no number."""
     state, vector = state_of(), torch.zeros(NUMEL)
-    state.check(Gathered((b"",), vector, None, {}))
+    state.check(Gathered(vector, (b"",)))
     vector[7] = bad
     with pytest.raises(NonFiniteError, match=r"values \[0, 5000\) of the update may reach (nan|inf|3e\+14)"):
-        state.check(Gathered((b"",), vector, None, {}))
+        state.check(Gathered(vector, (b"",)))
 
 
 def test_random_masks_are_of_the_run_and_the_round() -> None:
     first, later = state_of("random0.1+fp32"), state_of("random0.1+fp32", round=1)
     (payload,) = payloads_of(first, locals_of(first, 1))
-    right = first.update_of([payload], [1]).decode_range(0, NUMEL)
-    wrong = later.update_of([payload], [1]).decode_range(0, NUMEL)
+    right = first.wire.update([payload], [1], first.round).decode_range(0, NUMEL)
+    wrong = later.wire.update([payload], [1], later.round).decode_range(0, NUMEL)
     assert not torch.equal(right != 0.0, wrong != 0.0)
     assert len({round_seed(7, 0, 1), round_seed(7, 0, 2), round_seed(7, 1, 1), round_seed(8, 0, 1)}) == 4
 
 
 def test_an_update_of_an_earlier_round_is_read_as_it_was_then() -> None:
     state, weights = state_of("random0.1+fp32", round=3), [64, 64]
-    update = state.update_of(payloads_of(state, locals_of(state, 2)), weights)
+    update = state.wire.update(payloads_of(state, locals_of(state, 2)), weights, state.round)
     state.round = 5
     then, now = (state.split_update(update.payload, weights, round) for round in (3, None))
     assert torch.equal(then.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
@@ -120,64 +120,68 @@ def test_whose_payload_is_malformed_is_named() -> None:
     payloads = payloads_of(state, locals_of(state, 3))
     for bad in (payloads[1][:-1], b"\xff" * len(payloads[1])):
         with pytest.raises(MemberPayloadError) as caught:
-            state.update_of([payloads[0], bad, payloads[2]], [1, 1, 1])
+            state.wire.update([payloads[0], bad, payloads[2]], [1, 1, 1], state.round)
         assert caught.value.place == 1
 
 
 def test_gates_drop_what_is_malformed_and_say_why() -> None:
     state = state_of(aggregator=Gated())
     payloads = payloads_of(state, locals_of(state, 4))
-    update = state.update_of([*payloads[:3], b"\xff" * len(payloads[3])], [1, 1, 1, 1])
-    assert isinstance(update, Gathered)
-    assert update.dropped == {3: "holds NaN or infinity"}
+    update = state.wire.update([*payloads[:3], b"\xff" * len(payloads[3])], [1, 1, 1, 1], state.round)
+    assert update.aggregation is not None
+    assert update.aggregation.reasons == {3: "holds NaN or infinity"}
+    (drop,) = update.aggregation.drops("abcd")
+    assert (drop.peer_id, drop.slices, drop.of, drop.reason) == ("d", 1, 1, "holds NaN or infinity")
     honest = Gated().aggregate(decoded(state, payloads[:3]), [1, 1, 1])
     assert torch.equal(update.decode_range(0, NUMEL), honest)
     with pytest.raises(ValueError, match="all 2 contributions were dropped"):
-        state.update_of([b"", b""], [1, 1])
+        state.wire.update([b"", b""], [1, 1], state.round)
 
 
 def test_one_weight_for_each_payload() -> None:
     state = state_of()
     with pytest.raises(ValueError, match="2 contributions with 1 weights"):
-        state.update_of(payloads_of(state, locals_of(state, 2)), [1])
+        state.wire.update(payloads_of(state, locals_of(state, 2)), [1], state.round)
 
 
 def test_the_cosine_is_that_of_what_was_decoded() -> None:
     state = state_of()
     same, other = locals_of(state, 2)
-    alike = state.update_of(payloads_of(state, [same, same]), [1, 1])
-    unlike = state.update_of(payloads_of(state, [same, other]), [1, 1])
-    assert isinstance(alike, Gathered)
-    assert isinstance(unlike, Gathered)
-    assert alike.cosine == pytest.approx(1.0)
+    alike = state.wire.update(payloads_of(state, [same, same]), [1, 1], state.round)
+    unlike = state.wire.update(payloads_of(state, [same, other]), [1, 1], state.round)
+    assert alike.aggregation is not None
+    assert unlike.aggregation is not None
+    assert alike.aggregation.cosine == pytest.approx(1.0)
     first, second = decoded(state, payloads_of(state, [same, other]))
-    assert unlike.cosine == pytest.approx(float(torch.cosine_similarity(first, second, 0)), abs=1e-6)
+    assert unlike.aggregation.cosine == pytest.approx(float(torch.cosine_similarity(first, second, 0)), abs=1e-6)
 
 
 def test_what_was_not_sent_comes_later_and_an_abandoned_round_changes_nothing() -> None:
     state = state_of()
-    assert isinstance(state.compressor, GatherFormat)
-    encoder = Encoder(state.compressor.codec, ErrorFeedback(decay=1.0), NUMEL)
-    (local,) = locals_of(state, 1)
-    first = state.encode_whole(local, encoder)
+    sender, (local,) = state.wire.sender(ErrorFeedback(decay=1.0)), locals_of(state, 1)
+    encoder = sender.residual
+    assert isinstance(encoder, Encoder)
+    first = sent(state, sender, local)
     encoder.revert()
-    assert state.encode_whole(local, encoder).payload == first.payload
+    assert sent(state, sender, local) == first
     encoder.commit()
-    (sent,) = decoded(state, [first.payload])
-    assert torch.equal(first.decoded, sent)
+    (received,) = decoded(state, [first])
+    assert sender.received is not None
+    assert torch.equal(sender.received, received)
     assert encoder.residual is not None
-    assert torch.equal(encoder.residual, (state.anchor - local) - sent)
+    assert torch.equal(encoder.residual, (state.anchor - local) - received)
     diverged = local.clone()
     diverged[17] = torch.nan
     kept = encoder.residual.clone()
     with pytest.raises(NonFiniteError):
-        state.encode_whole(diverged, encoder)
+        sent(state, sender, diverged)
     assert torch.equal(encoder.residual, kept)
 
 
-def test_dense_and_gathered_states_do_not_take_each_others_ways() -> None:
-    gathered, dense = state_of(), OuterState(torch.zeros(512), [], Sgd(lr=1.0), codec("int8"))  # type: ignore[arg-type]
+def test_gathered_payloads_have_no_slices_that_a_member_reduces() -> None:
+    wire = state_of().wire
     with pytest.raises(AssertionError, match="gathered, not reduced"):
-        gathered.encode_contribution(gathered.anchor, [(0, NUMEL)])
-    with pytest.raises(AssertionError, match="reduced, not gathered"):
-        dense.encode_whole(dense.anchor, Encoder(codec("int8"), None, 512))
+        wire.reduce(Aggregation(Mean(), [1]), [b""], 0, NUMEL)
+    with pytest.raises(AssertionError, match=r"\[0, 512\) is not the whole of 5000"):
+        sent(state_of(), wire.sender(None), torch.zeros(NUMEL), 0, 512)
+    assert (wire.slices(3, 1), wire.contributed_bytes(3, 1), wire.bounds(3)[1]) == ((), [], (0, 0))

@@ -23,7 +23,7 @@ from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, OuterState, digest_of, state_digest
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.reduced_update import ReduceFormat, Update
 from tests.outer.optim.test_optimizers import ALL, AVERAGED
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)
@@ -33,7 +33,7 @@ LARGE = 2 * CHUNK + 77
 def make_state(numel: int, codec: Compressor, optimizer: OuterOptimizer = NESTEROV) -> OuterState:
     generator = torch.Generator().manual_seed(5)
     buffers = [torch.rand(numel, generator=generator) for _ in range(optimizer.num_buffers)]
-    return OuterState(torch.randn(numel, generator=generator), buffers, optimizer, codec)
+    return OuterState(torch.randn(numel, generator=generator), buffers, optimizer, ReduceFormat(numel, codec))
 
 
 def make_update(numel: int, num_shards: int, codec: Compressor, seed: int = 0) -> Update:
@@ -100,10 +100,10 @@ def test_a_list_of_chunk_digests_that_does_not_fit_is_refused(digests: list[byte
 def test_contribution_is_the_pseudo_gradient_in_shards() -> None:
     state = make_state(1000, Fp32())
     local = state.anchor + 0.25
-    payloads = state.encode_contribution(local, shards_of(1000, 3, 1))
+    payloads = [state.source(local).encode(Fp32(), *shard) for shard in shards_of(1000, 3, 1)]
     received = torch.cat([Fp32().decode(p, b - a) for p, (a, b) in zip(payloads, shards_of(1000, 3, 1), strict=True)])
     assert torch.equal(received, state.anchor - local)
-    assert torch.equal(state.pseudo_gradient(local, 10, 20), received[10:20])
+    assert torch.equal(state.source(local).read(10, 20), received[10:20])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -113,7 +113,7 @@ def test_a_diverged_trainer_contributes_nothing(codec: Compressor, bad: float) -
     local = state.anchor.clone()
     local[600] = bad
     with pytest.raises(NonFiniteError, match=r"local parameters \[512, 1000\) hold NaN or infinity"):
-        state.encode_contribution(local, ((0, 512), (512, 1000)))
+        state.source(local).encode(codec, 512, 1000)
 
 
 @pytest.mark.parametrize("codec", [Fp32(), BlockInt8(), COMPRESSORS["int4"]], ids=["fp32", "int8", "int4"])
@@ -215,15 +215,17 @@ def test_an_update_of_another_size_is_refused() -> None:
 
 def test_tensors_that_cannot_hold_a_state_are_refused() -> None:
     with pytest.raises(AssertionError, match="0 buffers; need 1"):
-        OuterState(torch.zeros(4), [], NESTEROV, Fp32())
+        OuterState(torch.zeros(4), [], NESTEROV, ReduceFormat(4, Fp32()))
     with pytest.raises(AssertionError, match=r"shape \(3,\); need \(4,\)"):
-        OuterState(torch.zeros(4), [torch.zeros(3)], NESTEROV, Fp32())
+        OuterState(torch.zeros(4), [torch.zeros(3)], NESTEROV, ReduceFormat(4, Fp32()))
     with pytest.raises(AssertionError, match=r"torch\.float64"):
-        OuterState(torch.zeros(4, dtype=torch.float64), [torch.zeros(4)], NESTEROV, Fp32())
+        OuterState(torch.zeros(4, dtype=torch.float64), [torch.zeros(4)], NESTEROV, ReduceFormat(4, Fp32()))
     with pytest.raises(AssertionError, match="contiguous"):
-        OuterState(torch.zeros(8)[::2], [torch.zeros(4)], NESTEROV, Fp32())
+        OuterState(torch.zeros(8)[::2], [torch.zeros(4)], NESTEROV, ReduceFormat(4, Fp32()))
     with pytest.raises(AssertionError, match="whole blocks of 3"):
-        OuterState(torch.zeros(4), [torch.zeros(4)], NESTEROV, BlockInt8(block=3))
+        ReduceFormat(4, BlockInt8(block=3))
+    with pytest.raises(AssertionError, match="payloads of 5 values; the anchor has 4"):
+        OuterState(torch.zeros(4), [torch.zeros(4)], NESTEROV, ReduceFormat(5, Fp32()))
 
 
 @pytest.mark.parametrize("optimizer", [*ALL, AVERAGED[1]], ids=repr)

@@ -13,8 +13,9 @@ from peer.protocol.wire import Kind
 from peer.swarm.catchup.chunk_download import CatchUpError
 from peer.swarm.catchup.history_server import history_name
 from peer.swarm.net.stream import StreamClosedError
+from tests.outer.reference import reduced
 from tests.swarm.donor import Joiner, NotFollowedError, ScriptedDonor, assert_same
-from tests.swarm.runs import NUMEL, RUN, Run, contributions, reduce_all
+from tests.swarm.runs import NUMEL, RUN, Run, contributions
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ async def test_an_update_that_is_too_long_is_cut_off(donor, joiner):
 
 async def test_a_certified_update_that_is_malformed(network, tmp_path, joiner):
     run = Run(tmp_path / "bad")
-    update = reduce_all(run.state, contributions(run.state, 3, 1), [1, 1, 1])
+    update = reduced(run.state, contributions(run.state, 3, 1), [1, 1, 1])
     garbage = b"\xff" * len(update.payload)
     donor = await _one_lying_round(network, run, update, garbage)
     await joiner.refuses(donor, ProtocolError, "scale")
@@ -143,9 +144,9 @@ async def test_a_certified_update_that_is_malformed(network, tmp_path, joiner):
 async def test_a_certified_update_that_overflows(network, tmp_path, joiner):
     run = Run(tmp_path / "bad")
     largest = b"\x03\x02\x01\x7c"
-    bounds = Update((bytes(1016),), NUMEL, run.state.compressor).bounds
+    bounds = Update((bytes(1016),), NUMEL, run.state.wire.codec).bounds
     payload = largest * 4 + b"\x81" * (bounds[0][1])
-    update = reduce_all(run.state, contributions(run.state, 1, 1), [1])
+    update = reduced(run.state, contributions(run.state, 1, 1), [1])
     run.identities = run.identities[:1]
     donor = await _one_lying_round(network, run, update, payload)
     await joiner.refuses(donor, CatchUpError, r"may reach 3.4e\+38: more than 2.8e\+14 is not applied")

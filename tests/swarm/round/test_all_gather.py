@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from peer.outer.aggregate.gated import Gated
-from peer.outer.compress.feedback import Encoder, Sent
 from peer.outer.recipe.resolve import resolve, wire_format
 from peer.outer.round import RoundAborted
+from peer.outer.state import gathered_update as wire_module
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.statements import Leaves, root_of, seal_reduced, seal_sent
 from peer.protocol.wire import Kind
-from peer.swarm.round import partition as cut_module
-from peer.swarm.round.partition import GatherPartition, partition_of
+from tests.outer.reference import gathered
 from tests.swarm.circle import Circle
 from tests.swarm.gathering import until
 
@@ -26,7 +25,7 @@ GATED = resolve(RecipeSpec(name="sparseloco", aggregator="gated"))
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch):
-    monkeypatch.setattr(cut_module, "SLICE_BYTES", 50)
+    monkeypatch.setattr(wire_module, "SLICE_BYTES", 50)
 
 
 def make_circle(network, count, recipe=RECIPE, folder=None):
@@ -34,22 +33,21 @@ def make_circle(network, count, recipe=RECIPE, folder=None):
     return Circle(network, count, numel=NUMEL, recipe=recipe, written=written, folder=folder)
 
 
-def encoders_of(circle):
-    codec = circle.seats[0].state.compressor.codec
-    return [Encoder(codec, RECIPE.feedback, NUMEL) for _ in circle.seats]
+def senders_of(circle):
+    return [seat.state.wire.sender(RECIPE.feedback) for seat in circle.seats]
 
 
-def expected_update(circle, encoders, group, locals_):
-    """What this round must arrive at, with what earlier rounds have left in the encoders."""
+def expected_update(circle, senders, group, locals_):
+    """What this round must arrive at, with what earlier rounds have left in the senders."""
     state, by_id = circle.seats[0].state, {seat.peer_id: index for index, seat in enumerate(circle.seats)}
     order = [by_id[member.peer_id] for member in group.members]
-    parts = [state.encode_whole(locals_[index], encoders[index]).payload for index in order]
-    return state.update_of(parts, [member.tokens for member in group.members])
+    weights = [member.tokens for member in group.members]
+    return gathered(state, [senders[index] for index in order], [locals_[index] for index in order], weights)
 
 
 async def test_rounds_of_a_persistent_group_arrive_at_the_reference_with_feedback(network):
     circle = await make_circle(network, 3).start()
-    encoders = encoders_of(circle)
+    senders = senders_of(circle)
     for number in range(4):
         before = circle.seats[0].state.anchor.clone()
         locals_, outcomes = await circle.round()
@@ -57,7 +55,7 @@ async def test_rounds_of_a_persistent_group_arrive_at_the_reference_with_feedbac
         for seat in circle.seats:
             seat.state.anchor.copy_(before)
             seat.state.round -= 1
-        expected = expected_update(circle, encoders, outcomes[0][0], locals_)
+        expected = expected_update(circle, senders, outcomes[0][0], locals_)
         for seat, anchor in zip(circle.seats, after, strict=True):
             seat.state.anchor.copy_(anchor)
             seat.state.round += 1
@@ -74,21 +72,20 @@ async def test_each_payload_goes_to_each_other_member_once(network):
     await circle.round()
     before = [seat.node.traffic["round"].sent for seat in circle.seats]
     await circle.round()
-    size = circle.seats[0].state.compressor.wire_bytes(NUMEL)
+    size = circle.seats[0].state.wire.wire_bytes
     for seat, sent in zip(circle.seats, before, strict=True):
         moved = seat.node.traffic["round"].sent - sent
-        slices = -(-size // cut_module.SLICE_BYTES)
+        slices = -(-size // wire_module.SLICE_BYTES)
         assert 3 * size < moved < 3 * (size + 16 * slices + 1500)  # headers, join, two signatures, vote
 
 
 def test_slices_are_all_of_a_payload(network):
-    cut = partition_of(make_circle(network, 2).seats[0].state)
-    assert isinstance(cut, GatherPartition)
-    slices = cut.broadcast_bytes(2, 1)
-    assert sum(slices) == cut.gathering.wire_bytes(NUMEL)
+    wire = make_circle(network, 2).seats[0].state.wire
+    slices = wire.broadcast_bytes(2, 1)
+    assert sum(slices) == wire.wire_bytes
     assert set(slices[:-1]) == {50}
     assert 0 < slices[-1] <= 50
-    assert (list(cut.slices(2, 0)), cut.contributed_bytes(2, 0)) == ([], [])
+    assert (list(wire.slices(2, 0)), wire.contributed_bytes(2, 0)) == ([], [])
 
 
 async def one_round(circle, locals_=None):
@@ -128,8 +125,13 @@ async def test_an_abandoned_round_takes_nothing_from_the_residuals(network):
 
 def contributing_garbage(seat):
     """Its payload is garbage, the same to everybody, properly bound and signed."""
-    size = seat.state.compressor.wire_bytes(NUMEL)
-    seat.state.encode_whole = lambda _local, _encoder: Sent(b"\xff" * size, torch.full((NUMEL,), torch.nan))
+    sender, size = seat.exchange._strategy._sender, seat.state.wire.wire_bytes
+
+    def encode(*_):
+        sender.received = torch.full((NUMEL,), torch.nan)
+        return b"\xff" * size
+
+    sender.encode = encode
 
 
 def garbled(seat, to, *, bound, when=lambda: True):
@@ -178,7 +180,7 @@ async def test_gates_leave_out_a_malformed_payload_and_the_round_goes_on_without
     assert not any(isinstance(outcome, RoundAborted) for outcome in outcomes), outcomes
     group, update = outcomes[0]
     place = [member.peer_id for member in group.members].index(byzantine.peer_id)
-    assert update.dropped == {place: "holds NaN or infinity"}
+    assert update.aggregation.reasons == {place: "holds NaN or infinity"}
     assert len({seat.state.digest() for seat in circle.seats}) == 1
     assert {seat.state.round for seat in circle.seats} == {2}
 

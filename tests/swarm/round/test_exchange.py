@@ -8,14 +8,14 @@ import torch
 
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted, link_of
-from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import CHUNK
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import Kind
 from peer.swarm.net.stream import FrameStream
 from peer.swarm.round.deadline import DeadlineEstimator
 from peer.swarm.runtime.timing import STANDARD
-from tests.swarm.runs import contributions, reduce_all
+from tests.outer.reference import reduced
+from tests.swarm.runs import contributions
 from tests.swarm.table import Table
 
 GATED = swarm_recipe(RecipeSpec(name="opendiloco", aggregator="gated"))
@@ -26,8 +26,7 @@ pytestmark = pytest.mark.usefixtures("arithmetic")
 def contribution_of(table, byzantine, to):
     """What an honest `byzantine` would send to `to` for its shard."""
     state = table.states[byzantine]
-    bounds = shards_of(state.numel, len(table.nodes), state.compressor.block)
-    return state.encode_contribution(table.locals[byzantine], bounds)[to]
+    return state.source(table.locals[byzantine]).encode(state.wire.codec, *state.wire.bounds(len(table.nodes))[to])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def contribution_of(table, byzantine, to):
 )
 async def test_all_members_get_the_same_update_and_it_is_the_reference(network, count, codec, numel):
     table = Table(network, count, codec=codec, numel=numel)
-    expected = reduce_all(table.states[0], table.locals, table.weights)
+    expected = reduced(table.states[0], table.locals, table.weights)
     outcomes = await table.all()
     assert [outcome.update.payload for outcome in outcomes] == [expected.payload] * count
     assert [outcome.update.digest() for outcome in outcomes] == [expected.digest()] * count
@@ -222,9 +221,8 @@ async def test_a_deadline_that_was_too_short_for_a_slow_member_grows(network):
 async def test_gates_drop_a_malformed_slice_and_the_round_goes_on_with_the_reason_on_record(network):
     table = Table(network, 4, recipe=GATED, timeout_s=5.0)
     byzantine = table.nodes[3].peer_id
-    codec, numel = table.states[0].compressor, table.states[0].numel
-    bounds = shards_of(numel, 4, codec.block)
-    own = table.states[3].encode_contribution(table.locals[3], bounds)
+    bounds = table.states[3].wire.bounds(4)
+    own = [contribution_of(table, 3, to) for to in range(4)]
 
     async def malformed(start, stop, leaves):
         piece = own[bounds.index((start, stop))]

@@ -14,15 +14,15 @@ from enum import Enum, auto
 import pytest
 import torch
 
-from peer.outer.compress.sliced import Sliced
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.records import PeerRecord
 from peer.protocol.wire import Kind, group_id
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+from tests.outer.reference import reduced
 from tests.swarm.donor import Joiner, ScriptedDonor, assert_same
 from tests.swarm.gathering import gather, until
-from tests.swarm.runs import NUMEL, RUN, Run, reduce_all
+from tests.swarm.runs import NUMEL, RUN, Run
 from tests.swarm.table import Table
 
 PEERS = 5
@@ -47,9 +47,7 @@ class Averagers(Table):
     """Peers 0 and 1 may be faulty; parts travel in many slices, so that a fault can strike in the middle of one."""
 
     def __init__(self, network, count, faults=(), **options):
-        super().__init__(network, count, numel=options.pop("numel", ELEMENTS), **options)
-        for state in self.states:
-            state.compressor = Sliced(state.compressor.base, SLICE)
+        super().__init__(network, count, numel=options.pop("numel", ELEMENTS), elements=SLICE, **options)
         self.network, self.told = network, dict(enumerate(faults))
         for index, fault in self.told.items():
             if fault not in (Fault.NONE, Fault.FAIL_BEFORE):
@@ -124,7 +122,7 @@ class Averagers(Table):
     def reference(self, indices):
         """What these members must arrive at, whatever way the bytes take."""
         locals_ = [self.locals[index] for index in indices]
-        return reduce_all(self.states[0], locals_, [self.weights[index] for index in indices])
+        return reduced(self.states[0], locals_, [self.weights[index] for index in indices])
 
     async def commit_all(self, indices, outcomes):
         """Certificates and the new states of these members."""

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from peer.outer.aggregate.reduce import bound, reduce_shard
 from peer.outer.compress.registry import compressor
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import RoundAborted
-from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.reduced_update import Update
 from peer.protocol.manifest import RecipeSpec
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.roster import roster_key
 from peer.system.clock import boot_clock
+from tests.outer.reference import reduced
 from tests.swarm.circle import RECIPE, Circle
 from tests.swarm.gathering import until
 
@@ -31,18 +29,8 @@ def reference(circle, group, locals_, recipe):
     """The update that this group must arrive at, computed part by part from whole payloads."""
     state = circle.seats[0].state
     by_id = {seat.peer_id: local for seat, local in zip(circle.seats, locals_, strict=True)}
-    bounds = shards_of(state.numel, len(group.members), state.compressor.block)
-    sent = [state.encode_contribution(by_id[member.peer_id], bounds) for member in group.members]
     weights = [member.tokens for member in group.members]
-    aggregator = bound(recipe.aggregator, len(weights))
-    return Update(
-        tuple(
-            reduce_shard([payloads[part] for payloads in sent], weights, stop - start, state.compressor, aggregator)[0]
-            for part, (start, stop) in enumerate(bounds)
-        ),
-        state.numel,
-        state.compressor,
-    )
+    return reduced(state, [by_id[member.peer_id] for member in group.members], weights, recipe.aggregator)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +68,12 @@ async def test_feedback_on_both_legs_is_carried_from_round_to_round(network):
     locals_, _ = await circle.round()
     for seat, local in zip(circle.seats, locals_, strict=True):
         codec, sent = compressor("int2"), anchor - local
-        assert torch.equal(seat.exchange._strategy._lost.vector, sent - codec.decode(codec.encode(sent), 3000))
+        residual = seat.exchange._strategy._sender.residual
+        assert torch.equal(residual.vector, sent - codec.decode(codec.encode(sent), 3000))
     for _ in range(2):
         await circle.round()
     for seat in circle.seats:
-        assert seat.exchange._strategy._lost._opened == []  # committed
+        assert seat.exchange._strategy._sender.residual._opened == []  # committed
     assert len({seat.state.digest() for seat in circle.seats}) == 1
 
 
@@ -108,13 +97,13 @@ async def test_a_member_that_leaves_ends_the_group_for_all_at_once(network):
 async def test_whoever_does_not_come_is_named_and_nothing_is_lost(network):
     circle = await Circle(network, 3, numel=3000, codec="int2", recipe=LAGOON, elements=512).start()
     await circle.round()
-    before = [seat.exchange._strategy._lost.vector.clone() for seat in circle.seats]
+    before = [seat.exchange._strategy._sender.residual.vector.clone() for seat in circle.seats]
     with pytest.raises(RoundAborted, match="did not come within 0 s") as caught:
         await circle.next_round(0, 0.2)
     assert caught.value.culprit in {circle.seats[1].peer_id, circle.seats[2].peer_id}
     await circle.seats[0].exchange.dissolve(caught.value)
     for seat, residual in zip(circle.seats, before, strict=True):
-        assert torch.equal(seat.exchange._strategy._lost.vector, residual)
+        assert torch.equal(seat.exchange._strategy._sender.residual.vector, residual)
     assert circle.seats[1].calls == circle.seats[2].calls == 1  # they were told that somebody waits
 
 

@@ -103,18 +103,18 @@ def test_who_cannot_carry_on_begins_anew_and_says_so(offence):
 def test_origins_are_the_rounds_in_which_a_reducer_last_had_each_cell():
     shop = Workshop(3)
     committed(shop, 8)
-    numel, cell, me = shop.cut.numel, shop.cut.cell, shop.me.peer_id
-    found = origins(shop.chain, me, 0, 0, numel, shop.cut.bounds)
+    numel, cell, me = shop.wire.numel, shop.wire.cell, shop.me.peer_id
+    found = origins(shop.chain, me, 0, 0, numel, shop.wire.bounds)
     assert [found[0].start, found[-1].stop] == [0, numel]
     assert all(one.stop == other.start for one, other in itertools.pairwise(found))
     last = [None] * -(-numel // cell)
     for certificate in shop.chain:
-        start, stop = shop.cut.bounds(len(certificate.link.roster))[certificate.link.place(me)]
+        start, stop = shop.wire.bounds(len(certificate.link.roster))[certificate.link.place(me)]
         last[start // cell : -(-stop // cell)] = [certificate.link] * len(range(start, stop, cell))
     for origin in found:
         assert {id(link) for link in last[origin.start // cell : -(-origin.stop // cell)]} == {id(origin.link)}
-    assert origins(shop.chain, me, 8, 0, numel, shop.cut.bounds) == [(0, numel, None)]
-    assert origins(shop.chain, "somebody", 0, 0, numel, shop.cut.bounds) == [(0, numel, None)]
+    assert origins(shop.chain, me, 8, 0, numel, shop.wire.bounds) == [(0, numel, None)]
+    assert origins(shop.chain, "somebody", 0, 0, numel, shop.wire.bounds) == [(0, numel, None)]
 
 
 LIES = {
@@ -216,7 +216,7 @@ def test_a_shard_without_a_cell_restores_nothing_of_another_attempt():
 
 
 def _part(shop, roster):
-    start, stop = shop.cut.bounds(len(roster))[roster.index(shop.me)]
+    start, stop = shop.wire.bounds(len(roster))[roster.index(shop.me)]
     return stop - start
 
 

@@ -26,12 +26,12 @@ class Home:
 
     def __init__(self, network):
         self.network, self.node, self.state = network, network.node(), make_state(NUMEL, "int8")
-        self.exchange = exchange_of(self.node, 10.0, RECIPE, NUMEL)
+        self.exchange = exchange_of(self.node, 10.0, RECIPE, self.state.wire)
         self.local = contributions(self.state, 1, seed=1)[0]
 
     async def visit(self):
         visitor = self.network.node()
-        other = exchange_of(visitor, 10.0, RECIPE, NUMEL)
+        other = exchange_of(visitor, 10.0, RECIPE, self.state.wire)
         await other.start()
         joins = [JoinMessage(run_id=RUN, round=0, parent=self.state.lineage_id, tokens=tokens) for tokens in (100, 200)]
         ids = [self.node.peer_id, visitor.peer_id]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from peer.swarm.state.chain import ChainStore, read_chain
-from tests.swarm.runs import Run, contributions, reduce_all
+from tests.outer.reference import reduced
+from tests.swarm.runs import Run, contributions
 
 NUMEL, ROUNDS = 20_000, 12
 
@@ -32,7 +33,7 @@ def updates(run: Run) -> list[bool]:
 def record(run: Run) -> None:
     """A round, of which the chain's line is all that reaches the disk."""
     state = run.state
-    update = reduce_all(state, contributions(state, 3, state.round), [1, 1, 1])
+    update = reduced(state, contributions(state, 3, state.round), [1, 1, 1])
     certificate = run.certify(update)
     run.history.append(certificate)
     state.apply(update, state.round + 1, certificate.link.id)

@@ -9,7 +9,8 @@ from peer.protocol.lineage import check_chain
 from peer.swarm.state import chain as history_module
 from peer.swarm.state.chain import ChainStore, read_chain
 from peer.swarm.state.snapshot_file import SnapshotFile, chunk_lengths, load_snapshot
-from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state, reduce_all
+from tests.outer.reference import reduced
+from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_the_newest_updates_are_kept_and_no_others(run, monkeypatch):
 
 def test_an_update_that_two_rounds_share_stays_while_the_newer_is_kept(run, monkeypatch):
     monkeypatch.setattr(history_module, "KEPT_UPDATES", 2)
-    twice, once = (reduce_all(run.state, contributions(run.state, 3, seed), [1, 1, 1]) for seed in (1, 2))
+    twice, once = (reduced(run.state, contributions(run.state, 3, seed), [1, 1, 1]) for seed in (1, 2))
     for update in (twice, once, twice):
         run.history.append(run.certify(update))
         run.history.keep_update(update.payload)

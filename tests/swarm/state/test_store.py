@@ -11,8 +11,9 @@ from peer.link.memory import Head
 from peer.outer.numerics import offload
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
+from tests.outer.reference import reduced
 from tests.swarm.played import genesis_memory, state_in
-from tests.swarm.runs import Run, contributions, reduce_all
+from tests.swarm.runs import Run, contributions
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def held(run, tmp_path):
 
 def next_round(run):
     """An update of the run and its certificate; the run applies it."""
-    update = reduce_all(run.state, contributions(run.state, 3, run.state.round), [1, 1, 1])
+    update = reduced(run.state, contributions(run.state, 3, run.state.round), [1, 1, 1])
     certificate = run.certify(update)
     run.state.apply(update, run.state.round + 1, certificate.link.id)
     return update, certificate

@@ -19,7 +19,6 @@ from peer.protocol.manifest import RecipeSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import AuditRequest, Kind
 from peer.swarm.net.stream import StreamClosedError
-from peer.swarm.round.partition import partition_of
 from peer.swarm.runtime.round_priority import IoSlot
 from peer.swarm.trust.audit_server import ASKS_OF_ONE, audit_name
 from peer.swarm.trust.judge import Judge
@@ -99,7 +98,7 @@ async def test_evidence_convinces_somebody_who_was_not_there(network, tmp_path):
     found = result.found
     copied = parse_json(Evidence, dump_json(found.evidence))
     state = circle.seats[0].state
-    stranger = Judge(RUN, Recomputer(partition_of(state), RECIPE, list))
+    stranger = Judge(RUN, Recomputer(state.wire, RECIPE, list))
     assert stranger.judge(copied, found.payloads).culprit == circle.seats[0].peer_id
     assert stranger.needs(copied) == [len(payload) for payload in found.payloads]
     assert len(dump_json(found.evidence)) < 4096
@@ -248,7 +247,7 @@ async def test_what_was_kept_for_audits_is_freed_when_the_next_exchange_begins(n
     await circle.round()
     (last,) = circle.seats[0].guard._audit_server._kept.values()
     kept = weakref.ref(last)
-    assert last.nbytes == circle.seats[0].state.compressor.wire_bytes(2048)
+    assert last.nbytes == circle.seats[0].state.wire.codec.wire_bytes(2048)
     del last
     await circle.round()
     await until(lambda: gc.collect() >= 0 and kept() is None, 30.0)
@@ -280,7 +279,7 @@ async def test_payloads_for_an_auditor_go_out_as_many_bytes_to_a_turn(network, t
 
 async def test_small_exchanges_can_be_audited_after_the_next_have_begun(network, tmp_path, monkeypatch):
     circle = await Circle(network, 2, numel=2048, elements=512, folder=tmp_path).start()
-    size = circle.seats[0].state.compressor.wire_bytes(2048)
+    size = circle.seats[0].state.wire.codec.wire_bytes(2048)
     monkeypatch.setattr("peer.swarm.trust.audit_server.KEPT_BYTES", 2 * size)
     past = []
     for _ in range(4):

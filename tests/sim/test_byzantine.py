@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.outer.aggregate.base import Aggregator
 from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import PUBLISHED, SGD, commits_of, recipe_of, simulate
 from tests.sim.tiny_task import TinyTask
@@ -44,7 +45,7 @@ def test_robust_aggregators_survive_what_ruins_the_mean(name: str, aggregator: s
     assert not ruined.loss < 2.8
 
 
-class TrustsNobody:
+class TrustsNobody(Aggregator):
     """An aggregator that drops everybody."""
 
     separable = True

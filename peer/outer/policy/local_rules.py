@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,16 +16,22 @@ GradientAt = Callable[[Tensor], Tensor]
 """Parameters [P] -> gradient [P] there, on the batch of the present step."""
 
 
-class LocalRule(Protocol):
-    """Acts between the backward pass and the inner optimizer, and after the latter.
+class LocalRule:
+    """Acts between the backward pass and the inner optimizer, and after the latter. By itself, it changes nothing.
 
     Order: `begin_round` when a new anchor was merged; then per step backward, `on_gradient`, inner optimizer,
     `after_step`.
+
+    Attributes:
+        replays: whether `on_gradient` needs `gradient_at`: a second forward and backward pass per step.
     """
 
+    replays: ClassVar[bool] = False
+
     @property
-    def replays(self) -> bool:
-        """Whether `on_gradient` needs `gradient_at`: a second forward and backward pass per step."""
+    def kept(self) -> float:
+        """The share of what would have been contributed from the previous anchor that is subtracted."""
+        return 0.0
 
     def begin_round(self) -> None:
         """Forget what belongs to the round before."""
@@ -52,28 +58,12 @@ class LocalRule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class Plain(LocalRule):
     """Nothing is added."""
-
-    @property
-    def replays(self) -> bool:
-        """Never."""
-        return False
-
-    def begin_round(self) -> None:
-        """Nothing to forget."""
-
-    def on_gradient(
-        self, gradient: Tensor, local: Tensor, anchor: Tensor, gradient_at: GradientAt | None = None
-    ) -> None:
-        """Leaves the gradient as it is."""
-
-    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
-        """Leaves the parameters as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proximal:
+class Proximal(LocalRule):
     """gradient += mu (x - anchor): the gradient of mu/2 |x - anchor|^2 (FedProx, arXiv 1812.06127, equation 2).
 
     Attributes:
@@ -88,14 +78,6 @@ class Proximal:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mu) and self.mu >= 0.0):
             raise UserError(f"mu={self.mu}: must be finite and at least 0", "published: 0.001, 0.01, 0.1 or 1")
-
-    @property
-    def replays(self) -> bool:
-        """Never."""
-        return False
-
-    def begin_round(self) -> None:
-        """Nothing to forget."""
 
     def on_gradient(
         self,
@@ -116,21 +98,18 @@ class Proximal:
             local[start:stop].sub_((local[start:stop] - anchor[start:stop]).mul_(lr * self.mu))
 
 
-class Spider:
+class Spider(LocalRule):
     """v_k = g(w_k) + (v_{k-1} - g(w_{k-1})), both gradients on the same batch (FedGLOMO, arXiv 2012.04061).
 
     v_0 = g(w_0). The inner optimizer gets v_k in place of g(w_k). Keeps two fp32 [P] on the gradient's device, and
     costs a second gradient per step.
     """
 
+    replays: ClassVar[bool] = True
+
     def __init__(self) -> None:
         self._previous: Tensor | None = None
         self._estimate: Tensor | None = None
-
-    @property
-    def replays(self) -> bool:
-        """Always: g(w_{k-1}) on the present batch."""
-        return True
 
     def begin_round(self) -> None:
         """The next step starts from v_0 again."""
@@ -151,12 +130,9 @@ class Spider:
         self._estimate.copy_(gradient)
         self._previous.copy_(local)
 
-    def after_step(self, local: Tensor, anchor: Tensor, lr: float) -> None:
-        """Leaves the parameters as they are."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(LocalRule):
     """FedGLOMO's peers (arXiv 2012.04061): `Spider` steps, made again from the previous anchor on the same batches.
 
     The contribution is D_new - (1 - beta) D_old; with the outer optimizer `HeavyBall(lr=1, momentum=1 - beta)` that is
@@ -166,7 +142,12 @@ class Replay:
         beta: of the server's momentum; 1 is federated averaging.
     """
 
+    replays: ClassVar[bool] = True
     beta: float = 0.5
+
+    @property
+    def kept(self) -> float:
+        return 1.0 - self.beta
 
     def __post_init__(self) -> None:
         if not 0.0 < self.beta <= 1.0:

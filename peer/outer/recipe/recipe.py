@@ -14,7 +14,7 @@ from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.optim.optimizers import Averaged, OuterOptimizer, Sgd
-from peer.outer.policy.local_rules import Plain, Proximal, Replay
+from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
@@ -24,7 +24,6 @@ from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, 
 from peer.protocol.manifest import InnerSpec
 
 Schedule = Every | Strided | GradientChange | Timer
-LocalPart = Plain | Proximal | Replay
 
 PARTS: Final[Mapping[str, Mapping[str, type]]] = MappingProxyType(
     {
@@ -76,7 +75,7 @@ class Recipe:
     exchange: Literal["reduce", "gather"] = "reduce"
     compressor: str = "fp32"
     feedback: ErrorFeedback | None = None
-    local: LocalPart = Plain()
+    local: LocalRule = Plain()
     merge: MergeRule = Mix(alpha=0.0)
     topology: Topology = AllPeers()
     aggregator: Aggregator = Mean()
@@ -130,7 +129,7 @@ class Recipe:
     @property
     def gradients_per_step(self) -> int:
         """Forward and backward passes of one inner step: FedGLOMO makes two on each of two trajectories."""
-        return 4 if isinstance(self.local, Replay) else 1
+        return 4 if self.local.replays else 1
 
     @property
     def shared_anchor(self) -> bool:

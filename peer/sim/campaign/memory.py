@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from peer.errors import UserError
-from peer.outer.policy.local_rules import Replay
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.campaign.plan import Job
 from peer.train.device import available_memory
@@ -23,7 +22,7 @@ def bytes_per_peer(recipe: Recipe, parameters: int) -> int:
     vectors += recipe.payload == "gradient" or recipe.accumulates
     vectors += 0 if recipe.shared_anchor else 1 + len(recipe.outer.initial_values)
     vectors += recipe.feedback is not None
-    vectors += 4 if isinstance(recipe.local, Replay) else 0
+    vectors += 4 if recipe.local.replays else 0
     return BYTES * parameters * (vectors + 1)       # a contribution under way
 
 

@@ -8,7 +8,7 @@ import torch
 
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import codec
-from peer.outer.policy.local_rules import Replay, Spider
+from peer.outer.policy.local_rules import Spider
 from peer.outer.policy.merge_rules import Accelerated
 from peer.outer.policy.schedules import GradientChange
 from peer.outer.policy.straggler import waits_for_all
@@ -47,7 +47,7 @@ class LearnerFactory:
         """Of one peer, before its first step."""
         task, recipe = self._task, self._recipe
         parameters = task.initial()
-        replays = isinstance(recipe.local, Replay)
+        replays = recipe.local.replays
         learner = Learner(
             task=task, recipe=recipe, inner=self._inner, parameters=parameters, optimizer=self.optimizer(parameters),
             batches=task.batches(index),

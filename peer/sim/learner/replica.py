@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.compress.feedback import Encoder
-from peer.outer.policy.local_rules import Proximal, Spider
+from peer.outer.policy.local_rules import Spider
 from peer.outer.policy.schedules import ChangeState
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
@@ -120,11 +120,9 @@ class Learner:
             spider.on_gradient(self.gradient, parameters, anchor, lambda at: self._gradient_at(at, batch))
         rule = self.recipe.local
         clip_(self.gradient, self.inner.max_grad_norm)
-        if isinstance(rule, Proximal):
-            rule.on_gradient(self.gradient, parameters, anchor)
+        rule.on_gradient(self.gradient, parameters, anchor)
         optimizer.step(self.gradient, lr)
-        if isinstance(rule, Proximal):
-            rule.after_step(parameters, anchor, lr)
+        rule.after_step(parameters, anchor, lr)
         return loss, norm
 
     def take_anchor(self) -> None:

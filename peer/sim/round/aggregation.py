@@ -7,34 +7,31 @@ values as the butterfly's shards because blocks never straddle a cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from peer.outer.aggregate.base import DirectionAverage, Mean
-from peer.outer.compress.base import Codec, NonFiniteError
-from peer.outer.compress.feedback import Encoder
+from peer.outer.compress.base import Compressor, NonFiniteError
+from peer.outer.compress.registry import compressor
+from peer.outer.compress.residual import Residual
+from peer.outer.math.aggregation import Aggregation
 from peer.outer.math.ranges import Ranges, length_of, put, take
+from peer.outer.math.source import Source
+from peer.outer.math.step import Aggregate, Decoded, step_
+from peer.outer.optim.optimizers import Vectors
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic
 from peer.outer.policy.straggler import ComputeTimeout, staleness_weight
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.gathered_update import round_seed
 from peer.outer.state.gossip_mixing import centre_of, drift
-from peer.outer.topology.topologies import AllPeers
-from peer.sim.learner.replica import Learner, SimReplica, clip_
+from peer.outer.state.reduced_update import Update
+from peer.sim.learner.replica import Learner, OuterCopy, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
-from peer.sim.round.contribution import (
-    SLICE,
-    CommittedRound,
-    Contribution,
-    ReadFragment,
-    is_usable,
-    reader,
-    values_to_send,
-)
+from peer.sim.round.contribution import CommittedRound, Contribution, ReadFragment, is_usable, reader, source_of
 from peer.sim.round.mixing import acceleration_of, move_to
 
 
@@ -56,7 +53,8 @@ class Synchroniser:
         self.lengths = [length_of(ranges) for ranges in self.fragments]
         self.shapes = [layout.shapes_within(ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
-        self._residuals: dict[int, Encoder] = {}
+        self._aggregators = [recipe.aggregator.shaped(shapes) for shapes in self.shapes]
+        self._residuals: dict[int, Residual] = {}
         self._acceleration = acceleration_of(recipe, num_peers)
 
     # contributions ------------------------------------------------------------------------------------------------
@@ -96,12 +94,11 @@ class Synchroniser:
     ) -> tuple[float, ReadFragment]:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         lazy = self.recipe.dense and self.recipe.feedback is None and not (overlapped or self.recipe.accumulates)
-        source = values_to_send(self.recipe, learner, self.fragments[fragment], lr)
+        source = source_of(self.recipe, learner, self.fragments[fragment], lr)
         if lazy and not isinstance(self.recipe.merge, Eager):
-            return codec.wire_bytes(self.lengths[fragment]), lambda a, b: round_trip(codec, source(a, b))
-        vector = source(0, self.lengths[fragment])
+            return codec.wire_bytes(source.numel), partial(_received, source, compressor(self.recipe.compressor))
+        vector = source.read(0, source.numel)
         if isinstance(self.recipe.merge, Eager):
-            vector = vector.clone()
             learner.previous, learner.current = learner.current, vector
         if self.recipe.payload == "gradient":
             clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
@@ -137,8 +134,7 @@ class Synchroniser:
             elif self.recipe.payload == "gradient":
                 outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
             elif isinstance(self.recipe.merge, Eager):
-                vectors = [values for _, _, values in self._aggregate(reads, kept, fragment, len(members), round)]
-                outcome.update = torch.cat(vectors)
+                outcome.update = self._whole(reads, kept, fragment, len(members), round)
             else:
                 self._outer_step(learners, reads, kept, fragment, round, outcome)
         except ValueError:  # a robust aggregator dropped all, or the mean left fp32's range
@@ -150,40 +146,34 @@ class Synchroniser:
         return contribution.weight * staleness_weight(self.recipe.straggler, staleness, contributors)
 
     def _aggregate(
-        self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int,
-        round: int,
-    ) -> Iterator[tuple[int, int, Tensor]]:
-        """(start, stop, the aggregate as every member decodes it), range by range."""
-        length, aggregator = self.lengths[fragment], self.recipe.aggregator
-        if isinstance(aggregator, Mean) and aggregator.normalise == "members":
-            aggregator = aggregator.bind(max(members, len(reads)))
-        elif isinstance(aggregator, DirectionAverage):
-            aggregator = aggregator.shaped(self.shapes[fragment])
-        codec = self.codecs[fragment].seeded(self._seed(fragment, round))
-        reducers = self._reducers(fragment)
-        size = SLICE if aggregator.separable and reducers is None else max(length, 1)
-        for start in range(0, length, size):
-            stop = min(start + size, length)
-            mean = aggregator.aggregate([read(start, stop) for read in reads], weights)
-            if reducers is not None:
-                mean = reducers.encode_decoded(mean, self._seed(fragment, round)).decoded
-            elif self.recipe.exchange == "reduce":
-                mean = round_trip(codec, mean)
-            yield start, stop, mean
+        self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int, round: int
+    ) -> Aggregate:
+        """What every member makes of these contributions; see `WireFormat.update`."""
+        length = self.lengths[fragment]
+        aggregation = Aggregation(self._aggregators[fragment], weights, members=max(members, len(reads)), stride=0)
+        contributions = [partial(_values, read) for read in reads]
+        if self.recipe.exchange == "gather" or not self.recipe.dense:
+            vector = aggregation.aggregate(contributions, length)
+            if self.recipe.exchange == "gather":
+                return Decoded(vector)
+            codec = self.codecs[fragment].seeded(self._seed(fragment, round))
+            return Decoded(codec.decode(codec.encode(vector), length))
+        dense, lost = compressor(self.recipe.compressor), self._lost_in_reducing(fragment)
+        if lost is None:
+            return Update((aggregation.reduce(contributions, length, dense.encode_ranges),), length, dense)
+        payload = aggregation.reduce(contributions, length, lambda n, read: lost.encode(dense, 0, n, read))
+        lost.commit()
+        return Update((payload,), length, dense)
 
-    def _reducers(self, fragment: int) -> Encoder | None:
+    def _lost_in_reducing(self, fragment: int) -> Residual | None:
         """What the reducers' encoding of the mean loses is fed back too (Tang et al. 2019, arXiv 1905.05957).
 
         Each holds the residual of its own shard; together they are one vector.
         """
-        if self.recipe.feedback is None or self.recipe.exchange != "reduce":
-            return None
-        if not isinstance(self.recipe.topology, AllPeers):  # a group has no member that reduced its shard before
+        if self.recipe.feedback is None or self.recipe.gossips:  # a group has no member that reduced its shard before
             return None
         if fragment not in self._residuals:
-            self._residuals[fragment] = Encoder(
-                self.codecs[fragment], self.recipe.feedback.on_return, self.lengths[fragment], revertible=False
-            )
+            self._residuals[fragment] = Residual(self.recipe.feedback.on_return, self.lengths[fragment])
         return self._residuals[fragment]
 
     def _outer_step(
@@ -191,32 +181,28 @@ class Synchroniser:
         fragment: int, round: int, outcome: CommittedRound,
     ) -> None:
         ranges = self.fragments[fragment]
+        aggregate = self._aggregate(reads, weights, fragment, len(learners), round)
         outers = list({id(learner.outer): learner.outer for learner in learners}.values())
-        anchors = [take(outer.anchor, ranges) for outer in outers]
-        buffers = [[take(buffer, ranges) for buffer in outer.buffers] for outer in outers]
+        anchors = [take(outer.anchor, ranges) for outer in outers] if len(outers) > 1 else []
         if isinstance(self.recipe.merge, Elastic) or learners[0].shadow is not None:
-            outcome.anchor_before = anchors[0].clone()
-        for start, stop, mean in self._aggregate(reads, weights, fragment, len(learners), round):
-            # In gossip each member has its own anchor, and drifts towards the group's mean (arXiv 2506.10911, eq. 5).
-            centre = centre_of([a[start:stop] for a in anchors]) if len(outers) > 1 else None
-            for anchor, own in zip(anchors, buffers, strict=True):
-                direction = mean if centre is None else drift(mean, anchor[start:stop], centre)
-                vectors = [buffer[start:stop] for buffer in own]
-                self.recipe.optimizer.step_(anchor[start:stop], vectors, direction, round=round - 1)
-        for outer in outers:
+            outcome.anchor_before = take(outers[0].anchor, ranges).clone()
+        directions = [aggregate]
+        if anchors:  # in gossip each member has its own, and drifts towards the group's mean (arXiv 2506.10911, eq. 5)
+            mean, centre = aggregate.decode_range(0, aggregate.numel), centre_of(anchors)
+            directions = [Decoded(drift(mean, anchor, centre)) for anchor in anchors]
+        for outer, direction in zip(outers, directions, strict=True):
+            self._step(outer, ranges, direction, round - 1)
             outer.rounds += 1
-        if len(ranges) > 1:
-            for outer, anchor, own in zip(outers, anchors, buffers, strict=True):
-                put(outer.anchor, ranges, anchor)
-                for buffer, values in zip(outer.buffers, own, strict=True):
-                    put(buffer, ranges, values)
+
+    def _step(self, outer: OuterCopy, ranges: Ranges, aggregate: Aggregate, round: int, lr_scale: float = 1.0) -> None:
+        vectors = Vectors(outer.anchor, outer.buffers)
+        step_(self.recipe.optimizer, vectors, ranges, aggregate, round=round, lr_scale=lr_scale)
 
     def _gradient(
         self, learners: Sequence[Learner], reads: Sequence[ReadFragment], weights: Sequence[float],
         fragment: int, round: int, lr: float,
     ) -> Tensor | None:
-        vectors = [values for _, _, values in self._aggregate(reads, weights, fragment, len(learners), round)]
-        gradient = torch.cat(vectors)
+        gradient = self._whole(reads, weights, fragment, len(learners), round)
         if isinstance(self.recipe.straggler, ComputeTimeout):
             tokens = [int(weight) for weight in weights]
             gradient.mul_(sum(tokens) / self.recipe.straggler.divisor(tokens, self.nominal_tokens // 2))
@@ -225,8 +211,14 @@ class Synchroniser:
                 clip_(gradient, learners[0].inner.max_grad_norm)
             return gradient
         for outer in {id(learner.outer): learner.outer for learner in learners}.values():
-            self.recipe.optimizer.step_(outer.anchor, outer.buffers, gradient, round=round - 1, lr_scale=lr)
+            self._step(outer, self.fragments[fragment], Decoded(gradient), round - 1, lr)
         return None
+
+    def _whole(
+        self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int, round: int
+    ) -> Tensor:
+        aggregate = self._aggregate(reads, weights, fragment, members, round)
+        return aggregate.decode_range(0, aggregate.numel)
 
     def _gossip(
         self, present: Sequence[Learner], reads: Sequence[ReadFragment], members: int, fragment: int, round: int
@@ -238,8 +230,7 @@ class Synchroniser:
         if isinstance(self.recipe.merge, Accelerated):
             self._acceleration.pair(present, sent)
             return
-        alike = [1.0] * len(sent)
-        mixed = torch.cat([values for *_, values in self._aggregate(reads, alike, fragment, members, round)])
+        mixed = self._whole(reads, [1.0] * len(sent), fragment, members, round)
         replaces = self.recipe.compressor == "fp32" and not self.recipe.overlap_steps
         move_to(mixed, present, sent, self.fragments[fragment], replaces=replaces)
 
@@ -280,13 +271,19 @@ class Synchroniser:
         assert learner.current is not None
         before = learner.previous if self.recipe.overlap_steps else learner.current
         direction = self.recipe.merge.estimate(update, learner.current, before, members)
-        self.recipe.optimizer.step_(learner.outer.anchor, learner.outer.buffers, direction, round=steps_taken)
+        self._step(learner.outer, self.fragments[0], Decoded(direction), steps_taken)
         learner.parameters.copy_(learner.outer.anchor)
 
     def _seed(self, fragment: int, round: int) -> int:
         return round_seed(self.seed, fragment, round)
 
 
-def round_trip(codec: Codec, x: Tensor) -> Tensor:
-    """What the receivers of `x` hold."""
-    return x.clone() if codec.name == "fp32" else codec.decode(codec.encode(x), x.numel())
+def _received(source: Source, codec: Compressor, start: int, stop: int) -> Tensor:
+    """What the receivers of a contribution hold; encoded and decoded when it is read."""
+    if codec.name == "fp32":
+        return source.read(start, stop)
+    return codec.decode(source.encode(codec, start, stop), stop - start)
+
+
+def _values(read: ReadFragment, start: int, stop: int, room: Tensor | None) -> Tensor:  # noqa: ARG001
+    return read(start, stop)

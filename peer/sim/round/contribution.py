@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.outer.compress.base import NonFiniteError, is_finite
 from peer.outer.math.ranges import Ranges, take
-from peer.outer.policy.local_rules import Replay
+from peer.outer.math.source import Source
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.learner.replica import Learner
 from peer.sim.world.scenario import PeerProfile
@@ -61,7 +61,7 @@ def reader(vector: Tensor) -> ReadFragment:
     return lambda start, stop: vector[start:stop]
 
 
-def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> ReadFragment:
+def source_of(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> Source:
     """What the peer has to say for the fragment in `ranges`, before any codec.
 
     Args:
@@ -69,18 +69,15 @@ def values_to_send(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) 
         lr: inner learning rate, which scales a gradient that peers accumulate.
     """
     if recipe.payload == "gradient":
-        factor = lr if recipe.accumulates else 1.0
-        gradient = take(learner.gradient, ranges)
-        return lambda a, b: gradient[a:b] * factor
-    local = take(learner.parameters, ranges)
-    if recipe.payload == "parameters":
-        return lambda a, b: local[a:b]
-    anchor = take(learner.base if learner.base is not None else learner.outer.anchor, ranges)
+        if recipe.accumulates:
+            return Source(take(learner.gradient, ranges) * lr, None)
+        return Source(learner.gradient, None, ranges)
+    anchor = None if recipe.payload == "parameters" else learner.outer.anchor if learner.base is None else learner.base
+    source = Source(learner.parameters, anchor, ranges)
     if learner.shadow is None:
-        return lambda a, b: anchor[a:b] - local[a:b]
-    assert isinstance(recipe.local, Replay)
-    kept, shadow = 1.0 - recipe.local.beta, learner.shadow
-    return lambda a, b: anchor[a:b] - local[a:b] - kept * (shadow.anchor[a:b] - shadow.parameters[a:b])
+        return source
+    kept, before = recipe.local.kept, Source(learner.shadow.parameters, learner.shadow.anchor, ranges)
+    return Source(source.read(0, source.numel) - kept * before.read(0, source.numel), None)
 
 
 def is_usable(read: ReadFragment, length: int) -> bool:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.tasks import hush_foreign_noise
 from peer.system.death_signal import children_die_with_us
+from peer.system.exit_signals import ending_signals
 from peer.system.gc_pause import starting
 from peer.system.preflight import (
     check_host_ports,
@@ -89,7 +89,7 @@ async def _serve(arguments: argparse.Namespace, manifest: RunManifest, identity_
     await building.start()
     with starting():  # torch and hivemind take seconds to import; the checks before need neither
         import bootstrap.node  # noqa: F401
-    for number in (signal.SIGINT, signal.SIGTERM):  # until here a signal has ended this process at once
+    for number in ending_signals():  # until here a signal has ended this process at once
         loop.add_signal_handler(number, stop.set)
     opening = asyncio.ensure_future(_open(arguments, building, identity_path))
     stopping = asyncio.ensure_future(stop.wait())

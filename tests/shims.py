@@ -62,26 +62,3 @@ def preload(folder: Path, source: str, *macros: str) -> dict[str, str]:
     defines = [f"-D{macro}" for macro in macros]
     subprocess.run(["gcc", "-shared", "-fPIC", *defines, "-o", str(library), str(text)], check=True)
     return {"LD_PRELOAD": str(library)}
-# no regular file but standard output grows, and no folder is made, while the file that FULL_WHILE names is there
-FULL_DISK = """
-#define _GNU_SOURCE
-#include <errno.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-static int full(int file) {
-    struct stat found;
-    const char *flag = getenv("FULL_WHILE");
-    if (!flag || access(flag, F_OK)) return 0;
-    if (file >= 0 && (file <= 2 || fstat(file, &found) || !S_ISREG(found.st_mode))) return 0;
-    errno = ENOSPC;
-    return 1;
-}
-ssize_t write(int file, const void *data, size_t size) {
-    return full(file) ? -1 : syscall(SYS_write, file, data, size);
-}
-int mkdir(const char *path, mode_t mode) {
-    return full(-1) ? -1 : (int)syscall(SYS_mkdirat, -100, path, mode);
-}
-"""

@@ -22,6 +22,7 @@ from peer.demo.report import MIN_ROUNDS, demo_report, shortcomings
 from peer.errors import UserError
 from peer.settings import ENV_PREFIX
 from peer.swarm.net.socket_folder import open_socket_folder
+from peer.system.exit_signals import ending_signals
 from peer.system.output_files import check_output_file, named_path, replace_file
 from peer.system.preflight import check_shared_memory
 from peer.telemetry.console import LiveSwarm, human_count, setup_logging
@@ -188,7 +189,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _termination_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does, and Ctrl-C does so even where a shell started us with SIGINT ignored."""
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does, and that also where a shell started us with SIGINT ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -199,7 +200,7 @@ def _termination_is_an_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(handler: Callable[..., None] | signal.Handlers) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in ending_signals()}
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, parse_published
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
+from peer.system.exit_signals import ending_signals
 from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.metrics import MetricsFile, finite_json
@@ -46,12 +47,12 @@ SAMPLE_TOKENS = 200
 
 
 class StopSignal:
-    """SIGINT and SIGTERM: before training they interrupt, while training they ask the loop to stop; twice: at once."""
+    """SIGINT, SIGTERM, SIGHUP: before training they interrupt, while training they ask it to stop; twice: at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self.draining = False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:

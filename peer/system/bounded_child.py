@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.errors import UserError
+from peer.system.exit_signals import ending_signals
 
 CPU_S = 60
 WALL_S = 180.0
@@ -61,8 +62,8 @@ def _work_and_exit(work: Callable[[], Any], writing: int, cpu_s: int, memory_byt
     """In the child: nothing of the parent's is flushed, closed or waited for."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ending_signals():
+            signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
         limit = _mapped_bytes() + memory_bytes

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a process that is still starting. Imports nothing heavy: it comes first."""
+"""What SIGINT, SIGTERM and SIGHUP do to a process that is starting. Imports nothing heavy: it comes first."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import os
 import signal
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask a process to end: Ctrl-C, a service manager, a terminal that closes unless `nohup` is used."""
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM) if nohup else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def exit_on_signals(code: int) -> None:
-    """End this process at once on SIGINT and SIGTERM, with this exit code.
+    """End this process at once on such a signal, with this exit code.
 
     The kernel drops a signal that has no handler when the process is the first of its PID namespace, as in a
     container; and a KeyboardInterrupt in the middle of an import can get lost.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         signal.signal(number, lambda *_: os._exit(code))
 
 
 def interrupt_on_signals() -> None:
-    """Raise KeyboardInterrupt on SIGTERM as on SIGINT, so that what was begun is cleaned up."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Raise KeyboardInterrupt on each of them, as on SIGINT, so that what was begun is cleaned up."""
+    for number in ending_signals():
         signal.signal(number, signal.default_int_handler)

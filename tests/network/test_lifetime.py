@@ -14,7 +14,7 @@ from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer, alive, descendants, until
 
 MakeSwarm = Callable[..., TestSwarm]
-ENDINGS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, signal.SIGINT: 0}
+ENDINGS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, signal.SIGINT: 0, signal.SIGHUP: 0}
 GONE_WITHIN_S = 5.0
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -136,6 +137,7 @@ class Pool:
         ours, theirs = context.Pipe()
         arguments = (theirs, Path(self._folder.name), self._windows[0].sequence_length, os.getpid())
         process = context.Process(target=_work, args=arguments, daemon=True)
+        resource_tracker.ensure_running()  # its start, which the first child's would include, unblocks SIGINT
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()

@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     children_die_with_us()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the trainer drains and then stops its agent
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the trainer drains and then stops its agent
         signal.signal(number, signal.SIG_IGN)
     make_files_private()
     logging.basicConfig(level=logging.INFO, handlers=[StderrLog(rotates=True)])

@@ -128,12 +128,13 @@ def test_ctrl_c_ends_a_comparison_and_its_processes(tiny):
     argv = ("compare", "ddp", "--manifest", tiny / "tiny.yaml", "--train-files", tiny / "text.txt", "--jobs", "2",
             "--seeds", "2", "--tokens", "100M", "--report", tiny / "r.json")
     process = subprocess.Popen([sys.executable, "-m", "peer.cli", *map(str, argv)], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, preexec_fn=accept_ctrl_c, env=os.environ | LIVE_BARS)
+                               stderr=subprocess.PIPE, text=True, preexec_fn=accept_ctrl_c, env=os.environ | LIVE_BARS,
+                               start_new_session=True)
     try:
         read_until(process.stdout, [rf"ddp, seed {seed} [^\n]*loss" for seed in range(2)])  # both have made steps
         children = workers_of(process.pid)
         assert len(children) == 2
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = process.communicate(timeout=60)  # a second on a quiet machine
     finally:
         process.kill()

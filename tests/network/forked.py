@@ -19,11 +19,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, cast
 
 import peer.swarm.agent.session  # noqa: F401 - imported here, so that no child has to
+from peer.link import supervisor
 from peer.link.supervisor import AgentProcess
 from peer.swarm.agent import process as agent
 
@@ -116,6 +117,27 @@ class ForkedAgent(AgentProcess):
         self._channel = ours
         self._started_at = self._clock()
         self.starts += 1
+
+
+def run_forked(
+    main: Main, arguments: Sequence[str], log_path: Path, env: Mapping[str, str], timeout_s: float = 100.0
+) -> tuple[int, str]:
+    """Run a command to its end, in a process that has imported everything; -> (exit code, stdout and stderr together).
+
+    Args:
+        env: all of its environment.
+    """
+    def as_typed() -> None:
+        os.environ.clear()
+        os.environ.update(env)
+        supervisor.AgentProcess = ForkedAgent  # type: ignore[misc]
+        main()
+
+    process = ForkedProcess(as_typed, arguments, log_path)
+    try:
+        return process.wait(timeout_s), log_path.read_text()
+    finally:
+        process.kill()
 
 
 def _become(

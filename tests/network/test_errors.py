@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import torch
 
-from peer.checkpoint.store import write_checkpoint
-from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
-from tests.network.processes import LOOPBACK, JoinedPeer, alive, descendants, environment, run, until
+import bootstrap.cli
+from peer import cli, genesis
+from tests.network.bootstraps import DILOCO, MANIFEST
+from tests.network.forked import run_forked
+from tests.network.processes import LOOPBACK, environment, run
 from tests.network.publisher import GIANT
 
 SMALL = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
@@ -111,18 +107,6 @@ BOOTSTRAP = {
     "folder of this machine as the model": Case(
         line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {pretrained: ./tiny}"},
         says=("model.pretrained='./tiny'", "other peers cannot read a folder of this machine")),
-    "architecture of several models": Case(
-        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {architecture: musicgen}"},
-        says=("musicgen cannot be trained", "choose another architecture")),
-    "architecture that looks ahead": Case(
-        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {architecture: bert, config: {hidden_size: 12}}"},
-        says=("bert cannot be trained: what it predicts depends on later tokens", "is_decoder")),
-    "code from elsewhere": Case(
-        line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {architecture: llama, config: {auto_map: {a: b}}}"},
-        says=("'auto_map' cannot be set: code from elsewhere is never run", "remove 'auto_map'")),
-    "special token beyond the vocabulary": Case(
-        line="<here>/run.yaml", files={"run.yaml": SMALL.replace("pad_token_id: 0", "pad_token_id: 264")},
-        says=("pad_token_id=264: must be from 0 to 263", "vocab_size to at least 265")),
     "model that does not fit": Case(
         line="<here>/run.yaml", files={"run.yaml": WIDE},
         says=("a model of 1340050.3M parameters needs 14976.23 GiB", "GiB free", "smaller model")),
@@ -142,6 +126,24 @@ BOOTSTRAP = {
         says=("cannot join", "<dead>", "connection refused", "Check that the port is open")),
 }  # fmt: skip
 
+BUILD = "<here>/run.yaml --out <here>/genesis.bin"
+MODELS = {  # said by the child that builds the first state of a run
+    "architecture of several models": Case(
+        line=BUILD, files={"run.yaml": "name: a\nmodel: {architecture: musicgen}"},
+        says=("musicgen cannot be trained", "choose another architecture")),
+    "architecture that looks ahead": Case(
+        line=BUILD, files={"run.yaml": "name: a\nmodel: {architecture: bert, config: {hidden_size: 12}}"},
+        says=("bert cannot be trained: what it predicts depends on later tokens", "is_decoder")),
+    "code from elsewhere": Case(
+        line=BUILD, files={"run.yaml": "name: a\nmodel: {architecture: llama, config: {auto_map: {a: b}}}"},
+        says=("'auto_map' cannot be set: code from elsewhere is never run", "remove 'auto_map'")),
+    "special token beyond the vocabulary": Case(
+        line=BUILD, files={"run.yaml": SMALL.replace("pad_token_id: 0", "pad_token_id: 264")},
+        says=("pad_token_id=264: must be from 0 to 263", "vocab_size to at least 265")),
+}  # fmt: skip
+
+IN_FULL = {"unreachable address", "model that does not fit", "empty data set"}  # as they are typed, imports and all
+
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
@@ -157,11 +159,22 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check(case: Case, module: str, folder: Path, busy: int, extra: list[str]) -> None:
+def said_by(name: str, main: Callable[[], None], arguments: list[str], folder: Path, env: dict[str, str]) -> str:
+    """What a command says before it ends with code 2, in a new process or in a fork of this one."""
+    if name in IN_FULL:
+        code, said = run(main.__module__, arguments, env)
+    else:
+        code, said = run_forked(main, arguments, folder.with_name(folder.name + ".log"), environment(env))
+    assert code == 2, said
+    assert "Traceback" not in said
+    return said
+
+
+def check(name: str, case: Case, main: Callable[[], None], folder: Path, busy: int, extra: list[str]) -> None:
     """Run the case and compare what it says."""
-    for name, content in case.files.items():
-        (folder / name).write_text(content)
-        (folder / name).chmod(0o644 if content == "0644" else 0o600)
+    for file, content in case.files.items():
+        (folder / file).write_text(content)
+        (folder / file).chmod(0o644 if content == "0644" else 0o600)
     places = {
         "<here>": str(folder), "<busy>": str(busy), "<dead>": f"/ip4/127.0.0.1/tcp/{_free_port()}/p2p/{PEER_ID}",
     }  # fmt: skip
@@ -171,9 +184,7 @@ def check(case: Case, module: str, folder: Path, busy: int, extra: list[str]) ->
             text = text.replace(mark, value)
         return text
 
-    code, said = run(module, [*filled(case.line).split(), *extra], case.env)
-    assert code == 2, said
-    assert "Traceback" not in said
+    said = said_by(name, main, [*filled(case.line).split(), *extra], folder, case.env)
     for phrase in map(filled, case.says):
         assert phrase in said
 
@@ -184,7 +195,7 @@ def test_join_says_what_is_wrong_before_it_touches_the_network(
 ) -> None:
     monkeypatch.delenv("ATOLL_CONFIG", raising=False)
     began = time.monotonic()
-    check(BEFORE_THE_NETWORK[name], "peer.cli", tmp_path, listener.getsockname()[1], [])
+    check(name, BEFORE_THE_NETWORK[name], cli.main, tmp_path, listener.getsockname()[1], [])
     assert time.monotonic() - began < 30.0
 
 
@@ -193,7 +204,12 @@ def test_bootstrap_says_what_is_wrong(name: str, tmp_path: Path, listener: socke
     case = BOOTSTRAP[name]
     extra = [] if "--state-dir" in case.line else ["--state-dir", str(tmp_path / "state")]
     extra += [] if "--host-maddrs" in case.line else ["--host-maddrs", LOOPBACK]
-    check(case, "bootstrap.cli", tmp_path, listener.getsockname()[1], extra)
+    check(name, case, bootstrap.cli.main, tmp_path, listener.getsockname()[1], extra)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_no_peer_could_train_is_told_before_a_run_is_opened(name: str, tmp_path: Path) -> None:
+    check(name, MODELS[name], genesis.main, tmp_path, 0, [])
 
 
 WRONG_PATHS = {
@@ -219,136 +235,5 @@ def test_a_path_that_cannot_be_used_is_said_at_the_start_and_leaves_no_trace(nam
     for mark, value in {"<here>": str(tmp_path), "<long>": str(tmp_path / ("x" * 300)), "<name>": "x" * 300,
                         "<dead>": f"/ip4/127.0.0.1/tcp/{_free_port()}/p2p/{PEER_ID}"}.items():
         line = line.replace(mark, value)
-    code, said = run("peer.cli", line.split())
-    assert code == 2, said
-    assert reason in said
-    assert "Traceback" not in said
+    assert reason in said_by(name, cli.main, line.split(), tmp_path, {})
     assert list(tmp_path.iterdir()) == []
-
-
-# -- what only a swarm can tell ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Addresses of live nodes by name, and a peer that trains."""
-
-    folder: Path
-    bootstrap: BootstrapProcess
-    addresses: dict[str, str]
-    resident: JoinedPeer
-
-    def fill(self, text: str, here: Path) -> str:
-        marks = {"<here>": str(here), "<resident>": str(self.resident.folder), "<run>": self.bootstrap.run_id[:16]}
-        marks["<hash>"] = self.bootstrap.run_id
-        marks["<id>"] = self.resident.events("start")[0]["peer_id"]
-        marks |= {f"<{name}>": address for name, address in self.addresses.items()}
-        for mark, value in marks.items():
-            text = text.replace(mark, value)
-        return text
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
-    folder = tmp_path_factory.mktemp("swarm")
-    (folder / "run.yaml").write_text(SMALL)
-    command = [sys.executable, "-m", "tests.network.publisher", str(folder), str(folder / "run.yaml")]
-    publisher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment())
-    bootstrap = BootstrapProcess(folder / "bootstrap", SMALL)
-    resident = JoinedPeer(folder / "resident", bootstrap.address)
-    assert publisher.stdout is not None
-    addresses = {"live": bootstrap.address, **json.loads(publisher.stdout.readline())}
-    resident.wait_for(lambda: resident.step > 0)
-    resident.process.send_signal(signal.SIGSTOP)  # its agent stays in the swarm; the processor is for the tests
-    yield Places(folder=folder, bootstrap=bootstrap, addresses=addresses, resident=resident)
-    resident.close()
-    bootstrap.close()
-    publisher.kill()
-    publisher.wait()
-
-
-def _empty_folder(here: Path, _: Places) -> None:
-    (here / "nothing").mkdir()
-
-
-def _copied_key(here: Path, places: Places) -> None:
-    shutil.copy(places.resident.identity, here / "copy.key")  # with its mode
-
-
-def _foreign_checkpoint(here: Path, _: Places) -> None:
-    progress = {"round": 3, "step": 3, "tokens": 9, "steps_since_snapshot": 0, "unsent_tokens": 0}
-    state = {
-        "run_id": "f" * 64, "lineage_id": "f" * 64, "round": 3, "progress": progress, "origin": {},
-        "data": {"seed": 1, "epoch": 0, "position": 0},
-    }  # fmt: skip
-    write_checkpoint(here / "old", 3, {"inner": {"parameters": torch.zeros(1)}}, state)
-
-
-def _nothing(here: Path, _: Places) -> None:
-    assert here.is_dir()
-
-
-IN_THE_SWARM = {
-    "manifest hash mismatch": (
-        _nothing, f"<live> --run-id {'0' * 64}",
-        ("manifest hash mismatch: the swarm runs <hash>, not 0000000000", "check --run-id")),
-    "incompatible protocol version": (
-        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 4", "upgrade atoll")),
-    "no manifest": (
-        _nothing, "<empty>", ("holds no manifest (waited 10 s)", "the address that of an Atoll bootstrap")),
-    "identity in use on this machine": (
-        _nothing, "<live> --identity-path <resident>/identity.key",
-        ("identity in use: <resident>/identity.key belongs to process", "--output-dir")),
-    "identity in use elsewhere": (
-        _copied_key, "<live> --identity-path <here>/copy.key",
-        ("identity in use: a live peer already has the id <id>", "--identity-path")),
-    "empty data set": (
-        _empty_folder, "<live> --train-files <here>/nothing",
-        ("train_files '<here>/nothing' matches no file", "takes files, folders and globs")),
-    "model that does not fit": (
-        _nothing, "<giant>",
-        ("a model of 1340050.3M parameters needs 34944.53 GiB", "GiB free", "smaller model")),
-    "device that is not there": (
-        _nothing, "<live> --device cuda:9", ("device='cuda:9' is not available: this torch sees", "use auto, cpu")),
-    "checkpoint of another run": (
-        _foreign_checkpoint, "<live> --resume-from-checkpoint <here>/old/checkpoint-3",
-        ("belongs to run ffffffffffffffff, not <run>", "without --resume-from-checkpoint")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", IN_THE_SWARM)
-def test_join_says_what_is_wrong_with_the_run(name: str, tmp_path: Path, places: Places) -> None:
-    prepare, line, says = IN_THE_SWARM[name]
-    prepare(tmp_path, places)
-    text = tmp_path / "text.txt"
-    text.write_text("a line of text\n" * 100)
-    own = [] if "--train-files" in line else ["--train-files", str(text)]
-    folder = ["--output-dir", str(tmp_path / "out"), "--host-maddrs", LOOPBACK]
-    began = time.monotonic()
-    code, said = run("peer.cli", ["join", *places.fill(line, tmp_path).split(), *folder, *own])
-    assert code == 2, said
-    assert "Traceback" not in said
-    flat = " ".join(said.split())
-    for phrase in says:
-        assert places.fill(phrase, tmp_path) in flat
-    assert time.monotonic() - began < 60.0
-    assert places.resident.process.poll() is None  # and nobody else was disturbed
-
-
-@pytest.mark.parametrize("moment", ["while it imports", "while it looks for the run"])
-def test_ctrl_c_while_starting_leaves_nothing_alive(moment: str, tmp_path: Path, places: Places) -> None:
-    peer = JoinedPeer(tmp_path / "early", places.addresses["empty"])
-    begun = {
-        "while it imports": lambda: peer.agent is not None,
-        "while it looks for the run": lambda: peer.daemon is not None,
-    }[moment]
-    try:
-        peer.wait_for(begun)
-        family = descendants(peer.process.pid)
-        assert len(family) == (1 if moment == "while it imports" else 2)  # the agent, and its daemon
-        peer.signal(signal.SIGINT)
-        assert peer.process.wait(10.0) == 130
-        until(lambda: not any(map(alive, family)), 5.0, lambda: family)
-        assert "Traceback" not in peer.log_text()
-    finally:
-        peer.close()

@@ -25,6 +25,7 @@ from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.tasks import hush_foreign_noise
 from peer.system.death_signal import children_die_with_us
 from peer.system.exit_signals import ending_signals
+from peer.system.file_lock import lock_folder
 from peer.system.gc_pause import starting
 from peer.system.preflight import (
     check_host_ports,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bootstrap")
 LOG_NAME = "node.log"
+LOCK_NAME = "bootstrap.lock"
 STATUS_PERIOD_S = 10.0
 CLOSE_TIMEOUT_S = 3.0
 REACHES = {
@@ -63,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     children_die_with_us()
     with (
         lock_identity(identity_path),
+        lock_folder(arguments.state_dir, "state_dir", LOCK_NAME),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,  # its children run the hook of the line above
     ):
         logging.getLogger().addHandler(log_file(arguments.state_dir / LOG_NAME))

@@ -130,7 +130,7 @@ def run_forked(
     def as_typed() -> None:
         os.environ.clear()
         os.environ.update(env)
-        supervisor.AgentProcess = ForkedAgent  # type: ignore[misc]
+        supervisor.AgentProcess = ForkedAgent  # type: ignore[misc, assignment]
         main()
 
     process = ForkedProcess(as_typed, arguments, log_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import bootstrap.cli
+import bootstrap.serve
 from peer import cli, genesis
+from peer.system.file_lock import lock_folder
 from tests.network.bootstraps import DILOCO, MANIFEST
 from tests.network.forked import run_forked
 from tests.network.processes import LOOPBACK, environment, run
@@ -205,6 +208,17 @@ def test_bootstrap_says_what_is_wrong(name: str, tmp_path: Path, listener: socke
     extra = [] if "--state-dir" in case.line else ["--state-dir", str(tmp_path / "state")]
     extra += [] if "--host-maddrs" in case.line else ["--host-maddrs", LOOPBACK]
     check(name, case, bootstrap.cli.main, tmp_path, listener.getsockname()[1], extra)
+
+
+def test_a_second_bootstrap_in_one_folder_is_refused(tmp_path: Path) -> None:
+    state, manifest = tmp_path / "state", tmp_path / "run.yaml"
+    state.mkdir()
+    manifest.write_text(SMALL)
+    flags = {"--state-dir": state, "--identity-path": tmp_path / "key", "--host-maddrs": LOOPBACK}
+    line = [str(manifest), *(str(part) for flag in flags.items() for part in flag)]
+    with lock_folder(state, "state_dir", bootstrap.serve.LOCK_NAME):
+        said = said_by("in use", bootstrap.cli.main, line, tmp_path, {})
+    assert f"state_dir={state}: is in use by process {os.getpid()}" in said
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -18,6 +17,7 @@ import tempfile
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import transformers
@@ -43,18 +43,19 @@ def outcome_of(architecture: str, folder: Path) -> dict[str, str]:
     """
     place = folder / architecture
     place.mkdir()
-    child = multiprocessing.get_context("fork").Process(target=_simulate, args=(architecture, place))
-    child.start()
-    child.join()
+    child = os.fork()
+    if child == 0:
+        _simulate(architecture, place)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     said = (place / "stderr").read_text(errors="replace")
-    if child.exitcode == 0:
+    if code == 0:
         (row,) = json.loads((place / "report.json").read_text())["rows"]
         trained = row["tokens"] == PEERS * STEPS * SEQUENCE and row["val_loss"] is not None
         return {"status": "trained" if trained else "failed", "reason": "" if trained else json.dumps(row)[:400]}
     refusal = re.search(r"^atoll: (.*)", said, re.MULTILINE)
-    if child.exitcode == 2 and refusal and "Traceback" not in said:
+    if code == 2 and refusal and "Traceback" not in said:
         return {"status": "refused", "reason": refusal[1]}
-    return {"status": "failed", "reason": f"exit code {child.exitcode}: {said[-400:]}"}
+    return {"status": "failed", "reason": f"exit code {code}: {said[-400:]}"}
 
 
 def sweep(architectures: list[str]) -> dict[str, dict[str, str]]:
@@ -76,7 +77,7 @@ def described(version: object, outcomes: dict[str, dict[str, str]]) -> str:
     return "\n".join([counts, "| architecture | refused with |", "|---|---|", *rows]) + "\n"
 
 
-def _simulate(architecture: str, place: Path) -> None:
+def _simulate(architecture: str, place: Path) -> NoReturn:
     """The main of a child: `atoll simulate` as it is typed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
@@ -93,6 +94,7 @@ def _simulate(architecture: str, place: Path) -> None:
         }))
         atoll(["simulate", "./run.yaml", "--train-files", "text.txt", "--peers", str(PEERS), "--evaluations", "1",
                "--tokens", str(PEERS * STEPS * SEQUENCE), "--report", "report.json"])
+        os._exit(1)  # it exits
     except SystemExit as end:
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else 1)

@@ -149,7 +149,7 @@ class StatePeer:
         began = time.monotonic()
         local = LocalState(state=self.state, history=store.history, valid=False, digest=store.digest)
         chain = await scout.look(donors[0], self.state.round)
-        how = await fetcher.follow(donors[0], chain, local, apply, adopt, donors[1:])
+        how = await fetcher.follow(donors[0], chain, local, apply, adopt, scout.carried, donors[1:])
         said = await fetcher.said(store.history.chain[-1].link, donors, self._setup.timeout_s)
         return {
             "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,

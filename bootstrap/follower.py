@@ -18,6 +18,7 @@ from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.state.chain import ChainStore
 
 log = logging.getLogger(__name__)
+LOOKS_AT_ONCE = 4
 CHECKPOINT_ROUNDS = 4
 CHECKPOINT_S = 60.0  # where rounds are long
 
@@ -41,7 +42,7 @@ class ChainFollower:
         self._node, self._directory = node, directory
         self._history, self._scout, self._checkpoints = history, scout, checkpoints
         self._total, self._clock = total, clock
-        self._avoided: dict[str, float] = {}
+        self._failures: dict[str, tuple[float, int]] = {}  # until when, and how many of them
         self._signed_at = 0.0
 
     async def run(self) -> None:
@@ -52,20 +53,30 @@ class ChainFollower:
             await asyncio.sleep(self._node.timing.refresh_period_s)
 
     async def look_around(self) -> None:
-        """Look at the first claim that can be shown, and follow it if the rule says so."""
+        """Look at a few claims at once, so that silent ones hide no other, and follow what the rule says."""
         records, now = self._directory.reachable, self._node.clock()
-        self._avoided = {peer_id: until for peer_id, until in self._avoided.items() if until > now}
-        for donor in self._scout.claims(records, self._avoided)[:1]:
-            try:
-                chain = await self._scout.look(donor, records[donor].round)
-            except (ProtocolError, StreamClosedError) as error:
-                log.info("%s does not show the chain that it claims: %s", donor, in_words(error))
-                self._avoided[donor] = now + self._node.timing.silent_donor_s
-                continue
-            if self._scout.judge(chain) is ForkVerdict.FOLLOW:
-                await asyncio.to_thread(self._history.advance, chain)
+        self._failures = {peer_id: kept for peer_id, kept in self._failures.items() if peer_id in records}
+        avoided = [peer_id for peer_id, (until, _) in self._failures.items() if until > now]
+        donors = self._scout.claims(records, avoided)[:LOOKS_AT_ONCE]
+        looks = [self._scout.look(donor, records[donor].round) for donor in donors]
+        for donor, found in zip(donors, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+            if isinstance(found, ProtocolError | StreamClosedError):
+                log.info("%s does not show the chain that it claims: %s", donor, in_words(found))
+                self._avoid(donor)
+            elif isinstance(found, BaseException):
+                raise found
+            elif self._scout.judge(held := self._scout.carried(found)) is ForkVerdict.FOLLOW:
+                await asyncio.to_thread(self._history.advance, list(held))
+                self._failures.pop(donor, None)
             else:
-                self._avoided[donor] = now + self._node.timing.silent_donor_s
+                self._avoid(donor)
+
+    def _avoid(self, donor: str) -> None:
+        """For a time that doubles: many that show nothing must leave time for those that do."""
+        _, failures = self._failures.get(donor, (0.0, 0))
+        timing = self._node.timing
+        seconds = min(timing.silent_donor_s * 2**failures, timing.longest_disbelief_s)
+        self._failures[donor] = self._node.clock() + seconds, min(failures + 1, 10)
 
     def _sign(self) -> None:
         """A checkpoint of the tip, every few rounds, once a minute, and at the run's end."""

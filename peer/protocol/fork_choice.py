@@ -31,6 +31,21 @@ class ForkVerdict(Enum):
     """The chain only extends the peer's own, but fewer than half of those who were there signed it."""
 
 
+class _Tally:
+    """Who was in how many of some links, with how many tokens together."""
+
+    def __init__(self) -> None:
+        self.links, self.rounds, self.tokens = 0, Counter[str](), Counter[str]()
+
+    def add(self, links: Sequence[Certificate]) -> _Tally:
+        for certificate in links:
+            self.links += 1
+            for member in certificate.link.roster:
+                self.rounds[member.peer_id] += 1
+                self.tokens[member.peer_id] += member.tokens
+        return self
+
+
 @dataclass(frozen=True, kw_only=True)
 class ForkRule:
     """Compares chains of one run.
@@ -57,14 +72,11 @@ class ForkRule:
 
     def established(self, ancestor: Sequence[Certificate]) -> dict[str, int]:
         """Who has a say about what follows these links, and how much, in tokens; no identity at genesis."""
-        rounds: Counter[str] = Counter()
-        tokens: Counter[str] = Counter()
-        for certificate in ancestor:
-            for member in certificate.link.roster:
-                rounds[member.peer_id] += 1
-                tokens[member.peer_id] += member.tokens
-        needed = max(1, min(self.probation_rounds, -(-2 * len(ancestor) // 3)))
-        weights = {peer_id: tokens[peer_id] for peer_id, count in rounds.items() if count >= needed}
+        return self._weights(_Tally().add(ancestor))
+
+    def _weights(self, tally: _Tally) -> dict[str, int]:
+        needed = max(1, min(self.probation_rounds, -(-2 * tally.links // 3)))
+        weights = {peer_id: tally.tokens[peer_id] for peer_id, count in tally.rounds.items() if count >= needed}
         cap = self.largest_weight * median_low(weights.values()) if weights else 0
         return {peer_id: min(weight, cap) for peer_id, weight in weights.items()}
 
@@ -93,6 +105,40 @@ class ForkRule:
             return ForkVerdict.KEEP  # no one has a say: a peer stays where it took part
         first = (offered, other[0].link.id, kept, own[0].link.id)
         return ForkVerdict.FOLLOW if heavier(*first) else ForkVerdict.KEEP
+
+    def carried(self, chain: Sequence[Certificate], known: int, *, forked: bool = False) -> int:
+        """How far a chain holds: true links lend nothing to forged ones that follow them.
+
+        Step by step, the next links hold that half of the established weight of the last `RECENT_LINKS` has signed.
+
+        Args:
+            chain: from genesis, verified.
+            known: so many of its links need no support. At genesis the first one needs none.
+            forked: the peer has left the chain there: the first step needs half of those that signed what follows, and
+                later ones are held against the branch alone.
+
+        Returns:
+            The number of links that hold, at least `known`.
+        """
+        if self.private:
+            return len(chain)
+        held = known = min(len(chain), max(known, 1))
+        tally, tallied = _Tally(), 0
+        while True:
+            weights, tallied = self._weights(tally.add(chain[tallied:held])), held
+            if forked and held == known:
+                there = signers(chain[known:])
+            else:
+                first = max(known if forked else 0, held - RECENT_LINKS)
+                there = {member.peer_id for one in chain[first:held] for member in one.link.roster}
+            needed, signed = sum(weights.get(peer_id, 0) for peer_id in there), set[str]()
+            for place, certificate in enumerate(chain[held:], held + 1):
+                signed |= weights.keys() & certificate.signatures.keys()
+                if needed and 2 * sum(weights[peer_id] for peer_id in signed) >= needed:
+                    held = place
+                    break
+            else:
+                return held
 
     def _extends(
         self, weights: dict[str, int], recent: Sequence[Certificate], other: Sequence[Certificate]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from peer.protocol.records import PeerRecord
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.donor_requests import DonorRequests
+from peer.swarm.catchup.history_server import history_name
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.runtime.timing import Timing
 from peer.swarm.state.chain import ChainStore
@@ -44,7 +46,7 @@ class Post:
     async def sees(self, *donors):
         """These announce themselves; -> the chain that is followed then."""
         self.directory.reachable = dict(donors)
-        self.follower._avoided.clear()
+        self.follower._failures.clear()
         for _ in donors:
             await self.follower.look_around()
         self.follower._sign()
@@ -91,6 +93,30 @@ async def test_a_forged_chain_moves_neither_the_chain_nor_the_checkpoint(network
     for byzantine in (forged, beyond):
         assert await post.sees(await announced(network, byzantine)) == run.history.chain
     assert post.checkpoints.newest.lineage_id == run.state.lineage_id
+
+
+async def test_true_links_carry_no_forged_ones_that_follow_them(network, tmp_path, run):  # noqa: F811
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    await post.sees(await announced(network, run))
+    run.commit(2)  # the follower has not seen these two
+    mixed = run.fork(tmp_path / "mixed", [Identity.generate() for _ in range(16)]).commit(30)
+    assert await post.sees(await announced(network, mixed)) == run.history.chain
+    run.commit(CHECKPOINT_ROUNDS)
+    assert await post.sees(await announced(network, run)) == run.history.chain
+    assert post.checkpoints.newest.lineage_id == run.state.lineage_id
+
+
+async def test_silent_claims_hide_no_chain(network, tmp_path, run):  # noqa: F811
+    """Two keys that claim the most and say nothing, each for as long as it is waited for."""
+    network.retime(claim_s=0.5)
+    post = Post(network, tmp_path / "post", run.history.genesis)
+    silent = {}
+    for _ in range(2):
+        node, (_, record) = network.node(), await announced(network, run)
+        await node.serve(history_name(RUN), "history", lambda stream: stream.closed())
+        silent[node.peer_id] = record.model_copy(update={"lineage_weight": 2**50})
+    async with asyncio.timeout(5.0):
+        assert await post.sees(*silent.items(), await announced(network, run)) == run.history.chain
 
 
 async def test_the_end_of_a_run_is_checkpointed_at_once(network, tmp_path, run):  # noqa: F811

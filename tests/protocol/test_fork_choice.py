@@ -85,6 +85,31 @@ def test_a_peer_that_missed_rounds_follows_at_least_half_of_those_who_were_there
     assert judge(gone, extend(gone, 1, ["a", "new"])) is ForkVerdict.FOLLOW
 
 
+def test_true_links_lend_nothing_to_forged_ones_after_them():
+    past = extend([], 30, ["a", "b", "c", "m"])
+    true = extend(past, 5, ["a", "b", "c", "m"])
+    for known in (0, 30, 33, 35):
+        for forged in (crowd(16), ["m", *crowd(15)]):
+            assert RULE.carried(extend(true, 300, forged), known) == 35
+    assert RULE.carried(true, 30) == 35
+    assert RULE.carried(extend([], 50, crowd(16)), 0) == 50  # whoever is there first, where nothing else is known
+
+
+def test_a_link_that_few_signed_holds_once_enough_others_have_signed_after_it():
+    past = extend([], 30, ["a", "b", "c", "d"])
+    assert RULE.carried(extend(past, 3, ["a"]), 30) == 30
+    assert RULE.carried(extend(extend(past, 3, ["a"]), 1, ["b", "x"]), 30) == 34
+
+
+def test_of_a_branch_that_a_minority_has_made_only_its_own_links_hold():
+    names = [f"p{number}" for number in range(8)]
+    past = extend([], 30, names)
+    branch = extend(past, 4, names[:3])
+    assert RULE.carried(branch, 30, forked=True) == 34
+    assert RULE.carried(extend(branch, 300, [names[7], *crowd(15)]), 30, forked=True) == 34
+    assert RULE.carried(extend(past, 300, crowd(16)), 30, forked=True) == 30
+
+
 def test_a_member_that_did_not_sign_supports_nothing():
     past = extend([], 30, ["a", "b", "c"])
     listed = extend(past, 5, ["m", "n", "o", "p", "q", "r", "a", "b", "c"], absent=("a", "b", "c"))

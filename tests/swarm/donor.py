@@ -176,12 +176,12 @@ class Joiner:
     async def catch_up(self, donor, *others):
         ids = [other.peer_id for other in others]
         async with asyncio.timeout(20.0):
-            chain = await self.scout.look(donor.peer_id, 0)
+            chain = self.scout.carried(await self.scout.look(donor.peer_id, 0))
             own = self.history.chain
             if self.scout.judge(chain) is not ForkVerdict.FOLLOW and (self.valid or own != chain):
                 raise NotFollowedError(f"the chain of {donor.peer_id} is not followed")
             return await self.fetcher.follow(
-                donor.peer_id, chain, self.local_state(), self.apply, self.adopt, ids, ids
+                donor.peer_id, chain, self.local_state(), self.apply, self.adopt, self.scout.carried, ids, ids
             )
 
     async def refuses(self, donor, error=ProtocolError, match=None):

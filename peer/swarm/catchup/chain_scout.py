@@ -183,6 +183,21 @@ class ChainScout:
         checkpointed = newest.round if newest is not None and newest.on(own) else 0
         return max(checkpointed, 0 if self._rule.private else len(own) - FINAL_LINKS)
 
+    def carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
+        """What of a verified chain from genesis `judge` shall see: a tail that few of those who were there have signed
+        is left away. All of it, if the rest were nothing new: `judge` tells what then.
+
+        Args:
+            judged: so many of its links have been judged before.
+        """
+        own = self._history.chain
+        shared, binding = shared_links(own, chain), self._checkpoints.binding(own)
+        known = max(shared, judged)
+        if binding is not None and binding.on(chain):
+            known = max(known, binding.round)
+        held = self._rule.carried(chain, known, forked=known == shared < len(own))
+        return chain[:held] if judged or held > shared else chain
+
     def judge(self, chain: Sequence[Certificate]) -> ForkVerdict:
         """Whether this node follows a chain that `look` has returned, as its own stands now."""
         own = self._history.chain

@@ -88,11 +88,18 @@ class ForkChoice:
         if not self._store.history.leads_through_id(lineage_id):
             self._queue.nudge(donor)
 
-    def offer(self, donor: str, chain: Sequence[Certificate]) -> None:
-        """A donor's chain from genesis, checked: this peer follows it if the rule says so."""
+    def offer(self, donor: str, chain: Sequence[Certificate]) -> bool:
+        """A donor's chain from genesis, checked: this peer follows what holds of it, if the rule says so."""
+        chain = self._carried(chain)
         if self._follows(chain):
             self._preferred = donor, chain
             self._host.on_ahead()
+            return True
+        return False
+
+    def _carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
+        """What holds of a chain; after a long time without a round, all of it."""
+        return chain if self._abandoned() else self.scout.carried(chain, judged)
 
     async def look_around(self) -> None:
         """Look at a few of the chains that others claim; `donors` has what comes of it."""
@@ -125,9 +132,7 @@ class ForkChoice:
             self._left(donor, error)
             raise
         self._host.on_answer(donor)
-        if self._follows(chain):
-            self.offer(donor, chain)
-        else:
+        if not self.offer(donor, chain):
             self._queue.distrust(donor, self._node.timing.not_heavier_s)
 
     def _left(self, donor: str, error: Exception) -> None:
@@ -142,16 +147,18 @@ class ForkChoice:
 
     def _follows(self, chain: Sequence[Certificate]) -> bool:
         """Whether this peer leaves its chain for another one, as both stand now."""
-        now, position = self._node.clock(), self._store.position
-        if self._stood[0] != position:
-            self._stood = position, now
         own = self._store.history.chain
         if not self._store.valid and own and chain and own[-1].link.id == chain[-1].link.id:
             return True  # the same chain, whose state this peer has lost
         verdict = self.scout.judge(chain)
-        if verdict is ForkVerdict.WEIGHTLESS:
-            return now >= self._stood[1] + self._node.timing.abandoned_s
-        return verdict is ForkVerdict.FOLLOW
+        return verdict is ForkVerdict.FOLLOW or (verdict is ForkVerdict.WEIGHTLESS and self._abandoned())
+
+    def _abandoned(self) -> bool:
+        """Whether no round has moved this peer for a long time."""
+        now, position = self._node.clock(), self._store.position
+        if self._stood[0] != position:
+            self._stood = position, now
+        return now >= self._stood[1] + self._node.timing.abandoned_s
 
     async def fetch_genesis(self, organiser: str) -> bool:
         """Take the initial state from the organiser or another peer; False if none has it."""
@@ -191,7 +198,8 @@ class ForkChoice:
         others = helpers(reachable, donor, self._queue.distrusted)
         try:
             how = await self.fetcher.follow(
-                donor, chosen, self.local_state(), self._replay, self._store.adopt, others, list(reachable)
+                donor, chosen, self.local_state(), self._replay, self._store.adopt, self._carried, others,
+                list(reachable),
             )
         except UndecidedError as error:
             log.info("%s", error)

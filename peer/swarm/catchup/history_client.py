@@ -22,7 +22,7 @@ from peer.swarm.catchup.chunk_download import DONORS_AT_ONCE, CatchUpError, Chun
 from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.partial_file import PartialFile
-from peer.swarm.catchup.tip_agreement import ask_all, donors_matching_quorum, members_of
+from peer.swarm.catchup.tip_agreement import UndecidedError, ask_all, donors_matching_quorum, members_of
 from peer.swarm.net.node import Node
 from peer.swarm.net.preopened import OpenStream
 from peer.swarm.net.stream import StreamClosedError
@@ -34,6 +34,7 @@ ONWARD_LINKS = 256  # rounds that others may have made since
 HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
 Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
+Carried = Callable[[Sequence[Certificate], int], Sequence[Certificate]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +74,12 @@ class HistoryClient:
 
     async def follow(
         self, donor: str, chain: Sequence[Certificate], local: LocalState, apply: Apply, adopt: Adopt,
-        others: Sequence[str] = (), witnesses: Sequence[str] = (),
+        carried: Carried, others: Sequence[str] = (), witnesses: Sequence[str] = (),
     ) -> CaughtUp:  # fmt: skip
         """Bring the state to the end of a donor's chain, which has been checked and chosen.
 
         Args:
+            carried: what holds of links that the donor shows later.
             others: peers that may serve the same snapshot, the best first.
             witnesses: live peers: those that made the donor's state are asked for its digest.
 
@@ -91,7 +93,7 @@ class HistoryClient:
             replayed = await self._replay(donor, onward, local, apply)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
-        return await self._snapshot(donor, list(chain), local, adopt, others, witnesses)
+        return await self._snapshot(donor, chain, local, adopt, carried, others, witnesses)
 
     async def onward(self, donor: str, local: LocalState) -> list[Certificate]:
         """The donor's certificates that follow this peer's position, checked; none if it is no further.
@@ -159,8 +161,8 @@ class HistoryClient:
         return len(onward)
 
     async def _snapshot(
-        self, donor: str, chain: list[Certificate], local: LocalState, adopt: Adopt, others: Sequence[str],
-        witnesses: Sequence[str],
+        self, donor: str, chain: Sequence[Certificate], local: LocalState, adopt: Adopt, carried: Carried,
+        others: Sequence[str], witnesses: Sequence[str],
     ) -> CaughtUp:  # fmt: skip
         """Verify the state that the donor's chain leads to, chunk by chunk, from every peer that has it."""
         donors = [donor, *others[: DONORS_AT_ONCE - 1]]
@@ -172,8 +174,10 @@ class HistoryClient:
         try:
             meta, digests = await self.requests.offer(donor, local, self._folder)
             if len(chain) < meta.round:  # rounds have been committed since the chain was read
-                chain += await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
-            chain, after = chain[: meta.round], chain[meta.round :]
+                more = await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
+                if len(chain := carried([*chain, *more], len(chain))) < meta.round:
+                    raise UndecidedError(f"round {len(chain) + 1} of {donor} is signed by few of those who were there")
+            chain, after = list(chain[: meta.round]), chain[meta.round :]
             if not chain or chain[-1].link.id != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             open_stream = self.requests.open if early is None else early.open

@@ -78,6 +78,30 @@ async def test_rounds_that_were_committed_before_the_snapshot_was_written_are_as
     assert_same(joiner, run)
 
 
+async def test_forged_links_that_a_donor_shows_with_its_snapshot_lead_to_no_state(run, donor, joiner, tmp_path):
+    forged = run.fork(tmp_path / "forged", [Identity.generate() for _ in range(16)]).commit(1)
+    byzantine, joiner.valid = ScriptedDonor(donor.node, forged), False
+    byzantine.chain = run.history.chain
+
+    async def answer(stream, ask=byzantine._answer):
+        await ask(stream)
+        byzantine.chain = forged.history.chain
+
+    await donor.node.serve(history_name(RUN), "history", answer)
+    await joiner.refuses(byzantine, CatchUpError, match="round 4 .* is signed by few of those who were there")
+
+
+async def test_a_forged_link_proves_no_state_of_the_true_round_before_it(network, run, joiner, tmp_path):
+    forged = run.fork(tmp_path / "forged", [Identity.generate() for _ in range(16)])
+    forged.state.anchor.add_(1.0)  # what the forged link names
+    byzantine, joiner.valid = await ScriptedDonor(network.node(), forged).start(), False
+    byzantine.chain = forged.commit(1).history.chain
+    members = [await ScriptedDonor(network.node(identity), run).start() for identity in run.identities]
+    with pytest.raises(CatchUpError, match="serves another state than"):
+        await joiner.catch_up(byzantine, *members)
+    assert joiner.adopted == 0
+
+
 async def test_a_chain_that_goes_on_after_the_snapshot_is_cut_where_that_stands(run, donor, joiner):
     joiner.valid, digest = False, run.state.digest()
     donor.chain = run.commit(1).history.chain

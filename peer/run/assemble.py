@@ -25,7 +25,6 @@ from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
-from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.recipe.resolve import rate_of, run_recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -190,8 +189,8 @@ def _synchroniser(
         "agent": agent, "local": LocalAnchor(shared.memory, shared.replica, recipe.optimizer), "limits": limits,
         "on_message": on_message,
     }  # fmt: skip
-    if isinstance(recipe.schedule, GradientChange):
-        return VotingSync(recipe.schedule, **parts)
+    if recipe.votes is not None:
+        return VotingSync(recipe.votes, **parts)
     if isinstance(optimizer, KeptGradient):
         return LockstepSync(optimizer, stopping, schedule=recipe.rounds, **parts)
     return SwarmSync(schedule=recipe.rounds, **parts)
@@ -240,8 +239,8 @@ def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bo
     if shared is not None:
         return lambda: shared(sync.round)
     total = manifest.rounds.total
-    called = isinstance(recipe.schedule, GradientChange)  # then the number of steps is unknown
-    total_steps = recipe.rounds.begins(total + 1) if total is not None and not called else None
+    known = total is not None and recipe.votes is None  # of rounds that are called for, the number of steps is not
+    total_steps = recipe.rounds.begins(total + 1) if total is not None and known else None
 
     def rate() -> float:
         since_join = SETTLED_STEPS if resumed else sync.steps_since_join

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.outer.policy.merge_rules import Eager
+from peer.outer.policy.merge_rules import estimate
 from peer.sim.campaign.simulation import Simulation
 from tests.sim.tiny import SGD, alone, close, commits_of, scatter, simulate, spread
 from tests.sim.tiny_task import BATCH, StillTask, TinyTask
@@ -92,9 +92,9 @@ def test_every_fragment_once_in_h_steps(num_fragments: int, overlap_steps: int) 
 
 
 def test_the_mean_of_eager_updates() -> None:
-    merge, generator = Eager(), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     now, before = (torch.randn(4, 50, generator=generator, dtype=torch.float64) for _ in range(2))
-    estimates = [merge.estimate(before.mean(0), now[m], before[m], 4) for m in range(4)]
+    estimates = [estimate(before.mean(0), now[m], before[m], 4) for m in range(4)]
     close(torch.stack(estimates).mean(0), now.mean(0) / 4 + 0.75 * before.mean(0), 1e-12)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,9 +14,22 @@ from peer.outer.state.carry import carry_progress_
 from peer.outer.state.outer_state import CHUNK, chunks
 
 
-class MergeRule(Protocol):
-    """(local, snapshot, old anchor, new anchor) -> local."""
+class MergeRule(ABC):
+    """(local, snapshot, old anchor, new anchor) -> local.
 
+    Attributes:
+        reads_snapshot: it needs the parameters at the snapshot, where steps were made since.
+        reads_old_anchor: it needs the anchor before the round.
+        eager: every peer keeps an anchor of its own, and steps at once with `estimate`.
+        second_iterate: parameters are mixed with a second iterate between rounds (A2CiD2).
+    """
+
+    reads_snapshot: ClassVar[bool] = False
+    reads_old_anchor: ClassVar[bool] = False
+    eager: ClassVar[bool] = False
+    second_iterate: ClassVar[bool] = False
+
+    @abstractmethod
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:
         """Change `local` in place; the others stay as they are.
 
@@ -29,7 +43,7 @@ class MergeRule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix:
+class Mix(MergeRule):
     """local <- alpha local + (1 - alpha) anchor_new (streaming DiLoCo, arXiv 2501.18512; PAPA, arXiv 2304.03094).
 
     Attributes:
@@ -50,8 +64,10 @@ class Mix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carry:
+class Carry(MergeRule):
     """local <- anchor_new + (local - base): the anchor plus the progress that no round has carried yet."""
+
+    reads_snapshot: ClassVar[bool] = True
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
         if base is None:
@@ -61,7 +77,7 @@ class Carry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic:
+class Elastic(MergeRule):
     """local <- local - a (x - anchor_old), with x = base, or local if base is None (EASGD, arXiv 1412.6651).
 
     The old centre and the snapshot: so it is the very d_i that the round added to the centre, and sum_i x_i + c is
@@ -71,6 +87,8 @@ class Elastic:
         a: eta rho; with R peers beta = R a should be at most 1 (published: .9). 0 keeps the local parameters.
     """
 
+    reads_snapshot: ClassVar[bool] = True
+    reads_old_anchor: ClassVar[bool] = True
     a: float
 
     def __post_init__(self) -> None:
@@ -85,32 +103,21 @@ class Elastic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eager:
+class Eager(MergeRule):
     """Every peer keeps an anchor of its own and steps at once with what it knows (arXiv 2502.12996, algorithm 2).
 
     D~_m(t) = D(t - H) + (D_m(t) - D_m(t - H)) / R: the mean of the round before, with this peer's own share renewed.
     """
 
+    eager: ClassVar[bool] = True
+
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
         """See `MergeRule.merge_`: the peer's own anchor."""
         local.copy_(anchor_new)
 
-    def estimate(self, delayed: Tensor | None, now: Tensor, before: Tensor | None, num_peers: int) -> Tensor:
-        """D~ of this peer, a new fp32 [n].
-
-        Args:
-            delayed: D(t - H), the mean that arrived; None at the first round.
-            now: D_m(t).
-            before: D_m(t - H); None at the first round.
-            num_peers: R.
-        """
-        estimate = now.clone() if before is None else now - before
-        estimate.div_(num_peers)
-        return estimate if delayed is None else estimate.add_(delayed)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Accelerated:
+class Accelerated(MergeRule):
     """The continuous momentum of A2CiD2 between pair events (arXiv 2306.08289); 0 eta is plain gossip.
 
     Attributes:
@@ -118,6 +125,7 @@ class Accelerated:
         alpha_tilde: of the pair event; None takes it from the graph.
     """
 
+    second_iterate: ClassVar[bool] = True
     eta: float | None = None
     alpha_tilde: float | None = None
 
@@ -129,6 +137,20 @@ class Accelerated:
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:
         """Nothing: `peer.outer.state.gossip_mixing.pair_` changes both iterates at the event itself."""
+
+
+def estimate(delayed: Tensor | None, now: Tensor, before: Tensor | None, num_peers: int) -> Tensor:
+    """D~ of this peer in an `Eager` round, a new fp32 [n].
+
+    Args:
+        delayed: D(t - H), the mean that arrived; None at the first round.
+        now: D_m(t).
+        before: D_m(t - H); None at the first round.
+        num_peers: R.
+    """
+    estimate = now.clone() if before is None else now - before
+    estimate.div_(num_peers)
+    return estimate if delayed is None else estimate.add_(delayed)
 
 
 def _check_fraction(name: str, value: float, hint: str) -> None:

@@ -30,6 +30,9 @@ class Schedule(Protocol):
     def events(self, step: int) -> tuple[Event, ...]:
         """All rounds with `send_step == step`, in ascending order of fragment and round."""
 
+    def in_words(self) -> str:
+        """`every 500 steps`, `3 fragments, each every 100 steps, applied 1 step later`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
@@ -112,6 +115,11 @@ class Every:
         round = self._round_at(step)
         return () if round is None else (_event(0, round, step, self.overlap_steps),)
 
+    def in_words(self) -> str:
+        growing = f", growing by {self.growth:g}" if self.growth > 1 else ""
+        whole = self.steps > 1 and self.overlap_steps == self.steps
+        return every(self.steps) + growing + (", applied a round later" if whole else _later(self.overlap_steps))
+
     def _round_at(self, step: int) -> int | None:
         """Number of the round that is sent at `step`, if one is."""
         if step <= self.warm_start_steps:
@@ -171,6 +179,9 @@ class Strided:
             return ()
         return (_event(fragment, turns + (phase > 0), step, self.overlap_steps),)
 
+    def in_words(self) -> str:
+        return f"{self.num_fragments} fragments, each {every(self.period)}{_later(self.overlap_steps)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
@@ -191,6 +202,9 @@ class Timer:
             return ()
         before, after = math.floor(self.rate * (step - 1)), math.floor(self.rate * step)
         return tuple(_event(0, round, step, 0) for round in range(before + 1, after + 1))
+
+    def in_words(self) -> str:
+        return f"{self.rate:g} times a step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +235,13 @@ class GradientChange:
             raise UserError(f"delta={self.delta}: must be at least 0", "published: 0.3")
         _check_at_least("smoothing", self.smoothing, 1)
 
+    def events(self, step: int) -> tuple[Event, ...]:
+        """One after every step, which begins if a peer votes for it."""
+        return (_event(0, step, step, 0),)
+
+    def in_words(self) -> str:
+        return f"when a gradient norm changes by {self.delta:.0%}"
+
     def vote(self, state: ChangeState, grad_norm: float) -> tuple[ChangeState, bool]:
         """The state after this step, and whether this peer wants a round.
 
@@ -240,6 +261,15 @@ class GradientChange:
 
 def _event(fragment: int, round: int, step: int, overlap_steps: int) -> Event:
     return Event(fragment=fragment, round=round, send_step=step, apply_step=step + overlap_steps)
+
+
+def every(steps: int) -> str:
+    """`every 500 steps`."""
+    return "every step" if steps == 1 else f"every {steps} steps"
+
+
+def _later(steps: int) -> str:
+    return f", applied {steps} step{'s' if steps > 1 else ''} later" if steps else ""
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 from peer.errors import UserError
 
@@ -25,9 +26,48 @@ class Close:
     members: tuple[int, ...]
 
 
-class StragglerPolicy(Protocol):
-    """Arrival times -> when a round starts, and its members."""
+class StragglerPolicy(ABC):
+    """Arrival times -> when a round starts, and its members.
 
+    Attributes:
+        asynchronous: rounds are not numbered by the peers' own steps: a peer that is ready joins the open one.
+        every_arrival_counts: an arrival after the start is known may change it.
+    """
+
+    asynchronous: ClassVar[bool] = False
+    every_arrival_counts: ClassVar[bool] = False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether no peer ever misses a round."""
+        return False
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long it waits after the first arrival at the most; None where that does not decide."""
+        return None
+
+    @property
+    def timeout(self) -> ComputeTimeout | None:
+        """What ends steps early, if anything does."""
+        return None
+
+    def needed(self, num_expected: int) -> int:  # noqa: ARG002
+        """The least arrivals with which `next_decision` decides."""
+        return 1
+
+    def weight(self, staleness: int, contributors: int = 1) -> float:
+        """The factor on the weight of a contribution.
+
+        Args:
+            staleness: s, rounds that started since the contribution's anchor; 0 if none.
+            contributors: K, contributions in this round.
+        """
+        assert staleness >= 0, f"staleness={staleness}"
+        assert contributors >= 1, f"contributors={contributors}"
+        return 1.0
+
+    @abstractmethod
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
     ) -> Close | None:
@@ -54,13 +94,21 @@ def close(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitAll:
+class WaitAll(StragglerPolicy):
     """Wait for all, but no longer than `deadline_s` after the first arrival (None: for ever)."""
 
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         check_seconds("deadline_s", self.deadline_s)
+
+    @property
+    def waits_for_all(self) -> bool:
+        return self.deadline_s is None
+
+    @property
+    def patience_s(self) -> float | None:
+        return self.deadline_s
 
     def next_decision(
         self,
@@ -72,7 +120,7 @@ class WaitAll:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quorum:
+class Quorum(StragglerPolicy):
     """Start `grace_s` after the K-th arrival, or when all are there (asynchronous Local-SGD, arXiv 2604.21428).
 
     A peer that misses the round contributes later, with a staleness of as many rounds, and less weight.
@@ -81,9 +129,10 @@ class Quorum:
         count: K; at most all of the expected members are waited for. Either this or `fraction`.
         fraction: K as a share of the expected members, rounded up.
         grace_s: how long the quorum waits for others.
-        discount_stale: whether a contribution's weight falls with its staleness, see `staleness_weight`.
+        discount_stale: whether a contribution's weight falls with its staleness, see `weight`.
     """
 
+    asynchronous: ClassVar[bool] = True
     count: int | None = None
     fraction: float | None = None
     grace_s: float = 0.0
@@ -97,6 +146,12 @@ class Quorum:
         if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
             raise UserError(f"quorum fraction={self.fraction}: must be in (0, 1]", "1 waits for all")
         check_seconds("grace_s", self.grace_s)
+
+    def weight(self, staleness: int, contributors: int = 1) -> float:
+        """(sqrt(K) / K) (1 + s)^-1/2 if staleness is discounted (arXiv 2604.21428)."""
+        if not self.discount_stale:
+            return super().weight(staleness, contributors)
+        return math.sqrt(contributors) / contributors / math.sqrt(1.0 + staleness)
 
     def needed(self, num_expected: int) -> int:
         """K: the arrivals that start the grace window."""
@@ -115,7 +170,7 @@ class Quorum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup:
+class Backup(StragglerPolicy):
     """Wait for the fastest only, as long as the union of a window's rounds connects all peers (arXiv 2102.06280).
 
     The number of backup members (not waited for) changes by round. The members of one round average with each
@@ -131,6 +186,8 @@ class Backup:
             that is still expected would block the last round of a window. None waits forever.
     """
 
+    asynchronous: ClassVar[bool] = True
+    every_arrival_counts: ClassVar[bool] = True
     window: int
     minimum: int = 2
     deadline_s: float | None = None
@@ -141,6 +198,10 @@ class Backup:
         if self.minimum < 1:
             raise UserError(f"minimum={self.minimum}: must be at least 1 member", "2 is the least that averages")
         check_seconds("deadline_s", self.deadline_s)
+
+    @property
+    def patience_s(self) -> float | None:
+        return self.deadline_s
 
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
@@ -168,7 +229,7 @@ class Backup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeTimeout:
+class ComputeTimeout(StragglerPolicy):
     """Stop accumulating micro-batches `tau_s` after the step began, then all-reduce (DropCompute, arXiv 2306.10598).
 
     The round itself waits for all: no peer computes for long after tau.
@@ -186,6 +247,14 @@ class ComputeTimeout:
             raise UserError(f"tau_s={self.tau_s}: must be above 0 seconds", "leave it out to drop nothing")
         if self.normalise not in ("computed", "fixed"):
             raise UserError(f"normalise={self.normalise!r}: must be 'computed' or 'fixed'", "published: 'computed'")
+
+    @property
+    def waits_for_all(self) -> bool:
+        return True
+
+    @property
+    def timeout(self) -> ComputeTimeout:
+        return self
 
     def count(self, times: Sequence[float]) -> int:
         """How many of the micro-batches, of these durations in seconds, are finished by tau; may be 0."""
@@ -205,25 +274,6 @@ class ComputeTimeout:
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
     ) -> Close | None:
         return WaitAll().next_decision(expected, arrived, closed)
-
-
-def staleness_weight(policy: StragglerPolicy, staleness: int, contributors: int = 1) -> float:
-    """(sqrt(K) / K) (1 + s)^-1/2 under a `Quorum` that discounts staleness (arXiv 2604.21428), else 1.
-
-    Args:
-        staleness: s, rounds that started since the contribution's anchor; 0 if none.
-        contributors: K, contributions in this round.
-    """
-    assert staleness >= 0, f"staleness={staleness}"
-    assert contributors >= 1, f"contributors={contributors}"
-    if not (isinstance(policy, Quorum) and policy.discount_stale):
-        return 1.0
-    return math.sqrt(contributors) / contributors / math.sqrt(1.0 + staleness)
-
-
-def waits_for_all(policy: StragglerPolicy) -> bool:
-    """Whether no peer ever misses a round."""
-    return isinstance(policy, ComputeTimeout) or (isinstance(policy, WaitAll) and policy.deadline_s is None)
 
 
 def check_seconds(name: str, value: float | None) -> None:

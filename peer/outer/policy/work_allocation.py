@@ -6,9 +6,10 @@ Peers are numbered 0 to R - 1, in the order of the measured speeds and of `Links
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from peer.errors import UserError
 from peer.outer.numerics.apportion import largest_remainder
@@ -28,9 +29,24 @@ class WorkShares:
     shares: tuple[float, ...]
 
 
-class WorkAllocator(Protocol):
-    """Measured speeds -> work of each peer."""
+class WorkAllocator(ABC):
+    """Measured speeds -> work of each peer.
 
+    Attributes:
+        uneven: it gives unequal peers unequal work.
+    """
+
+    uneven: ClassVar[bool] = False
+
+    def payload_ratios(self, links: Links) -> tuple[float, ...] | None:  # noqa: ARG002
+        """Of each peer's payload to the one that the recipe names; None where all are alike."""
+        return None
+
+    def compressor(self, expression: str, links: Links, peer: int) -> str:  # noqa: ARG002
+        """The codec of one peer, where the recipe's is `expression`."""
+        return expression
+
+    @abstractmethod
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
     ) -> WorkShares:
@@ -42,7 +58,7 @@ class WorkAllocator(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvenSplit:
+class EvenSplit(WorkAllocator):
     """Equal steps and shares for all peers; remaining steps go to the first peers."""
 
     def allocate(
@@ -54,7 +70,7 @@ class EvenSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeBalanced:
+class TimeBalanced(WorkAllocator):
     """Shares by bandwidth, then steps by what time is left, so that all peers end at one time (arXiv 2003.04544).
 
     In a butterfly all-reduce of P bytes, a peer with share s sends 1 - s of its vector to the other reducers and the
@@ -64,6 +80,8 @@ class TimeBalanced:
     steps, or none, with the T for which the steps add up. Both are the root of a piecewise linear function, found
     exactly instead of by bisection. Steps are whole, so ends differ by up to one step of each peer.
     """
+
+    uneven: ClassVar[bool] = True
 
     def allocate(
         self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
@@ -81,7 +99,7 @@ class TimeBalanced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveTopK:
+class AdaptiveTopK(EvenSplit):
     """Even work, but slow uplinks send sparser payloads, so that all links finish together (arXiv 2410.12707).
 
     Attributes:
@@ -95,10 +113,12 @@ class AdaptiveTopK:
     def __post_init__(self) -> None:
         _check_ratio(self.base_ratio, self.minimum)
 
-    def allocate(
-        self, speeds_steps_per_s: Sequence[float], links: Links, total_steps: int, payload_bytes: int
-    ) -> WorkShares:
-        return EvenSplit().allocate(speeds_steps_per_s, links, total_steps, payload_bytes)
+    def payload_ratios(self, links: Links) -> tuple[float, ...]:
+        return tuple(ratio / self.base_ratio for ratio in self.ratios(links))
+
+    def compressor(self, expression: str, links: Links, peer: int) -> str:
+        values = expression.partition("+")[2]
+        return f"top{max(1, round(4096 * self.ratios(links)[peer]))}/4096+{values}"
 
     def ratios(self, links: Links) -> tuple[float, ...]:
         """The fraction of its values that each peer sends; see `ratios`."""

@@ -20,6 +20,7 @@ from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
+from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
 
@@ -122,6 +123,24 @@ class Recipe:
         return self.schedule.overlap_steps if isinstance(self.schedule, Every | Strided) else 0
 
     @property
+    def num_fragments(self) -> int:
+        """How many fragments are synchronised by themselves."""
+        return self.schedule.num_fragments if isinstance(self.schedule, Strided) else 1
+
+    @property
+    def votes(self) -> GradientChange | None:
+        """What calls for rounds, where peers do; else rounds begin by themselves."""
+        return self.schedule if isinstance(self.schedule, GradientChange) else None
+
+    def acceleration(self, num_peers: int) -> tuple[float, float]:
+        """(eta, alpha_tilde) of A2CiD2 among so many peers, pairs of which meet at every round; zeros without it."""
+        merge, topology = self.merge, self.topology
+        if not (isinstance(merge, Accelerated) and isinstance(topology, Neighbours)) or num_peers < 2:
+            return 0.0, 0.0
+        eta, alpha_tilde = a2cid2_coefficients(*chi(topology.edges(range(num_peers))))
+        return eta if merge.eta is None else merge.eta, alpha_tilde if merge.alpha_tilde is None else merge.alpha_tilde
+
+    @property
     def accumulates(self) -> bool:
         """Whether gradients are only accumulated, and the outer optimizer makes every step (DeMo)."""
         return self.inner == "none"
@@ -135,7 +154,7 @@ class Recipe:
     def shared_anchor(self) -> bool:
         """Whether all peers hold the same anchor; in gossip each has its own."""
         gossip = self.payload == "parameters" or not isinstance(self.topology, AllPeers)
-        return not gossip and not isinstance(self.merge, Eager)
+        return not gossip and not self.merge.eager
 
     @property
     def gossips(self) -> bool:
@@ -159,6 +178,11 @@ class Recipe:
         """The schedule of a recipe whose rounds begin by themselves, on a swarm."""
         assert isinstance(self.schedule, Every), f"{self.name} has no rounds of one fragment"
         return self.schedule
+
+    def with_fragments(self, count: int) -> Recipe:
+        """The same recipe with so many fragments."""
+        assert isinstance(self.schedule, Strided), f"{self.name} has one fragment"
+        return replace(self, schedule=replace(self.schedule, num_fragments=count))
 
     def with_steps_per_round(self, steps: int) -> Recipe:
         """The same recipe with another H."""

@@ -9,7 +9,7 @@ from peer.outer.optim.optimizers import HeavyBall, Sgd
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, Strided
-from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
+from peer.outer.policy.straggler import Backup, Quorum
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs
@@ -47,7 +47,7 @@ def _payloads(recipe: Recipe) -> Iterator[Refusal]:
             f"a gradient of one step says nothing about rounds of several steps (steps_per_round={schedule.steps})",
             "set payload: delta, or steps_per_round: 1 that neither grows nor has a warm start",
         )
-    if gradient and not waits_for_all(recipe.straggler):
+    if gradient and not recipe.straggler.waits_for_all:
         yield (
             "a peer that misses a round has other parameters, and its gradient belongs to those",
             "set payload: delta, or straggler: wait, without a deadline",
@@ -142,7 +142,7 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
 
 def _merges(recipe: Recipe) -> Iterator[Refusal]:
     whole = isinstance(recipe.schedule, Every)
-    if isinstance(recipe.merge, Eager) and not waits_for_all(recipe.straggler):
+    if isinstance(recipe.merge, Eager) and not recipe.straggler.waits_for_all:
         yield (
             "with merge 'eager' no peer has the common anchor from which a peer that missed a round could continue",
             "set straggler: wait, without a deadline",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from peer.errors import UserError, did_you_mean
-from peer.outer.policy.schedules import Every, Strided
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import resolve
@@ -117,7 +116,7 @@ def at_pace(choice: Choice, limit_steps: int) -> Recipe:
         UserError: its schedule cannot be that short, with the label.
     """
     recipe = choice.recipe()
-    if choice.sets_pace or not isinstance(recipe.schedule, Every | Strided) or recipe.steps_per_round <= limit_steps:
+    if choice.sets_pace or recipe.steps_per_round <= limit_steps:
         return recipe
     try:
         return checked(recipe.with_steps_per_round(limit_steps))
@@ -132,16 +131,15 @@ def with_room(choice: Choice, recipe: Recipe, layout: FlatLayout) -> Recipe:
     Raises:
         UserError: the label sets more.
     """
-    schedule = recipe.schedule
-    if not isinstance(schedule, Strided):
+    if recipe.num_fragments == 1:
         return recipe
     blocks = len(strided_fragments(layout.names, layout.shapes, blocks_per_fragment=1))
-    if schedule.num_fragments <= blocks:
+    if recipe.num_fragments <= blocks:
         return recipe
     if choice.sets_in_schedule("num_fragments"):
-        what = f"recipe {choice.label!r}: schedule.num_fragments={schedule.num_fragments}: must be from 1 to {blocks}"
+        what = f"recipe {choice.label!r}: schedule.num_fragments={recipe.num_fragments}: must be from 1 to {blocks}"
         raise UserError(what, f"the model has {blocks} blocks, and each fragment needs one")
-    return replace(recipe, schedule=replace(schedule, num_fragments=blocks))
+    return recipe.with_fragments(blocks)
 
 
 def _set(label: str, parts: dict[str, Any], inner: dict[str, Any], key: str, value: Any) -> None:

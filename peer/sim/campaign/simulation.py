@@ -13,7 +13,6 @@ from torch import Tensor
 
 from peer.outer.math.ranges import Ranges
 from peer.outer.optim.inner_lr import learning_rate
-from peer.outer.policy.schedules import GradientChange, Strided
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout, strided_fragments
 from peer.protocol.manifest import InnerSpec
@@ -191,7 +190,7 @@ class Simulation:
         replicas = [r for r in replicas if r.present] or replicas
         learners = [learner for r in replicas if (learner := r.learner) is not None]
         # Between two rounds that are voted for, the peers' own parameters are all there is.
-        own = recipe.payload != "delta" or isinstance(recipe.schedule, GradientChange)
+        own = recipe.payload != "delta" or recipe.votes is not None
         vectors = [learner.parameters if own else learner.outer.anchor for learner in learners]
         if recipe.shared_anchor and not own:
             outer = learners[0].outer
@@ -248,8 +247,8 @@ class Simulation:
 
 def fragments_of(recipe: Recipe, layout: FlatLayout) -> list[Ranges]:
     """Ranges of the flat vector per fragment: one for everything, unless the schedule is strided."""
-    if isinstance(recipe.schedule, Strided):
-        return list(strided_fragments(layout.names, layout.shapes, num_fragments=recipe.schedule.num_fragments))
+    if recipe.num_fragments > 1:
+        return list(strided_fragments(layout.names, layout.shapes, num_fragments=recipe.num_fragments))
     return [((0, layout.numel),)]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from peer.errors import UserError
-from peer.outer.policy.schedules import Strided
 from peer.sim.campaign.label import Choice
 from peer.sim.campaign.memory import check_swarm_memory
 from peer.sim.campaign.plan import (
@@ -174,9 +173,9 @@ def _adjustments(choices: Sequence[Choice], jobs: Sequence[Job], limit: int) -> 
     ]:
         yield f"rounds of {limit} steps (--steps-per-round) in place of these recipes' own: {', '.join(shorter)}"
     for before, job in pairs:
-        own, now = before.schedule, job.recipe.schedule
-        if isinstance(own, Strided) and isinstance(now, Strided) and own.num_fragments != now.num_fragments:
-            yield f"{now.num_fragments} fragments in place of {own.num_fragments} for this model: {job.label}"
+        own, now = before.num_fragments, job.recipe.num_fragments
+        if own != now:
+            yield f"{now} fragments in place of {own} for this model: {job.label}"
 
 
 def _conclude(console: Console, options: CompareOptions, campaign: _Campaign) -> int:

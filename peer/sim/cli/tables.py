@@ -13,29 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
+from peer.outer.policy.schedules import every
 from peer.outer.recipe.recipe import Recipe, describe
 from peer.telemetry.console import human_bytes, human_count
 
 WIDE_COLUMNS, FILE_COLUMNS = 130, 150
 _PAPER = re.compile(r"[0-9]{4}\.[0-9]{5}")
-
-
-def schedule_in_words(recipe: Recipe) -> str:
-    """`every 500 steps`, `3 fragments, each every 100 steps, applied 1 step later`."""
-    schedule = recipe.schedule
-    if isinstance(schedule, Every):
-        words = _every(schedule.steps)
-        if schedule.growth > 1:
-            words += f", growing by {schedule.growth:g}"
-        whole = schedule.steps > 1 and schedule.overlap_steps == schedule.steps
-        return words + (", applied a round later" if whole else _later(schedule.overlap_steps))
-    if isinstance(schedule, Strided):
-        return f"{schedule.num_fragments} fragments, each {_every(schedule.period)}{_later(schedule.overlap_steps)}"
-    if isinstance(schedule, GradientChange):
-        return f"when a gradient norm changes by {schedule.delta:.0%}"
-    assert isinstance(schedule, Timer)
-    return f"{schedule.rate:g} times a step"
 
 
 def simulator_console() -> Console:
@@ -51,7 +34,7 @@ def recipes_table(recipes: Iterable[Recipe], columns: int) -> Table:
         feedback = " + feedback" if recipe.feedback is not None else ""
         source = recipe.source if columns >= WIDE_COLUMNS else " ".join(_PAPER.findall(recipe.source))
         table.add_row(
-            Text(recipe.name, style="bold"), recipe.payload, schedule_in_words(recipe), recipe.compressor + feedback,
+            Text(recipe.name, style="bold"), recipe.payload, recipe.schedule.in_words(), recipe.compressor + feedback,
             recipe.exchange, describe(recipe)["outer"]["name"], Text(source or "-", style="dim"),
         )
     return table
@@ -64,7 +47,7 @@ def recipe_table(recipe: Recipe) -> Table:
     table.add_column(overflow="fold")
     for key, part in describe(recipe).items():
         table.add_row(key, _part_in_words(part))
-    table.add_row("when", schedule_in_words(recipe))
+    table.add_row("when", recipe.schedule.in_words())
     return table
 
 
@@ -90,7 +73,7 @@ def run_in_words(row: Mapping[str, Any], parameters: int, step_s: float) -> str:
     loss = "not simulated (--timing-only)" if not row["curve"] else _first_to_last(row)
     reduction = row["reduction_vs_ddp"]
     lines = [
-        f"recipe            {row['label']}, {_every(row['steps_per_round'])}",
+        f"recipe            {row['label']}, {every(row['steps_per_round'])}",
         f"model             {human_count(parameters)} parameters",
         f"peers             {human_count(row['peers'])}",
         f"tokens            {human_count(row['tokens'])} in {human_count(tally['steps'])} steps of all peers together",
@@ -130,14 +113,6 @@ def _table(*headers: str, title: str | None = None) -> Table:
     for header in headers:
         table.add_column(header, overflow="fold")
     return table
-
-
-def _every(steps: int) -> str:
-    return "every step" if steps == 1 else f"every {steps} steps"
-
-
-def _later(steps: int) -> str:
-    return f", applied {steps} step{'s' if steps > 1 else ''} later" if steps else ""
 
 
 def _part_in_words(part: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peer.outer.policy.merge_rules import Eager
 from peer.sim.engine.swarm import SimSwarm
 from peer.sim.learner.replica import SimReplica
 from peer.sim.round.rounds import ExchangeCost, SimRound
@@ -16,7 +15,7 @@ def close(swarm: SimSwarm, unfinished: Sequence[SimRound], cost: ExchangeCost) -
     Args:
         swarm: nothing of it is being sent any more.
     """
-    eager = isinstance(swarm.recipe.merge, Eager)
+    eager = swarm.recipe.merge.eager
     present = [replica for replica in swarm.replicas if replica.present]
     for replica in present:
         swarm.count_time(replica)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from peer.outer.policy.schedules import GradientChange
-from peer.outer.policy.straggler import Backup, Quorum, waits_for_all
 from peer.sim.engine.swarm import SimSwarm
 from peer.sim.learner.replica import SimReplica
 from peer.sim.round.contribution import Contribution
@@ -49,12 +47,12 @@ class Exchanges:
     def _may_decide(self, round: SimRound) -> bool:
         """False if the straggler policy's answer to an arrival is known: asking a thousand times a round is slow."""
         policy, arrived = self._swarm.recipe.straggler, len(round.arrived)
-        if arrived == len(round.expected) or isinstance(policy, Backup):
+        if arrived == len(round.expected) or policy.every_arrival_counts:
             return True
-        if waits_for_all(policy):
+        if policy.waits_for_all:
             return False
         # A peer that arrives after the start is planned changes the members, not the start, and takes part: see `plan`.
-        return not round.planned and (not isinstance(policy, Quorum) or arrived >= policy.needed(len(round.expected)))
+        return not round.planned and arrived >= policy.needed(len(round.expected))
 
     def plan(self, round: SimRound) -> None:
         """Ask the straggler policy when this round may start, as far as is known now."""
@@ -93,7 +91,7 @@ class Exchanges:
     def _delay_s(self, round: SimRound) -> float:
         """Seconds until the members of an exchange that begins now need wait for it no longer."""
         swarm, now = self._swarm, self._swarm.clock.now
-        latency_s, votes = self._cost.latency_s(round), isinstance(swarm.recipe.schedule, GradientChange)
+        latency_s, votes = self._cost.latency_s(round), swarm.recipe.votes is not None
         if not self._wanted(round):
             return latency_s
         transfer_s = self._cost.seconds(round, swarm.sync.wire_bytes(round.fragment)) - latency_s
@@ -115,7 +113,7 @@ class Exchanges:
         return round.arrived[last] == self._swarm.stays[last].stepped_s == self._swarm.clock.now
 
     def _wanted(self, round: SimRound) -> bool:
-        return not isinstance(self._swarm.recipe.schedule, GradientChange) or any(
+        return self._swarm.recipe.votes is None or any(
             self._swarm.replicas[member].vote for member in round.members
         )
 

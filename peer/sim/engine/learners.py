@@ -9,10 +9,6 @@ import torch
 from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import codec
 from peer.outer.policy.local_rules import Spider
-from peer.outer.policy.merge_rules import Accelerated
-from peer.outer.policy.schedules import GradientChange
-from peer.outer.policy.straggler import waits_for_all
-from peer.outer.policy.work_allocation import AdaptiveTopK
 from peer.outer.recipe.recipe import Recipe
 from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import inner_optimizer
@@ -54,7 +50,7 @@ class LearnerFactory:
             gradient=torch.empty_like(parameters) if recipe.payload == "gradient" else self._scratch,
             outer=self._outer(), encoders=self.encoders(index),
             spider=Spider() if replays else None,
-            estimate=parameters.clone() if isinstance(recipe.merge, Accelerated) else None,
+            estimate=parameters.clone() if recipe.merge.second_iterate else None,
             base=parameters.clone() if self._holds_base else None,
         )
         if replays:
@@ -64,18 +60,14 @@ class LearnerFactory:
 
     def encoders(self, index: int) -> list[Encoder]:
         """Of one peer, one per fragment, with empty residuals."""
-        encoders = []
+        encoders, recipe = [], self._recipe
+        expression = recipe.allocator.compressor(recipe.compressor, links_of(self._profiles), index)
         for fragment, length in enumerate(self._sync.lengths):
             own = self._sync.codecs[fragment]
-            if isinstance(self._recipe.allocator, AdaptiveTopK):
-                own = codec(self._thinned(self._recipe.allocator, index)).bind(self._sync.shapes[fragment])
-            encoders.append(Encoder(own, self._recipe.feedback, length, revertible=self._revertible))
+            if expression != recipe.compressor:
+                own = codec(expression).bind(self._sync.shapes[fragment])
+            encoders.append(Encoder(own, recipe.feedback, length, revertible=self._revertible))
         return encoders
-
-    def _thinned(self, allocator: AdaptiveTopK, index: int) -> str:
-        ratio = allocator.ratios(links_of(self._profiles))[index]
-        values = self._recipe.compressor.partition("+")[2]
-        return f"top{max(1, round(4096 * ratio))}/4096+{values}"
 
     def _outer(self) -> OuterCopy:
         if self._shared_outer is not None:
@@ -97,11 +89,11 @@ def first_outer(recipe: Recipe, task: Task) -> OuterCopy:
 def some_miss_rounds(recipe: Recipe, profiles: Sequence[PeerProfile], partitions: Sequence[NetworkSplit]) -> bool:
     """Whether a round can be over without a peer that learns."""
     stay = all(profile.presence == PeerProfile().presence for profile in profiles) and not partitions
-    return not (waits_for_all(recipe.straggler) and stay)
+    return not (recipe.straggler.waits_for_all and stay)
 
 
 def rounds_may_fail(recipe: Recipe, profiles: Sequence[PeerProfile]) -> bool:
     """Whether a contribution can be lost although no peer misses a round: at the latest when training ends."""
     paces = {(profile.speed, profile.jitter > 0.0) for profile in profiles}
     in_step = len(paces) == 1 and not any(jitters for _, jitters in paces)
-    return isinstance(recipe.schedule, GradientChange) or not in_step
+    return recipe.votes is not None or not in_step

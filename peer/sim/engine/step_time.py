@@ -27,8 +27,7 @@ class StepTimes:
         self._swarm = swarm
         self._random = [random.Random(f"{seed}/{replica.index}") for replica in swarm.replicas]
         self._timeout: ComputeTimeout | None = None
-        policy = swarm.recipe.straggler
-        if isinstance(policy, ComputeTimeout):
+        if (policy := swarm.recipe.straggler.timeout) is not None:
             timeout = with_tau(policy, swarm.profiles, swarm.pace.step_s, swarm.sync.wire_bytes(0), seed)
             assert timeout.tau_s is not None
             self._timeout = timeout if math.isfinite(timeout.tau_s) else None

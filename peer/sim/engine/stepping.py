@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from peer.outer.policy.merge_rules import Eager
-from peer.outer.policy.schedules import Event, GradientChange
+from peer.outer.policy.schedules import Event
 from peer.outer.recipe.recipe import paced
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.step_time import StepTimes
@@ -38,7 +37,7 @@ class Stepping:
         stay, recipe = self._swarm.stays[replica.index], self._swarm.recipe
         # A difference is taken from parameters that hold every earlier result; a gradient, and the estimate of an
         # eager update, from before.
-        merges_first = recipe.payload != "gradient" and not isinstance(recipe.merge, Eager)
+        merges_first = recipe.payload != "gradient" and not recipe.merge.eager
         while stay.due:
             if merges_first and not self._merge_due(replica, stay.due[0].fragment):
                 return
@@ -76,8 +75,8 @@ class Stepping:
         swarm, stay = self._swarm, self._swarm.stays[replica.index]
         if replica.learner is not None:
             _, norm = replica.learner.step(swarm.learning_rate(replica), fraction)
-            if isinstance(swarm.recipe.schedule, GradientChange):
-                replica.vote_state, replica.vote = swarm.recipe.schedule.vote(replica.vote_state, norm)
+            if (votes := swarm.recipe.votes) is not None:
+                replica.vote_state, replica.vote = votes.vote(replica.vote_state, norm)
         replica.count_step(round(fraction * swarm.pace.tokens_per_step))
         swarm.tally.steps += 1
         self._on_step(swarm.tally.steps, swarm.clock.now)
@@ -86,11 +85,7 @@ class Stepping:
         self.go_on(replica)
 
     def _events(self, replica: SimReplica) -> Sequence[Event]:
-        schedule = self._schedules[replica.index]
-        if isinstance(schedule, GradientChange):
-            step = replica.position
-            return (Event(fragment=0, round=step, send_step=step, apply_step=step),)
-        return schedule.events(replica.position) or self._lateness.last_chance(replica)
+        return self._schedules[replica.index].events(replica.position) or self._lateness.last_chance(replica)
 
     # rounds -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +97,7 @@ class Stepping:
             return
         overlapped = event.apply_step > event.send_step
         contribution = self._contribution(replica, round, overlapped=overlapped)
-        if isinstance(swarm.recipe.merge, Eager) and overlapped and event.round == 1 and replica.learner is not None:
+        if swarm.recipe.merge.eager and overlapped and event.round == 1 and replica.learner is not None:
             swarm.sync.eager_step(replica.learner, None, len(swarm.present(replica.side)), 0)
         swarm.tally.contributions += 1
         swarm.stays[replica.index].pending.append((event.apply_step, round, contribution))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.outer.policy.schedules import Event
-from peer.outer.policy.straggler import Backup, WaitAll, waits_for_all
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.swarm import SimSwarm
 from peer.sim.learner.replica import SimReplica
@@ -20,12 +19,12 @@ class Stragglers:
 
     def last_chance(self, replica: SimReplica) -> Sequence[Event]:
         """A round that waits for this peer, and whose deadline its next step would miss: it sends what it has."""
-        swarm, policy = self._swarm, self._swarm.recipe.straggler
-        if not isinstance(policy, WaitAll | Backup) or policy.deadline_s is None:
+        swarm, patience_s = self._swarm, self._swarm.recipe.straggler.patience_s
+        if patience_s is None:
             return ()
         round = self._exchanges.gathering.waiting_for(replica.index)
         next_s = swarm.clock.now + swarm.step_s(replica.profile.speed)
-        if round is None or next_s <= min(round.arrived.values()) + policy.deadline_s:
+        if round is None or next_s <= min(round.arrived.values()) + patience_s:
             return ()
         steps = swarm.division.steps
         sent_at = round.number * steps[replica.index] if steps is not None else round.send_step
@@ -46,7 +45,7 @@ class Stragglers:
         self.take_pace_of_others(replica)
         if replica.learner is not None:
             replica.learner.carry_over()
-        if waits_for_all(self._swarm.recipe.straggler):
+        if self._swarm.recipe.straggler.waits_for_all:
             self._excuse(replica)
 
     def take_pace_of_others(self, replica: SimReplica) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from peer.outer.policy.merge_rules import Eager
 from peer.outer.policy.schedules import Event
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.engine.clock import Clock
@@ -134,7 +133,7 @@ class SimSwarm:
 
 def clones(recipe: Recipe) -> bool:
     """Whether peers hold a state that no later anchor mends, so that a newcomer needs all of another's."""
-    return recipe.payload == "gradient" or isinstance(recipe.merge, Eager)
+    return recipe.payload == "gradient" or recipe.merge.eager
 
 
 def heaviest_side(replicas: Sequence[SimReplica]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.world.network import links_of
 from peer.sim.world.scenario import PeerProfile
@@ -34,10 +33,8 @@ def divide(recipe: Recipe, profiles: Sequence[PeerProfile], step_s: float, paylo
         payload_bytes: of one contribution.
     """
     allocator, links = recipe.allocator, links_of(profiles)
-    if isinstance(allocator, AdaptiveTopK):
-        return Division(payload_ratios=tuple(ratio / allocator.base_ratio for ratio in allocator.ratios(links)))
-    if not isinstance(allocator, TimeBalanced):
-        return Division()
+    if not allocator.uneven:
+        return Division(payload_ratios=allocator.payload_ratios(links))
     speeds = [profile.speed / step_s for profile in profiles]
     total = recipe.steps_per_round * len(profiles)
     work = allocator.allocate(speeds, links, total, max(1, int(payload_bytes)))

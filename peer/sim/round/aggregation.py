@@ -22,8 +22,7 @@ from peer.outer.math.ranges import Ranges, length_of, put, take
 from peer.outer.math.source import Source
 from peer.outer.math.step import Aggregate, Decoded, step_
 from peer.outer.optim.optimizers import Vectors
-from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic
-from peer.outer.policy.straggler import ComputeTimeout, staleness_weight
+from peer.outer.policy.merge_rules import estimate
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.gathered_update import round_seed
@@ -32,7 +31,7 @@ from peer.outer.state.reduced_update import Update
 from peer.sim.learner.replica import Learner, OuterCopy, SimReplica, clip_
 from peer.sim.round.attacks import with_lies
 from peer.sim.round.contribution import CommittedRound, Contribution, ReadFragment, is_usable, reader, source_of
-from peer.sim.round.mixing import acceleration_of, move_to
+from peer.sim.round.mixing import Acceleration, move_to
 
 
 class Synchroniser:
@@ -55,7 +54,7 @@ class Synchroniser:
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
         self._aggregators = [recipe.aggregator.shaped(shapes) for shapes in self.shapes]
         self._residuals: dict[int, Residual] = {}
-        self._acceleration = acceleration_of(recipe, num_peers)
+        self._acceleration = Acceleration(*recipe.acceleration(num_peers))
 
     # contributions ------------------------------------------------------------------------------------------------
 
@@ -84,7 +83,7 @@ class Synchroniser:
             return Contribution(replica.index, weight, self.wire_bytes(fragment), None, replica.profile)
         self._acceleration.mix_to(round, learner)
         base = None
-        if overlapped and isinstance(self.recipe.merge, Carry | Elastic):
+        if overlapped and self.recipe.merge.reads_snapshot:
             base = take(learner.parameters, self.fragments[fragment]).clone()
         payload_bytes, read = self._encode(learner, fragment, round, lr, overlapped=overlapped)
         return Contribution(replica.index, weight, payload_bytes, read, replica.profile, base)
@@ -95,10 +94,10 @@ class Synchroniser:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         lazy = self.recipe.dense and self.recipe.feedback is None and not (overlapped or self.recipe.accumulates)
         source = source_of(self.recipe, learner, self.fragments[fragment], lr)
-        if lazy and not isinstance(self.recipe.merge, Eager):
+        if lazy and not self.recipe.merge.eager:
             return codec.wire_bytes(source.numel), partial(_received, source, compressor(self.recipe.compressor))
         vector = source.read(0, source.numel)
-        if isinstance(self.recipe.merge, Eager):
+        if self.recipe.merge.eager:
             learner.previous, learner.current = learner.current, vector
         if self.recipe.payload == "gradient":
             clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
@@ -133,7 +132,7 @@ class Synchroniser:
                 self._gossip([learners[i] for i in good], reads, len(learners), fragment, round)
             elif self.recipe.payload == "gradient":
                 outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
-            elif isinstance(self.recipe.merge, Eager):
+            elif self.recipe.merge.eager:
                 outcome.update = self._whole(reads, kept, fragment, len(members), round)
             else:
                 self._outer_step(learners, reads, kept, fragment, round, outcome)
@@ -143,7 +142,7 @@ class Synchroniser:
 
     def _weight(self, contribution: Contribution, replica: SimReplica, round: int, contributors: int) -> float:
         staleness = max(0, round - 1 - replica.base_round)
-        return contribution.weight * staleness_weight(self.recipe.straggler, staleness, contributors)
+        return contribution.weight * self.recipe.straggler.weight(staleness, contributors)
 
     def _aggregate(
         self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int, round: int
@@ -184,7 +183,7 @@ class Synchroniser:
         aggregate = self._aggregate(reads, weights, fragment, len(learners), round)
         outers = list({id(learner.outer): learner.outer for learner in learners}.values())
         anchors = [take(outer.anchor, ranges) for outer in outers] if len(outers) > 1 else []
-        if isinstance(self.recipe.merge, Elastic) or learners[0].shadow is not None:
+        if self.recipe.merge.reads_old_anchor or learners[0].shadow is not None:
             outcome.anchor_before = take(outers[0].anchor, ranges).clone()
         directions = [aggregate]
         if anchors:  # in gossip each member has its own, and drifts towards the group's mean (arXiv 2506.10911, eq. 5)
@@ -203,9 +202,9 @@ class Synchroniser:
         fragment: int, round: int, lr: float,
     ) -> Tensor | None:
         gradient = self._whole(reads, weights, fragment, len(learners), round)
-        if isinstance(self.recipe.straggler, ComputeTimeout):
+        if (timeout := self.recipe.straggler.timeout) is not None:
             tokens = [int(weight) for weight in weights]
-            gradient.mul_(sum(tokens) / self.recipe.straggler.divisor(tokens, self.nominal_tokens // 2))
+            gradient.mul_(sum(tokens) / timeout.divisor(tokens, self.nominal_tokens // 2))
         if not self.recipe.accumulates:
             if self.recipe.feedback is None:  # the batch of all is one batch; with feedback each clipped its own
                 clip_(gradient, learners[0].inner.max_grad_norm)
@@ -227,7 +226,7 @@ class Synchroniser:
         if len(present) < 2:
             return
         sent = [read(0, self.lengths[fragment]).clone() for read in reads]
-        if isinstance(self.recipe.merge, Accelerated):
+        if self.recipe.merge.second_iterate:
             self._acceleration.pair(present, sent)
             return
         mixed = self._whole(reads, [1.0] * len(sent), fragment, members, round)
@@ -248,7 +247,7 @@ class Synchroniser:
             elif recipe.accumulates:
                 learner.parameters.copy_(learner.outer.anchor)
             return
-        if isinstance(recipe.merge, Eager):
+        if recipe.merge.eager:
             steps_taken = outcome.round if recipe.overlap_steps else outcome.round - 1
             self.eager_step(learner, outcome.update, outcome.num_members, steps_taken)
             return
@@ -267,10 +266,9 @@ class Synchroniser:
 
     def eager_step(self, learner: Learner, update: Tensor | None, members: int, steps_taken: int) -> None:
         """The peer's own outer step, with what it knows of the round before and of this one."""
-        assert isinstance(self.recipe.merge, Eager)
         assert learner.current is not None
         before = learner.previous if self.recipe.overlap_steps else learner.current
-        direction = self.recipe.merge.estimate(update, learner.current, before, members)
+        direction = estimate(update, learner.current, before, members)
         self._step(learner.outer, self.fragments[0], Decoded(direction), steps_taken)
         learner.parameters.copy_(learner.outer.anchor)
 

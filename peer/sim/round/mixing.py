@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.outer.math.ranges import Ranges, put, take
-from peer.outer.policy.merge_rules import Accelerated
-from peer.outer.recipe.recipe import Recipe
-from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, move_, pair_
-from peer.outer.topology.topologies import Neighbours
+from peer.outer.state.gossip_mixing import mix_, move_, pair_
 from peer.sim.learner.replica import Learner
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Acceleration:
     """A2CiD2's second iterate (arXiv 2306.08289): how fast it draws the first, and how far a pair moves it.
 
@@ -38,18 +35,6 @@ class Acceleration:
         for index, learner in enumerate(learners):
             assert learner.estimate is not None
             pair_(learner.parameters, learner.estimate, sent[1 - index], self.alpha_tilde)
-
-
-def acceleration_of(recipe: Recipe, num_peers: int) -> Acceleration:
-    """That of the graph of all peers, whose pairs meet at every round; none for recipes without."""
-    merge, topology = recipe.merge, recipe.topology
-    if not (isinstance(merge, Accelerated) and isinstance(topology, Neighbours)) or num_peers < 2:
-        return Acceleration()
-    eta, alpha_tilde = a2cid2_coefficients(*chi(topology.edges(range(num_peers))))
-    return Acceleration(
-        eta=eta if merge.eta is None else merge.eta,
-        alpha_tilde=alpha_tilde if merge.alpha_tilde is None else merge.alpha_tilde,
-    )
 
 
 def move_to(

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from peer.outer.policy.schedules import Event
-from peer.outer.policy.straggler import Backup, Quorum
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.topology.topologies import AllPeers, Links
+from peer.outer.topology.topologies import Links
 from peer.sim.round.contribution import CommittedRound, Contribution
 from peer.sim.world.network import gather_seconds, gather_traffic, pair_seconds, reduce_seconds, reduce_traffic
 from peer.sim.world.scenario import PeerProfile
@@ -122,7 +121,7 @@ class RoundBook:
     @property
     def asynchronous(self) -> bool:
         """Whether rounds are not numbered by the peers' own steps: a peer that is ready joins the open one."""
-        return isinstance(self._recipe.straggler, Quorum | Backup)
+        return self._recipe.straggler.asynchronous
 
     def round_for(self, peer: int, side: int, event: Event) -> SimRound | None:
         """The round that this peer joins; None if it is over already, and the peer has to catch up."""
@@ -140,7 +139,7 @@ class RoundBook:
         own = self._places[key].get(peer)
         if own is None or peer not in own.expected or own.state == "done":  # a peer arrived, or a round was abandoned
             own = next((round for round in rounds if peer in round.expected), None)
-        if own is None and isinstance(self._recipe.topology, AllPeers) and rounds:
+        if own is None and not self._recipe.gossips and rounds:
             own = rounds[0]
         return own if own is not None and own.state == "gathering" else None
 

@@ -10,7 +10,6 @@ from functools import partial
 
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
-from peer.outer.policy.schedules import GradientChange
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import OuterState
@@ -39,7 +38,7 @@ class LineageRounds(RoundLoop[StateStore]):
 
     def __init__(self, context: RunContext, store: StateStore) -> None:
         node, directory, manifest, recipe = context.node, context.directory, context.manifest, context.recipe
-        super().__init__(context, store, called=isinstance(recipe.schedule, GradientChange))
+        super().__init__(context, store, called=recipe.votes is not None)
         rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         rosters = RosterAuthority(
             node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work

@@ -19,7 +19,6 @@ from peer.outer.policy.straggler import (
     StragglerPolicy,
     WaitAll,
     close,
-    staleness_weight,
 )
 
 POLICIES: list[StragglerPolicy] = [
@@ -97,16 +96,16 @@ def test_a_full_quorum_of_equal_peers_is_synchronous() -> None:
     arrived = dict.fromkeys(range(4), 7.0)
     quorum = Quorum(count=4, grace_s=2.0)
     assert quorum.next_decision(range(4), arrived) == WaitAll().next_decision(range(4), arrived) == at(7.0, 0, 1, 2, 3)
-    weights = [staleness_weight(quorum, 0, 4)] * 4
+    weights = [quorum.weight(0, 4)] * 4
     vectors = list(torch.randn(4, 50, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(weighted_mean(vectors, weights), weighted_mean(vectors, [1.0] * 4))
 
 
 def test_stale_contributions_weigh_less() -> None:
-    assert staleness_weight(Quorum(count=4), 3, 4) == pytest.approx(0.25)
-    assert staleness_weight(Quorum(count=2), 0, 1) == 1.0
-    assert staleness_weight(Quorum(count=2, discount_stale=False), 3, 4) == 1.0
-    assert staleness_weight(WaitAll(), 3, 4) == 1.0
+    assert Quorum(count=4).weight(3, 4) == pytest.approx(0.25)
+    assert Quorum(count=2).weight(0, 1) == 1.0
+    assert Quorum(count=2, discount_stale=False).weight(3, 4) == 1.0
+    assert WaitAll().weight(3, 4) == 1.0
 
 
 @given(

@@ -23,7 +23,7 @@ from peer.demo.folder import manifest_text
 from peer.demo.play import LOOPBACK
 from peer.link.messages import Anchor, Published, Start
 from peer.link.supervisor import AgentProcess
-from peer.run.assemble import Peer, assemble, parse_published
+from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.hooks import PeerHooks
 from peer.settings import load_settings
 from peer.telemetry.console import LiveSwarm
@@ -146,9 +146,12 @@ def _peer(folder: Path, seed: int) -> Iterator[tuple[Peer, PeerHooks]]:
         agent.start()
         agent.send(start)
         published: Published = agent.expect(Published, TIMEOUT_S)
-        peer = assemble(settings, start, published, agent, lambda message: hooks.on_message(message), lambda: False)
+        plan = plan_of(published)
+        peer = assemble(
+            settings, start, published, plan, agent, lambda message: hooks.on_message(message), lambda: False
+        )
         agent.send(peer.mapped)
-        title = parse_published(published).name
+        title = plan.manifest.name
         with LiveSwarm(Console(quiet=True), title=title, live=False) as table:
             hooks = PeerHooks(peer, MetricsFile(home / "metrics.jsonl"), table, lambda: False)
             peer.sync.begin(agent.expect(Anchor, TIMEOUT_S))

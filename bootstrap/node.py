@@ -11,12 +11,10 @@ from bootstrap.follower import ChainFollower
 from bootstrap.genesis import Genesis
 from bootstrap.manifest_serial import manifest_serial
 from peer.errors import ProtocolError, UserError
-from peer.outer.recipe.recipe import Recipe
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.identity_work import IdentityWork
 from peer.protocol.manifest import RunManifest
 from peer.protocol.records import SealedManifest, open_manifest, seal_manifest
-from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.donor_requests import DonorRequests
@@ -40,6 +38,7 @@ class Bootstrap:
     node: Node
     genesis: Genesis
     directory: Directory
+    plan: RunPlan
 
     @property
     def manifest(self) -> RunManifest:
@@ -71,14 +70,14 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     directory.known = lambda peer_id: history.seen[peer_id] > 0
     directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)
     directory.follow()
-    recipe = run_recipe(manifest)
-    if not recipe.gossips:
-        await _follow(node, directory, open_manifest(sealed), recipe, history)
-    return Bootstrap(node, genesis, directory)
+    plan = RunPlan.of(manifest)
+    if not plan.recipe.gossips:
+        await _follow(node, directory, open_manifest(sealed), plan, history)
+    return Bootstrap(node, genesis, directory, plan)
 
 
 async def _follow(
-    node: Node, directory: Directory, published: SealedManifest, recipe: Recipe, history: ChainStore
+    node: Node, directory: Directory, published: SealedManifest, plan: RunPlan, history: ChainStore
 ) -> None:
     """Follow the run's chain from where this node left it, and sign checkpoints where the manifest lets it."""
     history.load_all()
@@ -86,10 +85,9 @@ async def _follow(
     run_id = manifest.run_id
     checkpoints = NewestCheckpoint.of(history.folder, manifest, node.peer_id)
     await CheckpointExchange(node, run_id, checkpoints).start()
-    nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
     rules = ChainRules.of(
-        manifest, WeightRule.of(manifest.trust, nominal_tokens), checkpoints, node.peer_id, published.opened_at,
-        node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
+        manifest, plan.weight_rule, checkpoints, node.peer_id, published.opened_at,
+        node.timing.least_round_s(plan.recipe.fewest_steps, manifest.rounds.straggler_wait_s),
     )  # fmt: skip
     scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)
     follower = ChainFollower(node, directory, history, scout, checkpoints, manifest.rounds.total)

@@ -147,11 +147,9 @@ def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
         say(json.dumps({"event": "started", **start}))
         return
-    from peer.outer.recipe.resolve import trust_in_words  # imported by now, see _serve
-
     lines = [
         f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
-        f"trust    {trust_in_words(manifest)}",
+        f"trust    {bootstrap.plan.in_words()}",
         *join_lines(addresses, bootstrap.node.config.announce_maddrs),
         "Ctrl-C ends this node; members continue to train.",
     ]

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from peer.data.tokenizer import load_tokenizer
 from peer.errors import UserError
 from peer.hub import pin
-from peer.outer.recipe.recipe import Recipe
-from peer.outer.recipe.resolve import run_recipe, wire_format
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest, read_manifest
@@ -37,13 +36,14 @@ def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
     return model
 
 
-def _genesis_state(manifest: RunManifest, recipe: Recipe, model: PreTrainedModel) -> OuterState:
+def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
     layout = FlatLayout.of(model)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
-    buffers = [torch.full((layout.numel,), value) for value in recipe.optimizer.initial_values]
-    return OuterState(anchor, buffers, recipe.optimizer, wire_format(recipe, layout.shapes, manifest.seed))
+    optimizer = plan.recipe.optimizer
+    buffers = [torch.full((layout.numel,), value) for value in optimizer.initial_values]
+    return OuterState(anchor, buffers, optimizer, plan.wire_format(layout.shapes))
 
 
 def checked_genesis(manifest: RunManifest) -> OuterState:
@@ -52,13 +52,13 @@ def checked_genesis(manifest: RunManifest) -> OuterState:
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
-    vocab_size, recipe = load_tokenizer(manifest.tokenizer).vocab_size, run_recipe(manifest)
+    vocab_size, plan = load_tokenizer(manifest.tokenizer).vocab_size, RunPlan.of(manifest)
     # The model, the anchor and the buffers, fp32 each.
-    num_tensors = 2 + recipe.optimizer.num_buffers
+    num_tensors = 2 + plan.recipe.optimizer.num_buffers
     check_memory(measure_model(manifest.model, vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest)
     check_trains(manifest.model, model, manifest.data.sequence_length)
-    return _genesis_state(manifest, recipe, model)
+    return _genesis_state(plan, model)
 
 
 def main() -> None:

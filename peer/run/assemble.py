@@ -25,8 +25,8 @@ from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.recipe.resolve import rate_of, run_recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
 from peer.protocol import hashing
@@ -85,15 +85,16 @@ class Peer:
     mapped: Mapped
 
 
-def parse_published(published: Published) -> RunManifest:
-    """The manifest that the agent verified, for this process."""
-    return RunManifest.model_validate(published.manifest)
+def plan_of(published: Published) -> RunPlan:
+    """The run that the agent verified, for this process."""
+    return RunPlan.of(RunManifest.model_validate(published.manifest))
 
 
 def assemble(
     settings: PeerSettings,
     start: Start,
     published: Published,
+    plan: RunPlan,
     agent: AgentProcess,
     on_message: Callable[[Message], None],
     stopping: Callable[[], bool],
@@ -107,8 +108,7 @@ def assemble(
     Raises:
         UserError: the model does not fit, no data, no such device, a checkpoint of another run.
     """
-    manifest = parse_published(published)
-    recipe = run_recipe(manifest)
+    manifest, recipe = plan.manifest, plan.recipe
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer)
     size = measure_model(manifest.model, tokenizer.vocab_size)
@@ -129,7 +129,7 @@ def assemble(
     sync = _synchroniser(connection, recipe, shared, optimizer, limits, on_message, stopping)
     if resumed is not None:
         sync.resume(resumed.state["progress"])
-    rate = _rate_of(manifest, recipe, sync, resumed is not None)
+    rate = _rate_of(plan, sync, resumed is not None)
     trainer = Trainer(model.train(), optimizer, recipe.inner_settings(manifest.inner), device, rate, bf16=settings.bf16)
     return Peer(
         settings=settings,
@@ -234,8 +234,8 @@ def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenize
     )
 
 
-def _rate_of(manifest: RunManifest, recipe: Recipe, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
-    shared = rate_of(manifest, recipe)
+def _rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
+    manifest, recipe, shared = plan.manifest, plan.recipe, plan.rate
     if shared is not None:
         return lambda: shared(sync.round)
     total = manifest.rounds.total

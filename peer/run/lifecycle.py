@@ -17,9 +17,8 @@ from peer.checkpoint.export import export_model
 from peer.errors import UserError
 from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.outer.recipe.resolve import trust_in_words
 from peer.protocol.address import PeerAddress
-from peer.run.assemble import Peer, assemble, parse_published
+from peer.run.assemble import Peer, assemble, plan_of
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.system.exit_signals import ending_signals
@@ -142,14 +141,15 @@ def _arrive(
     agent.send(start)
     log.info("looking for the run at %s", ", ".join(start.initial_peers))
     published: Published = agent.expect(Published, PUBLISHED_TIMEOUT_S)
-    manifest = parse_published(published)
+    plan = plan_of(published)
+    manifest = plan.manifest
     log.info("run %s (%s); this peer is %s", manifest.name, manifest.run_id[:16], published.peer_id)
-    log.info("%s", trust_in_words(manifest))
+    log.info("%s", plan.in_words())
     if published.client:
         log.warning("%s", CLIENT_NOTICE)
     else:
         log.info("others can join through %s as well", ", ".join(published.maddrs))
-    peer = assemble(settings, start, published, agent, receive, stopping)
+    peer = assemble(settings, start, published, plan, agent, receive, stopping)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")
     anchor: Anchor = agent.expect(Anchor, STATE_TIMEOUT_S)

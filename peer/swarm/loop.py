@@ -12,12 +12,11 @@ from peer.link.channel import TrainerLink
 from peer.link.contribution_slot import ContributionSlot
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
-from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due
 from peer.protocol.identity_work import NO_WORK, IdentityWork
 from peer.protocol.lineage import Position
-from peer.protocol.manifest import RunManifest
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
 from peer.swarm.state.owned_state import OwnedState
@@ -33,19 +32,16 @@ class RunContext:
         organiser: peer id that serves the genesis state.
         opened_at: wall-clock seconds since when the organiser has published the manifest.
         introducers: peer ids in the addresses that a person gave.
-        nominal_tokens: tokens of a regular contribution.
         work: what the run asks of identities, and this peer's own.
         rng: jitter, and which peer a newcomer asks.
     """
 
     node: Node
     directory: Directory
-    manifest: RunManifest
-    recipe: Recipe
+    plan: RunPlan
     organiser: str
     opened_at: float = 0.0
     introducers: tuple[str, ...] = ()
-    nominal_tokens: int
     work: IdentityWork = NO_WORK
     trainer: TrainerLink
     rng: random.Random
@@ -59,7 +55,7 @@ class RoundLoop(ABC, Generic[Store]):
     """
 
     def __init__(self, context: RunContext, store: Store, called: bool = False) -> None:
-        self._node, self._directory, self._manifest = context.node, context.directory, context.manifest
+        self._node, self._directory, self._manifest = context.node, context.directory, context.plan.manifest
         self._context, self._trainer, self.store = context, context.trainer, store
         self.slot = ContributionSlot(store, context.trainer, called)
         self.joined = False

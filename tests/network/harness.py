@@ -24,7 +24,7 @@ from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
 from peer.outer.policy.schedules import GradientChange
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.forked import ForkedAgent
@@ -107,7 +107,7 @@ class TestSwarm:
         """Build the member's "model" once the manifest is known."""
         manifest = RunManifest.model_validate(published.manifest)
         member.peer_id, member.maddrs, member.client = published.peer_id, published.maddrs, published.client
-        recipe = run_recipe(manifest)
+        recipe = RunPlan.of(manifest).recipe
         buffers = recipe.optimizer.num_buffers
         numel = genesis.numel() // (1 + buffers)
         memory = SharedState(member.agent.memory_descriptor, numel, buffers)

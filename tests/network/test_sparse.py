@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from peer.outer.recipe.resolve import resolve, wire_format
+from peer.outer.recipe.plan import wire_format
+from peer.outer.recipe.resolve import resolve
 from peer.outer.record import RoundRecord
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RecipeSpec

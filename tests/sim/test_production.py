@@ -11,8 +11,8 @@ from torch import Tensor
 from peer.outer.compress.residual import Residual
 from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.policy.schedules import ChangeState, GradientChange
+from peer.outer.recipe.plan import wire_format
 from peer.outer.recipe.recipe import Recipe
-from peer.outer.recipe.resolve import wire_format
 from peer.outer.state.carry import carry_progress_
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.wire_format import AnyUpdate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, RoundEnded, Snapshot, WantSnapshot
 from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.identity import Identity
@@ -72,7 +73,7 @@ class GossipPeer:
     def __init__(self, everybody, node, recipe, anchor, folder, elements, **rounds):
         self.all, self.node, self.alive, self.folder = everybody, node, True, folder
         genesis = anchor.clone()
-        probe = run_recipe(manifest_of(recipe, "0" * 64, **rounds))
+        probe = RunPlan.of(manifest_of(recipe, "0" * 64, **rounds)).recipe
         initial = probe.optimizer.initial_values
         memory = SharedState(create_descriptor(), anchor.numel(), len(initial))
         memory.anchor.copy_(genesis)
@@ -86,8 +87,8 @@ class GossipPeer:
         self.store.restore()
         self.records, self.wanted = [], 0
         context = RunContext(
-            node=node, directory=self.directory, manifest=self.manifest, recipe=run_recipe(self.manifest),
-            organiser="organiser", nominal_tokens=NOMINAL, trainer=self, rng=random.Random(0),
+            node=node, directory=self.directory, plan=replace(RunPlan.of(self.manifest), nominal_tokens=NOMINAL),
+            organiser="organiser", trainer=self, rng=random.Random(0),
         )  # fmt: skip
         self.rounds = GossipRounds(context, self.store)
         self.local, self._sequence = anchor.clone(), 0

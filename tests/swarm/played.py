@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 from peer.link.memory import SharedState
 from peer.outer.compress.registry import compressor
 from peer.outer.optim.optimizers import Nesterov
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RunManifest
@@ -52,8 +53,8 @@ def rounds_at_genesis(network, folder, run, told, identity=None):
 
     directory = SimpleNamespace(peers={}, reachable={}, fresh=True, refresh=refresh, announce_soon=lambda: None)
     context = RunContext(
-        node=node, directory=directory, manifest=manifest, recipe=run_recipe(manifest),
-        organiser=node.peer_id, nominal_tokens=10_000, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
+        node=node, directory=directory, plan=replace(RunPlan.of(manifest), nominal_tokens=10_000),
+        organiser=node.peer_id, trainer=SimpleNamespace(tell=told.append), rng=random.Random(1),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
     fetcher = rounds._fork_choice.fetcher

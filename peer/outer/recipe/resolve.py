@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from peer.errors import UserError, did_you_mean
-from peer.outer.aggregate.base import Mean
-from peer.outer.aggregate.gated import Gated
-from peer.outer.compress.base import Shapes
-from peer.outer.compress.layout import numel_of
-from peer.outer.compress.registry import compressor
-from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.local_rules import Plain
 from peer.outer.policy.merge_rules import Carry, Mix
@@ -23,11 +17,8 @@ from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
 from peer.outer.recipe.validation import LEAST_TO_JUDGE, checked
-from peer.outer.state.gathered_update import GatherFormat
-from peer.outer.state.reduced_update import ReduceFormat
-from peer.outer.state.wire_format import WireFormat
 from peer.outer.topology.topologies import AllPeers, Groups, RandomPairs
-from peer.protocol.manifest import RecipeSpec, RunManifest
+from peer.protocol.manifest import RecipeSpec
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
@@ -73,69 +64,6 @@ def swarm_recipe(spec: RecipeSpec) -> Recipe:
     if recipe.gossips and recipe.aggregator.robust and (problem := unguarded(recipe)) is not None:
         raise UserError(f"recipe {spec.name!r}: {problem[0]}", f"{problem[1]}, or aggregator: mean")
     return recipe
-
-
-def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> WireFormat:
-    """What a run's contributions and updates look like.
-
-    Args:
-        shapes: of the model's parameters, in the order of the flat vector.
-        seed: the run's.
-    """
-    numel = numel_of(shapes)
-    if recipe.exchange == "reduce":
-        return ReduceFormat(numel, compressor(recipe.compressor))
-    return GatherFormat(numel, recipe.codec().bind(shapes), recipe.aggregator.shaped(shapes), seed)
-
-
-def rate_of(manifest: RunManifest, recipe: Recipe) -> Callable[[int], float] | None:
-    """The rate of every step that all peers of a run make together; None where they make steps of their own."""
-    return shared_rate(manifest.inner, manifest.rounds.total) if recipe.payload == "gradient" else None
-
-
-def run_recipe(manifest: RunManifest) -> Recipe:
-    """The recipe of a run of real peers: in an open run, gates and clipping take the place of plain means.
-
-    A manifest that names an aggregator is obeyed, whatever its mode.
-
-    Raises:
-        UserError: as `swarm_recipe`; an open run of gossip rounds that no gate can guard, and groups larger than the
-            run's `rounds.max_group`.
-    """
-    recipe = swarm_recipe(manifest.recipe)
-    limit, topology = manifest.rounds.max_group, recipe.topology
-    if isinstance(topology, Groups) and topology.size > limit:
-        raise UserError(
-            f"recipe.topology: groups of {topology.size} are larger than rounds.max_group={limit}",
-            f"set topology: {{name: groups, size: {limit}}} or less: they still mix in a few rounds",
-        )
-    chosen = manifest.recipe.aggregator is not None
-    if manifest.trust.mode == "private" or chosen or not isinstance(recipe.aggregator, Mean):
-        return recipe
-    if recipe.gossips and (problem := unguarded(recipe)) is not None:
-        raise UserError(
-            f"recipe {manifest.recipe.name!r} in an open run: {problem[0]}",
-            f"{problem[1]}; or set trust: {{mode: private}} for peers that know each other, "
-            "or aggregator: mean to take the risk",
-        )
-    return checked(replace(recipe, aggregator=Gated()))
-
-
-def trust_in_words(manifest: RunManifest) -> str:
-    """One line: the mode of a run and what becomes of its members' contributions; `run_recipe` accepts it."""
-    trust, recipe = manifest.trust, run_recipe(manifest)
-    name = word_of("aggregator", recipe.aggregator)
-    gossip = f"; gossip in {word_of('topology', recipe.topology)}, no shared anchor" if recipe.gossips else ""
-    if trust.mode == "private":
-        return f"private: aggregator {name}; every member is trusted{gossip}"
-    victim = "its group" if recipe.gossips else "it"
-    warning = "" if recipe.aggregator.robust else f" (one malicious peer can ruin {victim})"
-    weights = f"weights up to {trust.largest_weight} x the median"
-    if recipe.payload == "parameters":
-        weights = "all members weigh alike"
-    elif trust.probation_rounds and not recipe.gossips:
-        weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"
-    return f"open: aggregator {name}{warning}, {weights}{gossip}"
 
 
 def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from peer.link.messages import (
     Stop,
     Stopped,
 )
-from peer.outer.recipe.resolve import rate_of, run_recipe, trust_in_words, wire_format
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity_work import IdentityWork
 from peer.protocol.records import PeerRecord
@@ -108,11 +108,9 @@ class AgentSession:
         directory.work = work
         folder = Path(start.directory)
         recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
-        recipe = run_recipe(manifest)
         context = RunContext(
-            node=node, directory=directory, manifest=manifest, recipe=recipe, organiser=organiser,
+            node=node, directory=directory, plan=RunPlan.of(manifest), organiser=organiser, work=work,
             opened_at=found.opened_at, introducers=node.introducers, trainer=recorder, rng=self._rng,
-            nominal_tokens=recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step, work=work,
         )  # fmt: skip
         rounds, resumed = self._build(context, mapped, folder)
         await rounds.start()
@@ -133,16 +131,14 @@ class AgentSession:
         return 0
 
     def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
-        manifest, recipe = context.manifest, context.recipe
+        plan, manifest = context.plan, context.plan.manifest
         assert manifest.genesis is not None
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
-        written = wire_format(recipe, mapped.shapes, manifest.seed)
-        state = OuterState(
-            memory.anchor, memory.buffers, recipe.optimizer, written, 0, manifest.genesis, rate_of(manifest, recipe)
-        )
+        wire, optimizer = plan.wire_format(mapped.shapes), plan.recipe.optimizer
+        state = OuterState(memory.anchor, memory.buffers, optimizer, wire, 0, manifest.genesis, plan.rate)
         history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)
-        log.info("run %s, %s", manifest.run_id[:16], trust_in_words(manifest))
-        if recipe.gossips:
+        log.info("run %s, %s", manifest.run_id[:16], plan.in_words())
+        if plan.recipe.gossips:
             own = LocalStateStore(memory, state, history, context.node.timing)
             resumed = own.restore()
             return GossipRounds(context, own), resumed

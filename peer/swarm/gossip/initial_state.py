@@ -34,9 +34,9 @@ class InitialState:
     """Gives this peer its first state, and signs its own for others."""
 
     def __init__(self, context: RunContext, store: LocalStateStore) -> None:
-        node, run_id = context.node, context.manifest.run_id
+        node, run_id = context.node, context.plan.manifest.run_id
         self._node, self._directory, self._run_id, self._store = node, context.directory, run_id, store
-        self._last_round = context.manifest.rounds.total or MAX_ROUNDS
+        self._last_round = context.plan.manifest.rounds.total or MAX_ROUNDS
         self._organiser, self._rng, self._trainer = context.organiser, context.rng, context.trainer
         self._fetcher = HistoryClient(node, run_id, store.history.folder, RosterLimits())
         self._name = f"atoll/{run_id[:16]}/gossip-state"

@@ -18,7 +18,6 @@ from peer.outer.recipe.validation import LEAST_TO_JUDGE
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, RoundAborted
 from peer.protocol.manifest import MAX_ROUNDS
-from peer.protocol.weights import WeightRule
 from peer.protocol.wire import GossipJoin, roster_digest
 from peer.swarm.gossip.exchange import GossipExchange
 from peer.swarm.gossip.frames import Frames
@@ -42,9 +41,9 @@ class GossipRounds(RoundLoop[LocalStateStore]):
 
     def __init__(self, context: RunContext, store: LocalStateStore) -> None:
         super().__init__(context, store)
-        node, manifest, recipe = context.node, context.manifest, context.recipe
+        node, manifest, recipe = context.node, context.plan.manifest, context.plan.recipe
         self._mixing = Mixing(recipe, store.state)
-        self._rule = WeightRule.of(manifest.trust, context.nominal_tokens)
+        self._rule = context.plan.weight_rule
         self._draw = GroupDraw(recipe.topology, manifest.seed, manifest.run_id, node.peer_id)
         self._initial_state = InitialState(context, store)
         self.patience_s = manifest.rounds.straggler_wait_s + self._node.timing.gossip_answer_s

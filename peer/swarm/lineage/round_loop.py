@@ -15,7 +15,6 @@ from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.lineage import Certificate, Link
-from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.chain_scout import ChainRules
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
 from peer.swarm.catchup.fork_choice import ForkChoice
@@ -37,9 +36,9 @@ class LineageRounds(RoundLoop[StateStore]):
     """The rounds of a run with one lineage; implements the `SwarmPort` of `peer.outer.round`, and `LocalPeer`."""
 
     def __init__(self, context: RunContext, store: StateStore) -> None:
-        node, directory, manifest, recipe = context.node, context.directory, context.manifest, context.recipe
+        node, directory, plan = context.node, context.directory, context.plan
+        manifest, recipe, rule = plan.manifest, plan.recipe, plan.weight_rule
         super().__init__(context, store, called=recipe.votes is not None)
-        rule = WeightRule.of(manifest.trust, context.nominal_tokens)
         rosters = RosterAuthority(
             node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work
         )

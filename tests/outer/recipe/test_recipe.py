@@ -21,9 +21,10 @@ from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import Backup, ComputeTimeout, Quorum, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, describe
-from peer.outer.recipe.resolve import resolve, run_recipe, swarm_recipe, trust_in_words
+from peer.outer.recipe.resolve import resolve, swarm_recipe
 from peer.outer.topology.topologies import BandwidthMatching, Groups, Neighbours, RandomPairs
 from peer.protocol.manifest import RecipeSpec, RunManifest
 
@@ -309,11 +310,11 @@ def manifest_of(recipe: dict[str, Any], **trust: Any) -> RunManifest:
 
 
 def test_an_open_run_has_gates_unless_its_manifest_or_its_recipe_names_another_aggregator() -> None:
-    assert run_recipe(manifest_of({"name": "diloco"})).aggregator == Gated()
-    assert run_recipe(manifest_of({"name": "diloco"}, mode="private")) == RECIPES["diloco"]
-    assert run_recipe(manifest_of({"name": "diloco", "aggregator": "mean"})).aggregator == Mean()
-    assert run_recipe(manifest_of({"name": "diloco", "aggregator": "median"})).aggregator == CoordinateMedian()
-    assert replace(run_recipe(manifest_of({"name": "lagoon"})), aggregator=Mean()) == RECIPES["lagoon"]
+    assert RunPlan.of(manifest_of({"name": "diloco"})).recipe.aggregator == Gated()
+    assert RunPlan.of(manifest_of({"name": "diloco"}, mode="private")).recipe == RECIPES["diloco"]
+    assert RunPlan.of(manifest_of({"name": "diloco", "aggregator": "mean"})).recipe.aggregator == Mean()
+    assert RunPlan.of(manifest_of({"name": "diloco", "aggregator": "median"})).recipe.aggregator == CoordinateMedian()
+    assert replace(RunPlan.of(manifest_of({"name": "lagoon"})).recipe, aggregator=Mean()) == RECIPES["lagoon"]
 
 
 GROUPS: dict[str, Any] = {"name": "fedavg", "topology": {"name": "groups", "size": 4}}
@@ -321,33 +322,33 @@ PLAIN_GROUPS: dict[str, Any] = {**GROUPS, "payload": "parameters"}
 
 
 def test_an_open_run_of_gossip_has_gates_where_they_can_judge_and_is_refused_where_they_cannot() -> None:
-    assert run_recipe(manifest_of(PLAIN_GROUPS)).aggregator == Gated()
-    assert run_recipe(manifest_of({"name": "noloco"}, mode="private")) == RECIPES["noloco"]
-    assert run_recipe(manifest_of({"name": "noloco", "aggregator": "mean"})).aggregator == Mean()
+    assert RunPlan.of(manifest_of(PLAIN_GROUPS)).recipe.aggregator == Gated()
+    assert RunPlan.of(manifest_of({"name": "noloco"}, mode="private")).recipe == RECIPES["noloco"]
+    assert RunPlan.of(manifest_of({"name": "noloco", "aggregator": "mean"})).recipe.aggregator == Mean()
     with pytest.raises(UserError, match=r"in an open run: .* a pair cannot tolerate a malicious member") as pairs:
-        run_recipe(manifest_of({"name": "noloco"}))
+        RunPlan.of(manifest_of({"name": "noloco"}))
     assert "trust: {mode: private}" in pairs.value.hint
     assert "aggregator: mean to take the risk" in pairs.value.hint
     with pytest.raises(UserError, match="one malicious anchor moves all") as anchors:
-        run_recipe(manifest_of(GROUPS))
+        RunPlan.of(manifest_of(GROUPS))
     assert "payload: parameters" in anchors.value.hint
     with pytest.raises(UserError, match="whose mean no aggregator guards"):
-        run_recipe(manifest_of({**GROUPS, "aggregator": "median"}, mode="private"))
+        RunPlan.of(manifest_of({**GROUPS, "aggregator": "median"}, mode="private"))
 
 
 def test_groups_must_fit_the_runs_largest_group() -> None:
     document = manifest_of(PLAIN_GROUPS).model_dump()
     small = RunManifest.model_validate({**document, "rounds": {"max_group": 3}})
     with pytest.raises(UserError, match=r"groups of 4 are larger than rounds\.max_group=3") as caught:
-        run_recipe(small)
+        RunPlan.of(small)
     assert "size: 3" in caught.value.hint
 
 
 def test_trust_in_gossip_is_told_in_one_line() -> None:
-    assert trust_in_words(manifest_of(PLAIN_GROUPS)) == (
+    assert RunPlan.of(manifest_of(PLAIN_GROUPS)).in_words() == (
         "open: aggregator gated, all members weigh alike; gossip in groups, no shared anchor"
     )
-    assert trust_in_words(manifest_of({"name": "noloco", "aggregator": "mean"})) == (
+    assert RunPlan.of(manifest_of({"name": "noloco", "aggregator": "mean"})).in_words() == (
         "open: aggregator mean (one malicious peer can ruin its group), weights up to 3 x the median; gossip in pairs, "
         "no shared anchor"
     )
@@ -355,8 +356,9 @@ def test_trust_in_gossip_is_told_in_one_line() -> None:
 
 def test_trust_is_told_in_one_line() -> None:
     newcomers = "newcomers of less than 10 rounds 20% together"
-    assert trust_in_words(manifest_of({})) == f"open: aggregator gated, weights up to 3 x the median, {newcomers}"
-    assert trust_in_words(manifest_of({"name": "diloco", "aggregator": "mean"}, probation_rounds=0)) == (
+    gated = f"open: aggregator gated, weights up to 3 x the median, {newcomers}"
+    assert RunPlan.of(manifest_of({})).in_words() == gated
+    assert RunPlan.of(manifest_of({"name": "diloco", "aggregator": "mean"}, probation_rounds=0)).in_words() == (
         "open: aggregator mean (one malicious peer can ruin it), weights up to 3 x the median"
     )
-    assert trust_in_words(manifest_of({}, mode="private")) == "private: aggregator mean; every member is trusted"
+    assert RunPlan.of(manifest_of({}, mode="private")).in_words() == "private: aggregator mean; every member is trusted"

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.sim.campaign.simulation import Simulation, SimulationSetup
 from peer.sim.world.scenario import PeerProfile
 from tests.sim.tiny import ADAMW
@@ -65,7 +65,7 @@ async def test_the_rounds_of_peers_are_those_of_the_simulator_bit_for_bit(networ
     numel = task.layout.numel
     elements = 1 << 19 if "gated" in name else 256  # norms need the vector whole
     peers = await gossip(network, tmp_path, recipe, count, numel=numel, elements=elements)
-    built = run_recipe(peers[0].manifest)
+    built = RunPlan.of(peers[0].manifest).recipe
     simulated = Simulated(peers, built)
     tokens, places = [100 + 10 * index for index in range(count)], {p.peer_id: i for i, p in enumerate(peers)}
     for number in range(1, 5):

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.outer.record import RoundRecord
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
@@ -94,8 +95,8 @@ async def test_a_donor_that_cannot_be_reached_is_not_asked_again_at_once(network
     directory = SimpleNamespace(peers={"donor": ahead}, reachable={"donor": ahead})
     manifest = parse_manifest(QUICKSTART.read_text(), "quickstart")
     context = RunContext(
-        node=node, directory=directory, manifest=manifest, recipe=run_recipe(manifest),
-        organiser="organiser", nominal_tokens=64, trainer=SimpleNamespace(tell=print), rng=random.Random(0),
+        node=node, directory=directory, plan=replace(RunPlan.of(manifest), nominal_tokens=64),
+        organiser="organiser", trainer=SimpleNamespace(tell=print), rng=random.Random(0),
     )  # fmt: skip
     rounds = LineageRounds(context, store)
     running = [asyncio.ensure_future(work) for work in (rounds.run(), rounds._fork_choice.scout_forever())]

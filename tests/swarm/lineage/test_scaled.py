@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from peer.link.messages import Anchor, Progress, RoundEnded, Snapshot, WantSnapshot
-from peer.outer.recipe.resolve import run_recipe
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.identity import Identity
 from peer.protocol.manifest import DataSpec, InnerSpec, ModelSpec, RecipeSpec, RoundSpec, RunManifest
 from peer.protocol.records import PeerRecord
@@ -72,8 +73,8 @@ class TrainingPeer:
         self.store.restore([])
         self.directory = Records(self)
         context = RunContext(
-            node=node, directory=self.directory, manifest=manifest, organiser=node.peer_id, nominal_tokens=TOKENS,
-            trainer=self, rng=random.Random(number), recipe=run_recipe(manifest),
+            node=node, directory=self.directory, organiser=node.peer_id, 
+            trainer=self, rng=random.Random(number), plan=replace(RunPlan.of(manifest), nominal_tokens=TOKENS),
         )  # fmt: skip
         self.rounds = LineageRounds(context, self.store)
         self.rounds.slot.reports.clock = node.clock

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from peer.outer.aggregate.gated import Gated
-from peer.outer.recipe.resolve import resolve, wire_format
+from peer.outer.recipe.plan import wire_format
+from peer.outer.recipe.resolve import resolve
 from peer.outer.round import RoundAborted
 from peer.outer.state import gathered_update as wire_module
 from peer.protocol.manifest import RecipeSpec

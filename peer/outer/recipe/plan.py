@@ -1,0 +1,109 @@
+"""What follows from a run's manifest, resolved once in each process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from peer.errors import UserError
+from peer.outer.aggregate.base import Mean
+from peer.outer.aggregate.gated import Gated
+from peer.outer.compress.base import Shapes
+from peer.outer.compress.layout import numel_of
+from peer.outer.compress.registry import compressor
+from peer.outer.optim.inner_lr import shared_rate
+from peer.outer.recipe.recipe import Recipe, word_of
+from peer.outer.recipe.resolve import swarm_recipe, unguarded
+from peer.outer.recipe.validation import checked
+from peer.outer.state.gathered_update import GatherFormat
+from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.wire_format import WireFormat
+from peer.outer.topology.topologies import Groups
+from peer.protocol.manifest import RunManifest
+from peer.protocol.weights import WeightRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A run of real peers, as its manifest says; made by `of`.
+
+    Attributes:
+        nominal_tokens: of a regular contribution.
+    """
+
+    manifest: RunManifest
+    recipe: Recipe
+    nominal_tokens: int
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> RunPlan:
+        """In an open run, gates and clipping take the place of plain means.
+
+        A manifest that names an aggregator is obeyed, whatever its mode.
+
+        Raises:
+            UserError: as `swarm_recipe`; an open run of gossip rounds that no gate can guard, and groups larger than
+                the run's `rounds.max_group`.
+        """
+        recipe = swarm_recipe(manifest.recipe)
+        limit, topology = manifest.rounds.max_group, recipe.topology
+        if isinstance(topology, Groups) and topology.size > limit:
+            raise UserError(
+                f"recipe.topology: groups of {topology.size} are larger than rounds.max_group={limit}",
+                f"set topology: {{name: groups, size: {limit}}} or less: they still mix in a few rounds",
+            )
+        chosen = manifest.recipe.aggregator is not None
+        guarded = manifest.trust.mode == "private" or chosen or not isinstance(recipe.aggregator, Mean)
+        if not guarded and recipe.gossips and (problem := unguarded(recipe)) is not None:
+            raise UserError(
+                f"recipe {manifest.recipe.name!r} in an open run: {problem[0]}",
+                f"{problem[1]}; or set trust: {{mode: private}} for peers that know each other, "
+                "or aggregator: mean to take the risk",
+            )
+        recipe = recipe if guarded else checked(replace(recipe, aggregator=Gated()))
+        nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
+        return cls(manifest=manifest, recipe=recipe, nominal_tokens=nominal_tokens)
+
+    @property
+    def weight_rule(self) -> WeightRule:
+        """What the contributions of a roster weigh."""
+        return WeightRule.of(self.manifest.trust, self.nominal_tokens)
+
+    @property
+    def rate(self) -> Callable[[int], float] | None:
+        """The rate of every step that all peers make together; None where they make steps of their own."""
+        inner, total = self.manifest.inner, self.manifest.rounds.total
+        return shared_rate(inner, total) if self.recipe.payload == "gradient" else None
+
+    def wire_format(self, shapes: Shapes) -> WireFormat:
+        """How contributions and updates are written, of a model with these parameters."""
+        return wire_format(self.recipe, shapes, self.manifest.seed)
+
+    def in_words(self) -> str:
+        """One line: the mode of the run and what becomes of its members' contributions."""
+        trust, recipe = self.manifest.trust, self.recipe
+        name = word_of("aggregator", recipe.aggregator)
+        gossip = f"; gossip in {word_of('topology', recipe.topology)}, no shared anchor" if recipe.gossips else ""
+        if trust.mode == "private":
+            return f"private: aggregator {name}; every member is trusted{gossip}"
+        victim = "its group" if recipe.gossips else "it"
+        warning = "" if recipe.aggregator.robust else f" (one malicious peer can ruin {victim})"
+        weights = f"weights up to {trust.largest_weight} x the median"
+        if recipe.payload == "parameters":
+            weights = "all members weigh alike"
+        elif trust.probation_rounds and not recipe.gossips:
+            weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"
+        return f"open: aggregator {name}{warning}, {weights}{gossip}"
+
+
+def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> WireFormat:
+    """What a run's contributions and updates look like.
+
+    Args:
+        shapes: of the model's parameters, in the order of the flat vector.
+        seed: the run's.
+    """
+    numel = numel_of(shapes)
+    if recipe.exchange == "reduce":
+        return ReduceFormat(numel, compressor(recipe.compressor))
+    return GatherFormat(numel, recipe.codec().bind(shapes), recipe.aggregator.shaped(shapes), seed)

@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from peer.outer.policy.straggler import WaitAll
 from peer.outer.round import Due
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Position
@@ -87,7 +88,7 @@ class Itself:
 class Member:
     """One peer: a production matchmaker, everything around it played."""
 
-    def __init__(self, node, rounds, client=False):
+    def __init__(self, node, rounds, client=False, straggler=WaitAll()):
         self.client, self.relayed = client, False
         self.node, self.directory = node, PlainDirectory()
         self.position = Position(5, PARENT, 100)
@@ -95,7 +96,7 @@ class Member:
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
         rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
         self.itself = Itself(self, client)
-        self.matchmaker = Matchmaker(node, self.directory, rosters, self.itself)
+        self.matchmaker = Matchmaker(node, self.directory, rosters, self.itself, straggler)
 
     @property
     def peer_id(self):
@@ -129,14 +130,14 @@ class Member:
         return stream
 
 
-async def gather(network, count, *, wait=30.0, low=2, high=16, clients=()):
+async def gather(network, count, *, wait=30.0, low=2, high=16, clients=(), straggler=WaitAll()):
     """`count` members who all know each other, in the order of their rank: the first leads.
 
     `clients` are the numbers of those that say that they accept no connection.
     """
     rounds = RoundSpec(min_group=low, max_group=high, straggler_wait_s=wait)
     identities = sorted((Identity.generate() for _ in range(count)), key=lambda identity: rank(identity.peer_id))
-    members = [Member(network.node(one), rounds, number in clients) for number, one in enumerate(identities)]
+    members = [Member(network.node(one), rounds, number in clients, straggler) for number, one in enumerate(identities)]
     for member in members:
         await member.matchmaker.start()
         member.directory.peers = {other.peer_id: other.record() for other in members if other is not member}

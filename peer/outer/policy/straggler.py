@@ -52,6 +52,10 @@ class StragglerPolicy(ABC):
         """What ends steps early, if anything does."""
         return None
 
+    def within(self, seconds: float) -> StragglerPolicy:  # noqa: ARG002
+        """The same, but a wait for all lasts no longer than this after the first arrival."""
+        return self
+
     def needed(self, num_expected: int) -> int:  # noqa: ARG002
         """The least arrivals with which `next_decision` decides."""
         return 1
@@ -105,6 +109,9 @@ class WaitAll(StragglerPolicy):
     @property
     def waits_for_all(self) -> bool:
         return self.deadline_s is None
+
+    def within(self, seconds: float) -> WaitAll:
+        return WaitAll(deadline_s=seconds if self.deadline_s is None else min(seconds, self.deadline_s))
 
     @property
     def patience_s(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from peer.outer.policy.straggler import StragglerPolicy, close
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.invites import LAST_CALL, Invites
@@ -23,12 +24,14 @@ class Leader:
         rosters: makes rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
         lobby, invites: the followers that wait here, and the peers that are invited.
+        straggler: of the recipe; a round waits for no longer than the run's straggler window.
     """
 
     def __init__(
         self, node: Node, rosters: RosterAuthority, me: LocalPeer, membership: Membership, lobby: Lobby,
-        invites: Invites,
+        invites: Invites, straggler: StragglerPolicy,
     ) -> None:  # fmt: skip
+        self._straggler = straggler.within(rosters.rounds.straggler_wait_s)
         self._node, self._rounds, self._rosters, self._me = node, rosters.rounds, rosters, me
         self._membership, self._lobby, self._invites, self._clock = membership, lobby, invites, node.clock
         self._leader = False
@@ -87,16 +90,15 @@ class Leader:
                 if self._membership.leader() != self._node.peer_id:
                     await self._lobby.disband(self._membership.leader())
                     return None
-                pending = self._pending(started)
-                members = len(self._chosen(join.parent)) + 1
-                least, closes = self._rounds.min_group, self._closes(started, began)
-                if members >= self._rounds.max_group or (members >= least and not pending):
-                    return await self._form(sealed, join)
-                if members >= least and self._clock() >= closes:
+                pending, chosen = self._pending(started), self._chosen(join.parent)
+                members, least, opened = len(chosen) + 1, self._rounds.min_group, self._opened(started, began)
+                arrived = [opened, *(max(opened, seat.since) for _, seat in chosen)]
+                closed = close(self._straggler, range(members + len(pending)), dict(enumerate(arrived)), self._clock())
+                if members >= self._rounds.max_group or (members >= least and closed is not None):
                     return await self._form(sealed, join)
                 if not pending and self._clock() - began >= self._node.timing.solo_patience_s:
                     raise RoundAborted("match", f"{members} of at least {least} peers", alone=True)
-                if self._clock() >= closes + self._node.timing.solo_patience_s:
+                if self._clock() >= opened + self._rounds.straggler_wait_s + self._node.timing.solo_patience_s:
                     waited_s = self._clock() - started
                     raise RoundAborted("match", f"only {members} peers joined within {waited_s:.0f} s", alone=True)
                 await wait_for(self._membership.changed, self._node.timing.leader_recheck_s)
@@ -104,13 +106,11 @@ class Leader:
             self._leader = False
             await self._uninvite()
 
-    def _closes(self, started: float, began: float) -> float:
-        """When the group forms with the members present: at the end of the straggler window. If the leader contributed
-        early, or first waited for a silent leader, it keeps the window open a little longer for members in the same
-        situation.
+    def _opened(self, started: float, began: float) -> float:
+        """When the straggler window opened. If the leader contributed early, or first waited for a silent leader, it
+        counts as later, so that the window stays open a little longer for members in the same situation.
         """
-        window_s = self._rounds.straggler_wait_s
-        return max(self._lobby.window_start(started) + window_s, began + (1.0 - LAST_CALL) * window_s)
+        return max(self._lobby.window_start(started), began - LAST_CALL * self._rounds.straggler_wait_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, WaitingMember]]:
         """The members to admit, earliest first: up to the group limit, with at most one client that no relay serves."""

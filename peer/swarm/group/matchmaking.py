@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
+from peer.outer.policy.straggler import StragglerPolicy, WaitAll
 from peer.outer.round import Due, Group, RoundAborted
 from peer.protocol.lineage import Position
 from peer.swarm.group.follower import Follower
@@ -34,7 +35,10 @@ class Matchmaker:
         rosters: makes and checks joins and rosters, within the run's group limits and waiting times.
     """
 
-    def __init__(self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer) -> None:
+    def __init__(
+        self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer,
+        straggler: StragglerPolicy = WaitAll(),
+    ) -> None:  # fmt: skip
         self._node, self._directory, self._rosters = node, directory, rosters
         self._me = me
         self.membership = Membership(node, rosters.run_id, directory, me)
@@ -43,7 +47,7 @@ class Matchmaker:
         self._lobby = Lobby(node, rosters, self.membership, me, self)
         self._invites = Invites(node, rosters, self.membership, me, self)
         self._returning = ReturnNotice(node, self._invites)
-        self._leader = Leader(node, rosters, me, self.membership, self._lobby, self._invites)
+        self._leader = Leader(node, rosters, me, self.membership, self._lobby, self._invites, straggler)
         self._follower = Follower(node, directory, rosters, me, self.membership, self._invites)
 
     async def start(self) -> None:

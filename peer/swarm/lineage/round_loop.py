@@ -43,7 +43,7 @@ class LineageRounds(RoundLoop[StateStore]):
             node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work
         )
         self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
-        self._matchmaker = Matchmaker(node, directory, rosters, self)
+        self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler)
         strategy = strategy_of(recipe, store.state.wire, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
         self._exchange = Exchange(node, rosters, timeout_s, strategy, self._matchmaker.gathering, self._guard)

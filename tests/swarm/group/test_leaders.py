@@ -168,10 +168,10 @@ async def test_a_leader_that_names_one_that_cannot_lead_there_is_passed_over(net
 async def test_who_has_waited_at_a_silent_leader_leaves_the_others_time_to_come(network):
     """They waited there as well, for longer than the window: whoever is first would make the round without them."""
     (leader,) = await gather(network, 1, wait=30.0)
-    closes = leader.matchmaker._leader._closes
-    assert closes(100.0, 100.0) == 130.0
-    assert closes(100.0, 110.0) == 130.0
-    assert closes(100.0, 140.0) == 147.5
+    opened = leader.matchmaker._leader._opened  # 30 s before it closes
+    assert opened(100.0, 100.0) == 100.0
+    assert opened(100.0, 110.0) == 100.0
+    assert opened(100.0, 140.0) == 117.5
 
 
 async def test_a_leader_whose_window_ended_at_another_one_waits_for_who_is_on_its_way(network):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from peer.outer.policy.straggler import Quorum
 from peer.outer.round import RoundAborted
 from peer.protocol.wire import InviteMessage, Kind, RejectMessage, StatusMessage
 from peer.swarm.group.roster import roster_key
@@ -85,6 +86,15 @@ async def test_a_group_waits_its_window_for_a_straggler_and_no_longer(network):
     assert 0.4 <= time.monotonic() - began < 3.0
     assert [names(group) for group in groups] == [{leader.peer_id, member.peer_id}] * 2
     assert straggler.hurried.is_set() is False
+
+
+async def test_a_leader_forms_the_group_when_the_recipes_quorum_is_there(network):
+    members = await gather(network, 3, straggler=Quorum(count=2))
+    members[2].due_in_s = 60.0
+    began = time.monotonic()
+    groups = await together(*(member.match() for member in members[:2]))
+    assert time.monotonic() - began < 5.0  # the window is 30 s
+    assert {names(group) == {member.peer_id for member in members[:2]} for group in groups} == {True}
 
 
 async def test_dead_and_finished_peers_are_not_waited_for(network):

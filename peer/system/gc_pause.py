@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,10 +14,14 @@ def starting() -> Iterator[None]:
 
     A peer imports some 200,000 objects that live as long as it does. Looking through them again and again is a fifth of
     the time of starting; and later each full collection would stop everything for a tenth of a second, in a round too.
+
+    Warnings are not shown: what libraries hold against each other while they are imported is for their authors.
     """
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         gc.freeze()
         gc.enable()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import pytest
 
@@ -27,3 +28,12 @@ def test_after_a_start_that_failed_garbage_is_collected_again():
     with pytest.raises(ImportError), starting():
         raise ImportError
     assert gc.isenabled()
+
+
+def test_libraries_warn_of_each_other_in_silence():
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with starting():
+            warnings.warn("`torch.jit.script` is deprecated", FutureWarning, stacklevel=1)
+        warnings.warn("after the start", FutureWarning, stacklevel=1)
+    assert [str(warning.message) for warning in shown] == ["after the start"]

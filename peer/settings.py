@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from peer.errors import UserError, did_you_mean
 from peer.protocol.address import parse_host_address
 from peer.protocol.manifest import Digest, Name
-from peer.protocol.problems import validation_message
+from peer.protocol.problems import DEVICE_PATTERN, validation_message
 from peer.protocol.yaml_text import parse_yaml, read_limited
 from peer.system.output_files import named_path
 
@@ -90,7 +90,7 @@ class PeerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     output_dir: UserPath = Field(Path("runs/peer"), description="folder for checkpoints, logs and the identity key")
-    device: str = Field("auto", pattern=r"^[a-z]+(:[0-9]{1,2})?$", description="auto, cpu, cuda, cuda:1, mps")
+    device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:1, mps")
     per_device_train_batch_size: Count | None = Field(
         None, ge=1, le=65536, description="sequences in one step; unset: the manifest's")
     torch_threads: Count | None = Field(None, ge=1, le=1024, description="CPU threads; unset: torch's choice")

@@ -108,10 +108,10 @@ def test_all_problems_of_all_sources_are_told_at_once(tmp_path):
     (["--save-steps", "-1"], "--save-steps='-1': Input should be greater than or equal to 0"),
     (["--save-steps", "many"], "--save-steps='many': Input should be a valid integer"),
     (["--data-seed", str(2**31)], "Input should be less than 2147483648"),
-    (["--device", "cuda:x"], "--device='cuda:x': String should match pattern"),
-    (["--nickname", "Ada <b>"], "--nickname='Ada <b>': String should match pattern '^[a-z0-9_][a-z0-9._-]{0,63}$'"),
-    (["--nickname", "a\n"], r"--nickname='a\n': String should match pattern"),
-    (["--run-id", "abc"], "--run-id='abc': String should match pattern"),
+    (["--device", "cuda:x"], "--device='cuda:x': must be auto, or a name such as cuda"),
+    (["--nickname", "Ada <b>"], "--nickname='Ada <b>': must be 1 to 64 of a-z, 0-9, '_', '.' and '-', the first"),
+    (["--nickname", "a\n"], r"--nickname='a\n': must be 1 to 64"),
+    (["--run-id", "abc"], "--run-id='abc': must be 64 hex digits"),
     (["--host-maddrs", "/ip4/1.2.3/tcp/0"], "'1.2.3' is not an IPv4 address"),
     (["--host-maddrs", "/ip4/0.0.0.0/tcp/0/p2p/Qm"], "it must end after the port"),
     (["--announce-maddrs", "/ip4/1.2.3.4/tcp/0"], "announce the port that others reach"),
@@ -173,7 +173,7 @@ def test_a_default_nickname_is_legal_and_tells_machines_of_one_name_apart(hostna
 
 @pytest.mark.parametrize("nickname", [".gpu1", "-gpu1", "", "x" * 65, "Ada", "a b", "a\n"])
 def test_settings_refuse_every_nickname_that_the_record_of_a_peer_would(nickname):
-    with pytest.raises(UserError, match=r"--nickname=.*\^\[a-z0-9_\]\[a-z0-9\._-\]\{0,63\}\$"):
+    with pytest.raises(UserError, match=r"--nickname=.*must be 1 to 64"):
         load_settings({"nickname": nickname}, None, {})
     record = {"run_id": "0" * 64, "state": "joining", "round": 0, "lineage_id": "0" * 64, "lineage_weight": 0}
     PeerRecord(nickname="gpu1", expires_at=0.0, **record)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from peer.errors import UserError
 from peer.protocol.identity import MAX_PEER_ID_CHARS
 from peer.protocol.plain_json import TEXT_PATTERN, Key, PlainJson
-from peer.protocol.problems import explain_validation, show_value
+from peer.protocol.problems import DIGEST_PATTERN, NAME_PATTERN, explain_validation, show_value
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
 PROTOCOL_VERSION = 4
@@ -28,7 +28,7 @@ MAX_PATH_CHARS = 1024
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
 
 # No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
-Name = Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9._-]{0,63}$")]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 HUB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$"
 # With an owner: without one it is a format, such as `text`, of files in the working directory.
 DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
@@ -40,7 +40,7 @@ Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
 PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9-]{{1,{MAX_PEER_ID_CHARS}}}$")]
 
 
@@ -262,6 +262,8 @@ def parse_manifest(text: str | bytes, origin: str, *, alone: bool = False) -> Ru
         document = parse_yaml(text)
     except ValueError as error:
         raise UserError(f"manifest {origin} cannot be read: {error}") from None
+    if document is None:
+        raise UserError(f"manifest {origin} is empty", "copy configs/runs/quickstart.yaml to begin with")
     if not isinstance(document, dict):
         raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
     check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)

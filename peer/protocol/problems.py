@@ -11,6 +11,13 @@ from pydantic import BaseModel, ValidationError
 from peer.errors import did_you_mean
 
 MAX_PROBLEMS = 20
+NAME_PATTERN = r"^[a-z0-9_][a-z0-9._-]{0,63}$"
+DIGEST_PATTERN, DEVICE_PATTERN = r"^[0-9a-f]{64}$", r"^[a-z]+(:[0-9]{1,2})?$"
+_IN_WORDS = {
+    NAME_PATTERN: "must be 1 to 64 of a-z, 0-9, '_', '.' and '-', the first one neither '.' nor '-'",
+    DIGEST_PATTERN: "must be 64 hex digits, lower case",
+    DEVICE_PATTERN: "must be auto, or a name such as cuda or cuda:1",
+}
 
 
 def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
@@ -34,7 +41,8 @@ def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
 
 def validation_message(problem: Mapping[str, Any]) -> str:
     """What pydantic says of one problem, with the remedy where YAML read text as something else."""
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    pattern = problem.get("ctx", {}).get("pattern")
+    message = _IN_WORDS.get(pattern) or str(problem["msg"]).removeprefix("Value error, ")
     is_scalar = isinstance(problem["input"], bool | int | float)
     return f"{message}: write it in quotes" if problem["type"] == "string_type" and is_scalar else message
 

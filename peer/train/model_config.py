@@ -241,7 +241,8 @@ def _settle_token_ids(config: PretrainedConfig, text: PretrainedConfig, vocab_si
             if prefix + key in written or key in written:
                 raise UserError(
                     f"model.config.{prefix}{key}={value}: must be from 0 to {vocab_size - 1}, below the vocab_size",
-                    f"leave it out, set it to null, or set vocab_size to at least {max(ids) + 1}",
+                    "leave it out, or set it to null" if min(ids) < 0
+                    else f"leave it out, set it to null, or set vocab_size to at least {max(ids) + 1}",
                 )
             try:
                 setattr(owner, key, None)

@@ -162,6 +162,10 @@ def test_a_default_token_beyond_the_vocabulary_is_left_out_and_a_written_one_is_
     with pytest.raises(UserError, match=f"pad_token_id={default}: must be from 0 to 258") as caught:
         build_model(written, 259, 0)
     assert f"vocab_size to at least {default + 1}" in caught.value.hint
+    negative = spec.model_copy(update={"config": {**spec.config, "pad_token_id": -5}})
+    with pytest.raises(UserError) as caught:
+        build_model(negative, 259, 0)
+    assert caught.value.hint == "leave it out, or set it to null"
     wide = spec.model_copy(update={"config": {**spec.config, "vocab_size": default + 1}})
     assert build_model(wide, 259, 0).config.pad_token_id == default
 

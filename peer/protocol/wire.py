@@ -26,6 +26,9 @@ MAX_PAYLOAD_BYTES = 2**31
 MAX_CHUNKS = 2**24  # of a snapshot
 MAX_INDEXES = 64  # of one request
 
+# another member gave up, its stream ended, or something did not come in time
+Stage = Literal["word", "stream", "join", "contribution", "reduced", "vote"]
+
 StreamName = Annotated[str, Field(max_length=100)]
 
 
@@ -187,10 +190,14 @@ class VoteMessage(Spec):
 
 
 class AbortMessage(Spec):
-    """A member aborts the round; `culprit` is the member through which the round failed."""
+    """A member aborts the round; `culprit` is the member through which the round failed, for a person. `lacks`: the
+    first stage that failed, and `lacking`: of which members; a claim, which no peer believes alone.
+    """
 
     reason: Annotated[str, Field(max_length=300)]
     culprit: PeerIdText | None = None
+    lacks: Stage | None = None
+    lacking: Annotated[tuple[PeerIdText, ...], Field(max_length=64)] = ()
 
 
 class HistoryRequest(Spec):

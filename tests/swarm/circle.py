@@ -50,7 +50,7 @@ class Seat:
         self.recomputer = Recomputer(written, recipe, lambda: self.chain)
         judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
-        self.guard = Guard(node, judge, folder / str(index), self, rng=Never()) if folder else None
+        self.guard = Guard(node, judge, folder / str(index), self, self.rosters, rng=Never()) if folder else None
         strategy = strategy_of(recipe, written, node.identity, lambda: self.chain)
         self.exchange = Exchange(node, self.rosters, 20.0, strategy, self.called, self.guard)
         self.weight = 0

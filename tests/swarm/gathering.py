@@ -78,6 +78,9 @@ class Itself:
     def refuses(self, peer_id):  # noqa: ARG002
         return False
 
+    def cost(self, *what):
+        self._member.costs.append(what)
+
     def nudge(self, *claim):
         self._member.nudges.append(claim)
 
@@ -94,6 +97,7 @@ class Member:
         self.position = Position(5, PARENT, 100)
         self.halfway = True
         self.due_in_s, self.training, self.hurried, self.nudges = 0.0, True, asyncio.Event(), []
+        self.costs = []
         rosters = RosterAuthority(node.identity, RUN, rounds, WeightRule(nominal_tokens=NOMINAL))
         self.itself = Itself(self, client)
         self.matchmaker = Matchmaker(node, self.directory, rosters, self.itself, straggler)

@@ -95,8 +95,10 @@ class Follower:
         An honest leader may die, be suspended, or continue with a group that has no place for this peer. A Byzantine
         one may report that it is awake, or redirect every follower, whenever it is asked: it is asked ever more rarely.
         """
-        before = self._wasted_by(leader)
-        self._wasted[leader] = before + self._clock() - began, self._rosters.rounds_of(leader)
+        before, seconds = self._wasted_by(leader), self._clock() - began
+        self._wasted[leader] = before + seconds, self._rosters.rounds_of(leader)
+        if seconds > self._rounds.straggler_wait_s:
+            self._me.cost(leader, seconds)
         if before > self._node.timing.wasted_s and self._membership.others_than(leader) + 1 >= self._rounds.min_group:
             log.info("leader %s has formed no group, and cost this peer %.0f s or more", leader, before)
             self._membership.disbelieve(leader, min(before, self._node.timing.longest_disbelief_s))

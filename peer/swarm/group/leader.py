@@ -113,14 +113,17 @@ class Leader:
         return max(self._lobby.window_start(started), began - LAST_CALL * self._rounds.straggler_wait_s)
 
     def _chosen(self, parent: str) -> list[tuple[str, WaitingMember]]:
-        """The members to admit, earliest first: up to the group limit, with at most one client that no relay serves."""
+        """The members to admit, earliest first: up to the group limit, with at most one client that no relay serves,
+        and few that were in no round yet.
+        """
         chosen: list[tuple[str, WaitingMember]] = []
         solitary = self._me.client
         for peer_id, seat in sorted(self._lobby.present(parent).items(), key=lambda item: item[1].since):
-            if len(chosen) < self._rounds.max_group - 1 and not (solitary and self._membership.solitary(peer_id)):
+            if not (self._me.refuses(peer_id) or (solitary and self._membership.solitary(peer_id))):
                 chosen.append((peer_id, seat))
                 solitary = solitary or self._membership.solitary(peer_id)
-        return chosen
+        surplus = self._rosters.surplus([peer_id for peer_id, _ in chosen], parent)
+        return [(peer_id, seat) for peer_id, seat in chosen if peer_id not in surplus][: self._rounds.max_group - 1]
 
     def _pending(self, started: float) -> list[str]:
         """Invite the expected peers that have not joined; -> those still on their way."""

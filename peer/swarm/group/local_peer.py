@@ -46,6 +46,9 @@ class LocalPeer(Protocol):
     def refuses(self, peer_id: str) -> bool:
         """Whether that peer gets no seat in groups with this one."""
 
+    def cost(self, peer_id: str, seconds: float) -> None:
+        """That peer has cost this one so much time."""
+
     def nudge(self, donor: str, lineage_id: str) -> None:
         """A peer on a heavier lineage has shown itself: catch up from it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -60,6 +60,29 @@ class RosterAuthority:
         """In how many rounds of this lineage that peer was."""
         return self._seen().get(peer_id, 0)
 
+    def fresh(self, peer_id: str) -> bool:
+        """Whether it was in no round of this lineage, although others were; in private runs it makes no difference."""
+        seen = self._seen()
+        return bool(seen) and self._rule.probation_rounds > 0 and peer_id not in seen
+
+    def newcomer(self, peer_id: str) -> bool:
+        """Whether it is fresh, or in probation although others are not."""
+        probation = self._rule.probation_rounds
+        return self.fresh(peer_id) or self.rounds_of(peer_id) < probation <= max(self._seen().values(), default=0)
+
+    def surplus(self, waiting: Sequence[str], parent: str) -> set[str]:
+        """Of the peers that wait at this leader, the fresh ones that get no seat, drawn by lot: a quarter of a group is
+        theirs, but one seat at least, and as many as make a group.
+        """
+        own_id, largest = self._identity.peer_id, self.rounds.max_group
+        fresh = sorted(filter(self.fresh, waiting), key=lambda each: roster_key(parent, each))
+        fresh = [own_id, *fresh] if self.fresh(own_id) else fresh
+        known = min(1 + len(waiting) - len(fresh), largest - max(1, largest // 4))
+        return set(fresh[self._fresh_seats(known) :])
+
+    def _fresh_seats(self, known: int) -> int:
+        return max(1, known // 3, self.rounds.min_group - known)
+
     def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
         """This peer's join for the next round at `position`, and the same sealed; `group`: of the persistent group."""
         join = JoinMessage(
@@ -110,6 +133,9 @@ class RosterAuthority:
             raise ProtocolError("it lacks this peer's own join or the leader's")
         if not self.rounds.min_group <= len(joins) <= self.rounds.max_group:
             raise ProtocolError(f"{len(joins)} members; the run allows {self.rounds.max_group}")
+        fresh = sum(map(self.fresh, peer_ids))
+        if fresh > (seats := self._fresh_seats(len(joins) - fresh)):
+            raise ProtocolError(f"{fresh} of {len(joins)} members were in no round; at most {seats} may")
         if peer_ids != sorted(set(peer_ids), key=lambda peer_id: roster_key(mine.parent, peer_id)):
             raise ProtocolError("members twice or out of order")
         for peer_id, join in joins:

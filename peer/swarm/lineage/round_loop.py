@@ -25,6 +25,7 @@ from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.loop import RoundLoop, RunContext, read_directory
 from peer.swarm.round.exchange import Exchange
+from peer.swarm.round.giving_up import StalledError
 from peer.swarm.round.strategy_choice import strategy_of
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
@@ -42,7 +43,7 @@ class LineageRounds(RoundLoop[StateStore]):
         rosters = RosterAuthority(
             node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work
         )
-        self._guard = guard_of(node, directory, manifest.run_id, recipe, store, self)
+        self._guard = guard_of(node, directory, rosters, recipe, store, self)
         self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler)
         strategy = strategy_of(recipe, store.state.wire, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
@@ -73,6 +74,9 @@ class LineageRounds(RoundLoop[StateStore]):
 
     def refuses(self, peer_id: str) -> bool:
         return self._guard.refuses(peer_id)
+
+    def cost(self, peer_id: str, seconds: float) -> None:
+        self._guard.cost(peer_id, seconds)
 
     def decline(self, group: Group, abort: RoundAborted) -> None:
         self._exchange.group_streams.decline(group, abort)
@@ -189,10 +193,10 @@ class LineageRounds(RoundLoop[StateStore]):
         """The persistent group's next round; through the directory if there is none, or others want in."""
         position = self.position()
         members = self._exchange.can_continue(position)
-        banned = sorted(filter(self._guard.banned, members))
-        self._stood = bool(members) and not banned and not self._matchmaker.newcomers(members)
+        objection = self._guard.objection(members) or self._guard.second_thought(members)
+        self._stood = bool(members) and objection is None and not self._matchmaker.newcomers(members)
         self._regrouped = None
-        reason = RoundAborted("match", f"{banned[0]} is banned" if banned else "others want to take part")
+        reason = objection or RoundAborted("match", "others want to take part")
         if self._stood:
             try:
                 newcomer = partial(self._matchmaker.newcomer, members)
@@ -208,11 +212,12 @@ class LineageRounds(RoundLoop[StateStore]):
         await self._look_around()
         group = await self._matchmaker.match(due)
         self._matchmaker.included(group)
-        for peer_id in filter(self._guard.banned, group.others):
+        if (objection := self._guard.objection(group.others, ", and has a seat in that group")) is not None:
             self._guard.meet(group.others)  # its leader does not know yet
-            declined = RoundAborted("match", f"{peer_id} is banned, and has a seat in that group", peer_id)
-            self.decline(group, declined)
-            raise declined
+            self.decline(group, objection)
+            if isinstance(objection, StalledError):
+                self._guard.cost(self._matchmaker.membership.leader(), self._node.timing.least_waste_s)
+            raise objection
         return group
 
     async def _look_back(self) -> None:

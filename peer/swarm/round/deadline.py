@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
+from statistics import median, median_low
+
 FIRST_RATE = 1e6
+REMEMBERED = 9  # rounds
+ENOUGH = 3  # of them are known
+MULTIPLE = 4.0
+LATE_MULTIPLE, LATE_SHARE = 2.0, 0.15
 
 
 class DeadlineEstimator:
@@ -10,21 +18,75 @@ class DeadlineEstimator:
 
     Args:
         floor_s: for a round of no bytes.
+        soft_s: for a round of no bytes once it is known what rounds take; None for `floor_s`.
     """
 
-    def __init__(self, cap_s: float, floor_s: float) -> None:
-        self._cap_s, self._floor_s, self._rate = cap_s, floor_s, FIRST_RATE
+    def __init__(self, cap_s: float, floor_s: float, soft_s: float | None = None) -> None:
+        self._cap_s, self._floor_s = cap_s, floor_s
+        self._soft_s = floor_s if soft_s is None else min(floor_s, soft_s)
+        self._took: deque[float] = deque(maxlen=REMEMBERED)  # seconds a byte
+        self._patience = 1.0
 
     def seconds(self, wire_bytes: int) -> float:
         """Time for exchange and commit: four times what such bytes took lately, both ways."""
-        return min(self._cap_s, self._floor_s + 4.0 * 2.0 * wire_bytes / self._rate)
+        took_s = wire_bytes * (median(self._took) if self._took else 2.0 / FIRST_RATE)
+        floor_s = self._soft_s if len(self._took) >= ENOUGH else self._floor_s
+        return min(self._cap_s, self._patience * (floor_s + MULTIPLE * took_s))
 
     def learn(self, wire_bytes: int, seconds: float) -> None:
-        """A round has succeeded."""
-        rate = 2.0 * wire_bytes / max(seconds, 1e-3)
-        self._rate = 0.7 * self._rate + 0.3 * rate if self._rate != FIRST_RATE else rate
+        """A round has succeeded, and its exchange took most members so long."""
+        self._took.append(max(seconds, 1e-3) / max(wire_bytes, 1))
+        self._patience = max(1.0, self._patience / 2.0)
 
     def allow_longer(self, wire_bytes: int) -> None:
-        """The deadline was too short for a member: double it, or a slow member would end each round."""
-        seconds = 2.0 * self.seconds(wire_bytes) - self._floor_s
-        self._rate = min(self._rate, 8.0 * wire_bytes / max(seconds, 1e-3))
+        """The deadline was too short for most: double it, or slow members would end each round."""
+        if self.seconds(wire_bytes) < self._cap_s:
+            self._patience *= 2.0
+
+
+def usual_duration(began: float, sent: Mapping[str, float], signed: Mapping[str, float]) -> float:
+    """Seconds that an exchange took most of its members, whatever one of them did to be late.
+
+    Args:
+        began: when it began.
+        sent: when each other member's contribution was there.
+        signed: when the shard that each member reduces was there. Those wait for all contributions, so that their time
+            counts from the last of these.
+    """
+    last = max([began, *sent.values()])
+    return max(0.0, median_low([began, *sent.values()]) - began) + max(0.0, median_low(signed.values()) - last)
+
+
+class Lateness:
+    """Finds members that make each round wait for their contribution, although it comes before the deadline.
+
+    What counts is what it costs: a large part of the time from round to round, twice in a row.
+
+    Args:
+        least_s: that any member may be late.
+
+    Attributes:
+        late: the members that were in the last round.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._ended: float | None = None
+        self._once: dict[str, float] = {}
+        self.late: frozenset[str] = frozenset()
+
+    def note(self, now: float, began: float, sent: Mapping[str, float]) -> dict[str, float]:
+        """A round has all contributions. -> seconds that members cost which were late in the last one, too.
+
+        Args:
+            now, began: of this exchange.
+            sent: when each other member's contribution was there.
+        """
+        usual_s = median_low([began, *sent.values()]) - began
+        interval_s = now - self._ended if self._ended is not None else now - began
+        allowed_s = max(self._least_s, LATE_MULTIPLE * usual_s, LATE_SHARE * interval_s)
+        late = {peer_id: at - began - usual_s for peer_id, at in sent.items() if at - began - usual_s > allowed_s}
+        twice = {peer_id: late_s + self._once[peer_id] for peer_id, late_s in late.items() if peer_id in self._once}
+        self._ended, self._once = now, {peer_id: late_s for peer_id, late_s in late.items() if peer_id not in twice}
+        self.late = frozenset(late)
+        return twice if len(sent) > 1 else {}

@@ -21,7 +21,8 @@ from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Position
 from peer.protocol.wire import AbortMessage, Kind, VoteMessage
 from peer.swarm.group.roster import RosterAuthority, roster_key
 from peer.swarm.net.node import Node
-from peer.swarm.round.deadline import DeadlineEstimator
+from peer.swarm.round.deadline import DeadlineEstimator, Lateness, usual_duration
+from peer.swarm.round.giving_up import GaveUpError, Lack, StalledError, abort_message, seen_at
 from peer.swarm.round.group_streams import GroupStreams
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.observer import RoundObserver, Unobserved
@@ -31,6 +32,7 @@ from peer.swarm.round.signatures import GroupsDifferError, MalformedError
 from peer.swarm.round.strategy import ExchangeStrategy
 from peer.swarm.round.votes import collect_votes
 from peer.swarm.runtime.buffer_pool import BufferPool
+from peer.swarm.runtime.futures import done_at
 from peer.swarm.runtime.tasks import cancel_and_wait, unless
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,9 @@ class Exchange:
         observer: RoundObserver | None = None,
     ) -> None:
         self._node, self._strategy, self._clock = node, strategy, node.clock
-        self._budget, self._pool = DeadlineEstimator(timeout_s, node.timing.min_exchange_s), BufferPool()
+        timing = node.timing
+        self._budget = DeadlineEstimator(timeout_s, timing.min_exchange_s, timing.soft_exchange_s)
+        self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
         self._rosters, self._on_join, self._observer = rosters, on_join, observer or Unobserved()
         self.group_streams = GroupStreams(node, rosters.run_id, lambda: self._group)
         self._group: PersistentGroup | None = None
@@ -94,6 +98,7 @@ class Exchange:
         assert persistent is not None
         buffers = self._buffers = persistent.buffers
         self._pool.wake(buffers.wire_bytes)
+        buffers.opened = min(buffers.opened, self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier)
         self._send(buffers, persistent, due, state, (Kind.JOIN, sealed))
         waiting = {peer_id: inbox.join for peer_id, inbox in buffers.inboxes.items()}
@@ -103,10 +108,12 @@ class Exchange:
         done, late = joined
         broken = next((future.exception() for future in done if future.exception() is not None), None)
         if isinstance(broken, RoundAborted):
-            raise RoundAborted("match", broken.reason, broken.culprit)
+            abort = RoundAborted("match", broken.reason, broken.culprit)
+            raise self._gives_up(persistent, abort, buffers.late_joins(self._clock() - patience_s / 2))
         if late:
             names = sorted(peer_id for peer_id, future in waiting.items() if future in late)
-            raise RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
+            abort = RoundAborted("match", f"{', '.join(names)} did not come within {patience_s:.0f} s", names[0])
+            raise self._gives_up(persistent, abort, buffers.late_joins(self._clock()))
         joins = {peer_id: future.result() for peer_id, future in waiting.items()}
         joins[self._node.peer_id] = sealed, join
         _, group = self._rosters.write(joins, position.lineage_id)
@@ -131,7 +138,6 @@ class Exchange:
             raise
         except GroupsDifferError as differ:
             raise await self._observer.explain(self._group, buffers, differ) from None
-        self._budget.learn(buffers.wire_bytes, self._clock() - began)
         return exchanged
 
     async def _exchange(self, buffers: RoundBuffers, group: Group, due: Due, state: OuterState) -> Exchanged:
@@ -139,8 +145,13 @@ class Exchange:
         produce = self._strategy.produce(buffers, group, contribute, keep, self._observer.reduced)
         producing = asyncio.ensure_future(produce)
         signed = [inbox.signed for inbox in buffers.inboxes.values()]
+        sent_at = done_at({peer_id: inbox.sent for peer_id, inbox in buffers.inboxes.items()}, self._clock)
+        signed_at = done_at(dict(zip((*buffers.inboxes, group.me), (*signed, producing), strict=True)), self._clock)
         try:
             await bounded([producing, *signed], buffers, self._clock, self._budget)
+            self._budget.learn(buffers.wire_bytes, usual_duration(buffers.began, sent_at, signed_at))
+            for peer_id, late_s in self._lateness.note(self._clock(), buffers.began, sent_at).items():
+                self._observer.cost(peer_id, late_s)
             own = producing.result()
             others = {peer_id: inbox.reduced.result() for peer_id, inbox in buffers.inboxes.items()}
             payloads = [own.payload if peer == group.me else others[peer] for peer in buffers.order]
@@ -164,12 +175,12 @@ class Exchange:
             own, late_s = {group.me: signature}, self._node.timing.late_vote_s
             signatures = await collect_votes(buffers, link, own, self._clock, late_s, odd)
         except RoundAborted:
-            if self._clock() >= buffers.deadline:
+            if self._clock() >= buffers.deadline and buffers.too_short(buffers.lack()):
                 self._budget.allow_longer(buffers.wire_bytes)
             raise
         await self._all_sent(buffers)
         await self._strategy.commit()  # while what was encoded is still as it was
-        self._observer.committed(buffers)
+        self._observer.committed(buffers, self._lateness.late)
         return Certificate(link=link, signatures=signatures)
 
     async def _all_sent(self, buffers: RoundBuffers) -> None:
@@ -186,6 +197,7 @@ class Exchange:
             if self._group is not None and (sender.cancelled() or sender.exception() is not None):
                 # it may have ended in the middle of a frame: nothing more can be said on that stream
                 self._group.give_up(RoundAborted("commit", f"{peer_id} did not take all in time", peer_id))
+                self._observer.cost(peer_id, self._clock() - now)
 
     async def release(self, group: Group, abort: RoundAborted | None, position: Position | None = None) -> None:
         """End the round. After an abort, tell the others at once, so that none waits for the deadline.
@@ -197,6 +209,10 @@ class Exchange:
         if buffers is None or persistent is None or buffers.group is not group:
             return
         if abort is not None:
+            half = buffers.began + (buffers.deadline - buffers.began) / 2
+            own = abort.culprit == group.me and not isinstance(abort, GaveUpError)
+            late = self._clock() >= half and not own
+            abort = self._gives_up(persistent, abort, buffers.lack() if late else seen_at(abort, group.me))
             await cancel_and_wait(buffers.senders.values())
             await self._strategy.revert()
         self._buffers = None
@@ -222,11 +238,27 @@ class Exchange:
             await self._strategy.revert()
         await cancel_and_wait(persistent.buffers.senders.values())
         if tell:
-            await persistent.tell(AbortMessage(reason=abort.reason[:300], culprit=abort.culprit))
+            await persistent.tell(abort_message(abort))
         self._close(persistent, abort)
 
+    def _gives_up(self, persistent: PersistentGroup, abort: RoundAborted, lack: Lack | None) -> RoundAborted:
+        """-> the same, with what this peer lacks, for the others; the observer hears it, too."""
+        if lack is None:
+            return abort
+        self._observer.gave_up(persistent, self._node.peer_id, lack, self._lost_s(persistent.buffers))
+        return StalledError(abort, lack)
+
+    def _lost_s(self, buffers: RoundBuffers) -> float:
+        """What a round that fails now has cost: since its exchange began, or the first member was ready for it."""
+        return max(0.0, self._clock() - (buffers.began or buffers.opened))
+
     def on_join(self) -> None:
+        if self._group is not None:
+            self._group.buffers.opened = min(self._group.buffers.opened, self._clock())
         self._on_join()
+
+    def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
+        self._observer.gave_up(persistent, remote, Lack.said(message), self._lost_s(persistent.buffers))
 
     def on_offence(self, abort: RoundAborted) -> None:
         self._observer.saw(abort)
@@ -239,8 +271,8 @@ class Exchange:
 
     def _close(self, persistent: PersistentGroup, abort: RoundAborted) -> None:
         persistent.end(abort)
-        self.group_streams.ended(persistent)
-        message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
+        self.group_streams.ended(persistent, abort)
+        message = abort_message(abort)
         for stream in persistent.outbound.values():
             self._node.spawn(abort_stream(stream, message, self._node.timing))
 

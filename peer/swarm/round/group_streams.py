@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from peer.errors import ProtocolError
 from peer.outer.round import Group, RoundAborted
-from peer.protocol.wire import AbortMessage, HelloMessage, Kind
+from peer.protocol.wire import HelloMessage, Kind
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.round.giving_up import abort_message
 from peer.swarm.round.persistent_group import PersistentGroup, abort_stream
 from peer.swarm.runtime.admission import Admission
 from peer.swarm.runtime.expiring import BoundedMap
@@ -34,7 +35,7 @@ class GroupStreams:
         self._changed = asyncio.Condition()
         self._early = Admission(EARLY_STREAMS, EARLY_STREAMS_OF_ONE)
         self._declined: deque[str] = deque(maxlen=DECLINED_KEPT)
-        self._ended: BoundedMap[str, set[str]] = BoundedMap(ENDED_KEPT)
+        self._ended: BoundedMap[str, tuple[set[str], RoundAborted]] = BoundedMap(ENDED_KEPT)
 
     async def start(self) -> None:
         await self._node.serve(self._name, "round", self._on_stream)
@@ -60,11 +61,11 @@ class GroupStreams:
         for peer_id in group.others:
             self._node.spawn(self._decline(peer_id, group.id, abort))
 
-    def ended(self, persistent: PersistentGroup) -> None:
+    def ended(self, persistent: PersistentGroup, abort: RoundAborted) -> None:
         """A member that connects after the group ended was suspended while holding an old roster: tell it once, so that
         it joins the others. Otherwise it would wait for them until its deadline.
         """
-        self._ended[persistent.identifier] = set(persistent.members)
+        self._ended[persistent.identifier] = set(persistent.members), abort
         self._node.spawn(self.changed())
 
     async def _decline(self, peer_id: str, group_id: str, abort: RoundAborted) -> None:
@@ -72,8 +73,7 @@ class GroupStreams:
             stream = await self._node.open(peer_id, self._name, "round", self._node.timing.first_frame_s)
             try:
                 await stream.send_message(Kind.HELLO, HelloMessage(group_id=group_id))
-                message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
-                await abort_stream(stream, message, self._node.timing)
+                await abort_stream(stream, abort_message(abort), self._node.timing)
             finally:
                 stream.close()
 
@@ -82,9 +82,10 @@ class GroupStreams:
         persistent = await self._group_of(hello.group_id, stream.remote)
         if persistent is None and hello.group_id in self._declined:
             return  # it is told so; it has not heard yet
-        if persistent is None and stream.remote in (members := self._ended.get(hello.group_id, set())):
+        members, abort = self._ended.get(hello.group_id, (set(), None))
+        if persistent is None and abort is not None and stream.remote in members:
             members.remove(stream.remote)
-            await self._decline(stream.remote, hello.group_id, RoundAborted("match", "the group has ended"))
+            await self._decline(stream.remote, hello.group_id, abort)
             return
         if persistent is None:
             raise ProtocolError(f"{stream.remote} speaks for group {hello.group_id[:12]}, which it is not expected in")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from peer.errors import ProtocolError
@@ -12,11 +12,12 @@ from peer.outer.round import Group, RoundAborted
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.records import parse_json
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES, Leaves, ReducedSeal, Seal, Sitting
-from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, VoteMessage
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind, Stage, VoteMessage
 from peer.swarm.net.stream import FrameStream
+from peer.swarm.round.giving_up import GaveUpError, Lack
 from peer.swarm.round.signatures import ReducedShards, sitting_of
 from peer.swarm.runtime.buffer_pool import Lend, blank
-from peer.swarm.runtime.futures import deliver, fail
+from peer.swarm.runtime.futures import deliver, fail, has_come
 
 
 class Inbox:
@@ -154,7 +155,9 @@ class RoundBuffers:
         heard: what the other reducers signed, checked.
         senders: a task for each other member, which sends it everything in order.
         group: known when all have joined.
-        began, deadline: of the exchange, monotonic; the deadline is infinite until it begins.
+        began: of the exchange, monotonic; 0 before it.
+        opened: when the first member was ready for it.
+        deadline: of the exchange; infinite until it begins.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class RoundBuffers:
         self.heard: ReducedShards | None = None
         self.senders: dict[str, asyncio.Task[None]] = {}
         self.wire_bytes = sum(map(sum, sizes))
-        self.began = 0.0
+        self.began, self.opened = 0.0, float("inf")
         self.deadline = float("inf")
         if group is not None:
             self.seat(group)
@@ -201,16 +204,26 @@ class RoundBuffers:
         """Fail the joins that have not arrived."""
         fail(abort, *(inbox.join for inbox in self.inboxes.values()))
 
-    def late(self) -> tuple[str, list[str]]:
-        """What is missing, and whose."""
-        late = [
-            peer_id
-            for peer_id, inbox in self.inboxes.items()
-            if not (inbox.sent.done() and all(future.done() for future in inbox.contributed))
-        ]
-        if late:
-            return "contribution", sorted(late)
-        return "reduced", sorted(peer_id for peer_id, inbox in self.inboxes.items() if not inbox.signed.done())
+    def lack(self) -> Lack | None:
+        """The first stage of which something has not come, and of which members."""
+        stages: tuple[tuple[Stage, Callable[[Inbox], bool]], ...] = (
+            ("contribution", lambda inbox: has_come(inbox.sent) and all(map(has_come, inbox.contributed))),
+            ("reduced", lambda inbox: has_come(inbox.signed)),
+            ("vote", lambda inbox: has_come(inbox.vote)),
+        )
+        for stage, complete in stages:
+            if late := frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not complete(inbox)):
+                return Lack(stage, late)
+        return None
+
+    def late_joins(self, before: float) -> Lack | None:
+        """The members that have not joined, if the round was open by then."""
+        late = frozenset(peer_id for peer_id, inbox in self.inboxes.items() if not has_come(inbox.join))
+        return Lack("join", late) if late and self.opened <= before else None
+
+    def too_short(self, lack: Lack | None) -> bool:
+        """Whether its deadline was, as far as this peer can tell. One of several others that is late proves nothing."""
+        return lack is None or len(lack.names) > 1 or len(self.inboxes) == 1
 
     def close(self, abort: RoundAborted) -> None:
         """The round is over: free what has arrived, even if these buffers are still referenced."""
@@ -220,8 +233,7 @@ class RoundBuffers:
         self.sitting.cancel()
 
 
-async def _aborted_by(stream: FrameStream, length: int) -> RoundAborted:
+async def _aborted_by(stream: FrameStream, length: int) -> GaveUpError:
     body = bytearray(length)
     await stream.receive_body(memoryview(body))
-    message = parse_json(AbortMessage, bytes(body))
-    return RoundAborted("exchange", f"{stream.remote} gave up: {message.reason}", culprit=message.culprit)
+    return GaveUpError(stream.remote, parse_json(AbortMessage, bytes(body)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from peer.outer.round import RoundAborted
+from peer.swarm.round.giving_up import Lack
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
@@ -25,8 +26,14 @@ class RoundObserver(Protocol):
     def heard(self, heard: ReducedShards) -> None:
         """All shards have come and every signature is right."""
 
-    def committed(self, buffers: RoundBuffers) -> None:
-        """The round has its certificate."""
+    def committed(self, buffers: RoundBuffers, late: frozenset[str]) -> None:
+        """The round has its certificate; these members have made it longer."""
+
+    def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None:
+        """A member, perhaps this peer, gives up and says what it lacks; this peer has lost so many seconds by it."""
+
+    def cost(self, peer_id: str, seconds: float) -> None:
+        """A round took so much longer because of this member, and was committed."""
 
     def saw(self, error: RoundAborted) -> None:
         """A member broke the protocol before this peer's eyes."""
@@ -55,7 +62,11 @@ class Unobserved:
 
     def heard(self, heard: ReducedShards) -> None: ...
 
-    def committed(self, buffers: RoundBuffers) -> None: ...
+    def committed(self, buffers: RoundBuffers, late: frozenset[str]) -> None: ...
+
+    def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None: ...
+
+    def cost(self, peer_id: str, seconds: float) -> None: ...
 
     def saw(self, error: RoundAborted) -> None: ...
 

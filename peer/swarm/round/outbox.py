@@ -68,11 +68,14 @@ async def bounded(
     try:
         await asyncio.wait_for(work, max(0.0, buffers.deadline - clock()))
     except TimeoutError:
-        budget.allow_longer(buffers.wire_bytes)
-        stage, late = buffers.late()
-        whose = f"{stage} of {', '.join(late)}" if late else "own shard"
+        lack = buffers.lack()
+        own = lack is None or lack.stage == "vote"
+        if own or buffers.too_short(lack):
+            budget.allow_longer(buffers.wire_bytes)
+        names = sorted(lack.names) if lack is not None and not own else []
+        whose = f"{lack.stage} of {', '.join(names)}" if lack is not None and not own else "own shard"
         reason = f"deadline passed waiting for the {whose}"
-        raise RoundAborted("exchange", reason, late[0] if late else None) from None
+        raise RoundAborted("exchange", reason, names[0] if names else None) from None
     except StreamClosedError as error:
         raise RoundAborted("exchange", str(error), culprit=error.remote) from None
     except RoundAborted:

@@ -16,8 +16,10 @@ from typing import Protocol
 from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
 from peer.protocol.lineage import Position
+from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_JOIN_BYTES, MAX_MESSAGE_BYTES, AbortMessage, JoinMessage, Kind
 from peer.swarm.net.stream import FrameStream, StreamClosedError
+from peer.swarm.round.giving_up import GaveUpError, Lack
 from peer.swarm.round.inbox import Inbox, RoundBuffers
 from peer.swarm.runtime.timing import Timing
 
@@ -33,6 +35,9 @@ class GroupOwner(Protocol):
 
     def on_break(self, persistent: PersistentGroup) -> None:
         """This group cannot continue; called once, at once."""
+
+    def on_words(self, persistent: PersistentGroup, remote: str, message: AbortMessage) -> None:
+        """A member gives up, and says why."""
 
     def on_offence(self, abort: RoundAborted) -> None:
         """A member has broken the protocol on its stream."""
@@ -88,12 +93,17 @@ class PersistentGroup:
                 self._owner.on_offence(abort)
             self._fail(inbox, remote, abort)
         except RoundAborted as abort:
+            if isinstance(abort, GaveUpError):
+                self._owner.on_words(self, remote, abort.message)
             self._fail(inbox, remote, abort)
 
     async def _next(self, stream: FrameStream, before: int) -> tuple[int, Inbox]:
         """The round that a member's next join is for, once this peer has got there too: its number, its inbox."""
         kind, sealed = await stream.receive({Kind.JOIN: MAX_JOIN_BYTES, Kind.ABORT: MAX_MESSAGE_BYTES})
         if kind is not Kind.JOIN:
+            message = parse_json(AbortMessage, sealed)
+            if Lack.said(message):
+                raise GaveUpError(stream.remote, message)
             raise RoundAborted("match", f"{stream.remote} left the group", culprit=stream.remote)
         while self._advances == before and self.broken is None:
             await self._moved.wait()

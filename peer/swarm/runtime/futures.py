@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
+
+from peer.system.clock import Clock
 
 T = TypeVar("T")
 
@@ -28,3 +32,20 @@ def settled(value: T) -> asyncio.Future[T]:
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(value)
     return future
+
+
+def has_come(future: asyncio.Future[Any]) -> bool:
+    """Whether what was awaited is there."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def done_at(futures: Mapping[str, asyncio.Future[Any]], clock: Clock) -> dict[str, float]:
+    """When each future is done, once it is."""
+    times: dict[str, float] = {}
+
+    def note(name: str, _: asyncio.Future[Any]) -> None:
+        times[name] = clock()
+
+    for name, future in futures.items():
+        future.add_done_callback(partial(note, name))
+    return times

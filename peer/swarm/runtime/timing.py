@@ -104,6 +104,8 @@ class Timing:
 
     # round
     min_exchange_s: float = _lasts(10.0, "that an exchange may take at least, however small it is")
+    soft_exchange_s: float = _lasts(5.0, "of an exchange at least, once it is known what exchanges take")
+    late_s: float = _lasts(1.0, "that one member may make the others wait, however short rounds are")
     min_sending_s: float = _lasts(2.0, "for a slow reader once there is a certificate, if the round was shorter")
     late_vote_s: float = _lasts(1.0, "after the deadline from which votes do not count: this machine has slept")
     abort_timeout_s: float = _lasts(1.0, "to tell a member that a round is given up")
@@ -131,6 +133,10 @@ class Timing:
     # trust
     first_refusal_s: float = _lasts(60.0, "that a peer which broke the protocol gets no seat, doubled each time")
     longest_refusal_s: float = _lasts(3600.0, "that it gets no seat at most")
+    dispute_s: float = _lasts(600.0, "that it is known which members said of each other that a round failed there")
+    stall_words_s: float = _lasts(1.0, "for the members of a failed round to say what they lacked")
+    least_waste_s: float = _lasts(1.0, "that a failed round costs at least: a group forms again")
+    fresh_pause_s: float = _lasts(60.0, "without fresh peers at least after a newcomer has cost a deadline")
     payloads_kept_s: float = _lasts(120.0, "that payloads are kept for audits when no round follows")
     audit_ask_s: float = _lasts(10.0, "for the first answer to an audit's question")
     audit_timeout_s: float = _lasts(60.0, "for one audit, and for one payload of it")

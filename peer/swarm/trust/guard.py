@@ -11,8 +11,10 @@ from typing import Protocol
 
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.round import RoundAborted
+from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.directory import Directory
 from peer.swarm.net.node import Node
+from peer.swarm.round.giving_up import Lack, StalledError
 from peer.swarm.round.inbox import RoundBuffers
 from peer.swarm.round.persistent_group import PersistentGroup
 from peer.swarm.round.signatures import GroupsDifferError, ReducedShards, ReductionProof
@@ -24,6 +26,7 @@ from peer.swarm.trust.ban_list import BanList
 from peer.swarm.trust.evidence_gossip import EvidenceGossip
 from peer.swarm.trust.judge import Judge
 from peer.swarm.trust.recompute import Recomputer
+from peer.swarm.trust.stalls import StallBook, Standing
 from peer.swarm.trust.strikes import StrikeCounter
 from peer.swarm.trust.verdict import NoEvidenceError
 
@@ -42,12 +45,12 @@ class GuardHost(Protocol):
 
 
 def guard_of(
-    node: Node, directory: Directory, run_id: str, recipe: Recipe, store: StateStore, host: GuardHost
+    node: Node, directory: Directory, rosters: RosterAuthority, recipe: Recipe, store: StateStore, host: GuardHost
 ) -> Guard:
     """The guard of a peer in its run; from now on banned peers are neither served nor listened to."""
-    judge = Judge(run_id, Recomputer(store.state.wire, recipe, lambda: store.history.chain))
+    judge = Judge(rosters.run_id, Recomputer(store.state.wire, recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
-    guard = Guard(node, judge, folder, host, priority)
+    guard = Guard(node, judge, folder, host, rosters, priority)
     node.refuses = directory.banned = guard.banned
     return guard
 
@@ -56,6 +59,7 @@ class Guard:
     """Ties the parts together; one for each peer and run.
 
     Args:
+        standing: of peers, by the chain.
         rng: secret, so that no other peer can predict its draws.
     """
 
@@ -65,11 +69,13 @@ class Guard:
         judge: Judge,
         folder: Path,
         host: GuardHost,
+        standing: Standing,
         priority: RoundPriority | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._node, self._judge, self._host = node, judge, host
         self.bans, self.strikes = BanList(folder), StrikeCounter(node.timing, node.clock)
+        self.stalls = StallBook(node.peer_id, standing, node.timing, node.clock)
         self._audit_server = AuditServer(node, judge.run_id, priority or RoundPriority(node.timing, node.clock))
         self._auditor = Auditor(node, judge, rng or random.SystemRandom())
         self._evidence_gossip = EvidenceGossip(node, judge, self.bans, self.strikes, self._on_offer)
@@ -87,8 +93,23 @@ class Guard:
         return peer_id in self.bans
 
     def refuses(self, peer_id: str) -> bool:
-        """Whether it gets no seat: it is banned, or broke the protocol recently."""
-        return self.banned(peer_id) or self.strikes.refuses(peer_id)
+        """Whether it gets no seat: it is banned, or broke the protocol or stalled recently."""
+        return self.banned(peer_id) or self.strikes.refuses(peer_id) or self.stalls.refuses(peer_id)
+
+    def objection(self, members: Iterable[str], where: str = "") -> RoundAborted | None:
+        """Why this peer is in no round with these: one is banned, or stalls, as most members have seen."""
+        for peer_id in sorted(members):
+            if self.banned(peer_id):
+                return RoundAborted("match", f"{peer_id} is banned{where}", peer_id)
+            if self.stalls.shuns(peer_id):
+                abort = RoundAborted("match", f"{peer_id} stalls{where}", peer_id)
+                return StalledError(abort, Lack("stream", frozenset({peer_id})))
+        return None
+
+    def second_thought(self, members: Iterable[str]) -> RoundAborted | None:
+        """Why a persistent group forms again: a member of it is refused since this was last asked."""
+        late = sorted(self.stalls.take_news().intersection(members))
+        return RoundAborted("match", f"{late[0]} is always late", late[0]) if late else None
 
     def notes(self) -> tuple[str, ...]:
         """What has been audited since this was last asked, in words."""
@@ -125,6 +146,17 @@ class Guard:
     def heard(self, heard: ReducedShards) -> None:
         """The others' shards have arrived, signed."""
         self._audit_server.heard(heard)
+
+    def gave_up(self, persistent: PersistentGroup, member: str, lack: Lack | None, lost_s: float) -> None:
+        """A member, perhaps this peer, gives up and says what it lacks."""
+        group = persistent.identifier
+        if self.stalls.told(group, persistent.members, member, lack, lost_s):
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._node.timing.stall_words_s, self.stalls.settle, group)
+
+    def cost(self, peer_id: str, seconds: float) -> None:
+        """This peer has lost so much time through that one."""
+        self.stalls.cost(peer_id, seconds)
 
     def saw(self, error: RoundAborted) -> None:
         """This peer saw a member break the protocol."""
@@ -163,8 +195,9 @@ class Guard:
 
     # -- after it ----------------------------------------------------------------------------------------------------
 
-    def committed(self, buffers: RoundBuffers) -> None:
+    def committed(self, buffers: RoundBuffers, late: frozenset[str]) -> None:
         """The round is committed: audit it, perhaps."""
+        self.stalls.committed(frozenset(buffers.order) - late)
         if (heard := buffers.heard) is None:
             return
         drawn = self._auditor.draw(heard)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from peer.errors import UserError
-from tests.network.chaos import attacks, donors, fuzz, kills, links, partitions, stops
+from tests.network.chaos import attacks, donors, fuzz, kills, links, partitions, stalls, stops
 from tests.network.chaos.report import ChaosReport, Counts
 from tests.network.chaos.swarm import ChaosSwarm
 
@@ -25,6 +25,7 @@ MEMBERS = 8
 OPEN_WITHIN_S = 600.0
 KILLS, ROUNDS = 500, 300
 STOPS = 200
+STALLED_S = 180.0
 QUICK_STEPS, STEPS, PACE_S = 20, 50, 0.1
 INPUTS = 1_000_000
 PARTS = 200
@@ -94,8 +95,17 @@ def g11(seed: int, done: Counts, _: float, __: Path, tell: Tell) -> Counts:
     return donors.run(seed, PARTS - done.get("parts_tampered", 0), tell=tell)
 
 
+def stalling(_seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Members that stall: each way of it, and fresh identities, for as long as the minutes allow."""
+    if done:
+        return {}
+    seconds = min(STALLED_S, 60.0 * minutes / (len(stalls.HOW) + 3))
+    return stalls.run(folder, seconds=seconds, tell=tell)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "G3": g3, "G4": g4, "G4-quick": g4_quick, "G5": g5, "G6": g6, "G9": g9, "G11": g11,
+    "stalls": stalling,
 }  # fmt: skip
 
 

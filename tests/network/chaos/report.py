@@ -188,6 +188,12 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("late", "of them after their deadline", "", 0, True),
         ("longest_s", "the longest round", "s", None, True),
     ),
+    "stalls": (
+        ("share_known", "rounds with one member that stalls, in the worst way", "%", 80, False),
+        ("share_fresh", "rounds with identities that stall one after the other", "%", 50, False),
+        ("fresh_identities", "such identities", "", None, True),
+        ("digest_mismatches", "states that differed", "", 0, True),
+    ),
     "G9": (
         ("inputs_fuzzed", "inputs fuzzed", "", 1_000_000, False),
         ("crashes", "inputs that raised what they must not, or hung", "", 0, True),

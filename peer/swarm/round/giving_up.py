@@ -1,0 +1,55 @@
+"""Why a round was given up: what did not come, and of whom; or another member said that it gives up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.outer.round import RoundAborted
+from peer.protocol.wire import AbortMessage, Stage
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What one member lacked when a round failed: the first stage that did, and of which members.
+
+    `word`: that member gave up, and said why; `stream`: its stream ended, or broke the protocol, without a word.
+    """
+
+    stage: Stage
+    names: frozenset[str]
+
+    @classmethod
+    def said(cls, message: AbortMessage) -> Lack | None:
+        """What a member says that it lacks; None: it does not explain itself."""
+        return cls(message.lacks, frozenset(message.lacking)) if message.lacks and message.lacking else None
+
+
+class GaveUpError(RoundAborted):
+    """A member gave the round up, and said why."""
+
+    def __init__(self, remote: str, message: AbortMessage) -> None:
+        super().__init__("exchange", f"{remote} gave up: {message.reason}", culprit=message.culprit)
+        self.remote, self.message = remote, message
+
+
+class StalledError(RoundAborted):
+    """This peer gives a round up, and tells the others what it lacks."""
+
+    def __init__(self, abort: RoundAborted, lack: Lack) -> None:
+        super().__init__(abort.phase, abort.reason, abort.culprit)
+        self.lack = lack
+
+
+def seen_at(abort: RoundAborted, own_id: str) -> Lack | None:
+    """What this peer lacks when a round ends long before its deadline: what it saw first."""
+    if isinstance(abort, GaveUpError):
+        return Lack("word" if Lack.said(abort.message) else "stream", frozenset({abort.remote}))
+    return None if abort.culprit in (None, own_id) else Lack("stream", frozenset({str(abort.culprit)}))
+
+
+def abort_message(abort: RoundAborted) -> AbortMessage:
+    """What the other members are told of it."""
+    message = AbortMessage(reason=abort.reason[:300], culprit=abort.culprit)
+    if not isinstance(abort, StalledError):
+        return message
+    return message.model_copy(update={"lacks": abort.lack.stage, "lacking": tuple(sorted(abort.lack.names))})

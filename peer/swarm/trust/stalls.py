@@ -1,0 +1,248 @@
+"""Who stalls: what the members of a failed round lacked, who was to blame, and for how long that peer gets no seat.
+
+A member that gives a round up tells the others what it lacks, and of which members. No single word counts. A member
+that lacks an earlier stage is not to blame for a later one: without a contribution a shard cannot be reduced. What
+remains are *disputes*: pairs of which one member stalls or lies. A member in dispute with more than two thirds of the
+others stalls, and all refuse it. Of a pair that nothing else explains, each refuses the other, and the rest leave out
+the one with fewer committed rounds, on a tie both. Disputes are remembered, so that no member picks its victims one by
+one.
+
+The first failure has no consequence: it may be a bad line, or a machine that slept. After it a peer has a debt of
+`FACTOR` times the seconds that it cost, which passes with time; a peer that fails again before is refused for what is
+left of it, and longer each time, doubled, until it was in a committed round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from peer.swarm.round.giving_up import Lack
+from peer.swarm.runtime.expiring import BoundedMap, ExpiringSet
+from peer.swarm.runtime.timing import Timing
+from peer.system.clock import Clock
+
+log = logging.getLogger(__name__)
+FACTOR = 7.0  # so that a peer may cost a seventh of the time
+FEWEST = 3  # of two members, each could be the one that lies
+GROUPS_KEPT = 16
+MAX_REMEMBERED = 8192  # a member may quarrel with 63 others at once
+MAX_DOUBLINGS = 20
+EXCUSES = {"reduced": ("contribution",), "vote": ("contribution", "reduced")}  # of a member that lacks those itself
+Pair = frozenset[str]
+
+
+@dataclass
+class _Failure:
+    """One round that failed; `settled` once all that comes has come."""
+
+    members: frozenset[str]
+    wasted_s: float = 0.0
+    lacks: dict[str, Lack | None] = field(default_factory=dict)
+    guilty: set[str] = field(default_factory=set)
+    settled: bool = False
+
+    def is_most(self, disputes: Collection[Pair]) -> bool:
+        """Whether so many disputes of one member are with more than two thirds of the others."""
+        return 3 * len(disputes) > 2 * (len(self.members) - 1)
+
+    def blamed(self, peer_id: str, lack: Lack | None, *, hasty: bool) -> str | None:
+        """Which member a member that lacks something of `peer_id` is in dispute with: mostly that one, or none."""
+        theirs, stage = self.lacks.get(peer_id), lack.stage if lack is not None else "word"
+        if stage == "word" or (stage == "stream" and theirs is not None and theirs.stage == "word"):
+            return self._first(peer_id, hasty=hasty)
+        if theirs is not None and theirs.stage in EXCUSES.get(stage, ()) and theirs.names & self.members:
+            return None
+        return peer_id if hasty or self.settled or theirs is not None or stage not in EXCUSES else None
+
+    def _first(self, peer_id: str, *, hasty: bool) -> str | None:
+        """The one to blame where members gave up one after the other: each names the one that it heard of."""
+        passed, here = {peer_id}, peer_id
+        while (lack := self.lacks.get(here)) is not None and lack.stage == "word":
+            here = min(lack.names)
+            if here in passed:
+                return peer_id  # they name each other in a circle
+            passed.add(here)
+        if lack is None:
+            return here if hasty or self.settled else None
+        if peer_id in lack.names:
+            return peer_id
+        silent = sorted(each for each in lack.names & self.members if self.lacks.get(each) is None)
+        return silent[0] if silent and self.settled else None
+
+
+@dataclass
+class _Debt:
+    """Of a peer, or of a pair: when it will have passed, and the failures since a committed round."""
+
+    until: float = 0.0
+    failures: int = 0
+
+
+class Standing(Protocol):
+    """What the chain says of peers; `RosterAuthority` implements it."""
+
+    def rounds_of(self, peer_id: str) -> int:
+        """In how many committed rounds it was."""
+
+    def fresh(self, peer_id: str) -> bool:
+        """Whether it was in none, although others were."""
+
+    def newcomer(self, peer_id: str) -> bool:
+        """Whether it is in probation, although others are not."""
+
+
+class StallBook:
+    """The failures of late, and the peers that are refused for them.
+
+    Args:
+        own_id: this peer.
+        standing: of peers, by the chain.
+        timing, clock: every duration of this peer, and its clock.
+    """
+
+    def __init__(self, own_id: str, standing: Standing, timing: Timing, clock: Clock) -> None:
+        self._own_id, self._standing, self._timing, self._clock = own_id, standing, timing, clock
+        self._failures: BoundedMap[str, _Failure] = BoundedMap(GROUPS_KEPT)
+        self._debts: BoundedMap[Pair, _Debt] = BoundedMap(MAX_REMEMBERED)
+        self._disputes: ExpiringSet[Pair] = ExpiringSet(clock, timing.dispute_s)
+        self._held: ExpiringSet[str] = ExpiringSet(clock, timing.stall_words_s)
+        self._refused: ExpiringSet[str] = ExpiringSet(clock)
+        self._shunned: ExpiringSet[str] = ExpiringSet(clock)
+        self._news: set[str] = set()
+        self._fresh_wait = 0.0
+
+    # -- who is refused ----------------------------------------------------------------------------------------------
+
+    def refuses(self, peer_id: str) -> bool:
+        """Whether it gets no seat now."""
+        if self._standing.fresh(peer_id) and self._fresh_wait > self._clock():
+            return True
+        return peer_id in self._refused or peer_id in self._held
+
+    def shuns(self, peer_id: str) -> bool:
+        """Whether a leader that gives it a seat must know better: most members refuse it, and for long."""
+        return peer_id in self._shunned
+
+    def take_news(self) -> set[str]:
+        """The peers that are refused since this was last asked."""
+        news, self._news = self._news, set()
+        return news
+
+    def committed(self, members: Collection[str]) -> None:
+        """These made a round together: what fails next is no longer in a row."""
+        for peers, debt in self._debts.items():
+            if peers.issubset(members):
+                debt.failures = 0
+
+    def cost(self, peer_id: str, seconds: float, *, again: bool = False) -> None:
+        """This peer saw itself that a peer cost so much time.
+
+        Args:
+            again: it is not the first time.
+        """
+        if (refused_s := self._charge(frozenset({peer_id}), seconds, again)) > 0.0:
+            self._refuse(peer_id, refused_s)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def told(self, group: str, members: Iterable[str], member: str, lack: Lack | None, wasted_s: float) -> bool:
+        """A member of a group, perhaps this peer, gives a round up. -> whether it is the first: `settle` it later.
+
+        Args:
+            group: its id; a group ends when a round of it fails.
+            lack: what the member says that it lacks; None: it does not explain itself.
+            wasted_s: that this peer has lost by it.
+        """
+        first = group not in self._failures
+        failure = self._failures.setdefault(group, _Failure(frozenset(members)))
+        if failure.settled or failure.lacks.get(member) is not None or member not in failure.members:
+            return first
+        failure.wasted_s = max(failure.wasted_s, wasted_s, self._timing.least_waste_s)
+        failure.lacks[member] = lack
+        self._held.pop(member, None)
+        if failure.members <= failure.lacks.keys():
+            self.settle(group)
+        else:
+            self._judge(failure)
+        return first
+
+    def settle(self, group: str) -> None:
+        """A while has passed: a member that has not explained itself has no excuse."""
+        failure = self._failures.get(group)
+        if failure is None or failure.settled:
+            return
+        failure.settled = True
+        self._judge(failure)
+        for pair in self._open(failure):
+            if len(self._disputes) < MAX_REMEMBERED:
+                self._disputes.add(pair)
+            self._part(pair, failure.wasted_s)
+
+    def _judge(self, failure: _Failure) -> None:
+        if len(failure.members) < FEWEST:
+            return
+        for peer_id in sorted(failure.members, key=lambda each: -len(_of(each, self._open(failure)))):
+            now = _of(peer_id, self._open(failure))
+            earlier = {pair for pair in _of(peer_id, self._disputes) if pair <= failure.members}
+            if now and failure.is_most(now | earlier):
+                failure.guilty.add(peer_id)
+                for pair in _of(peer_id, self._disputes):
+                    del self._disputes[pair]
+                if peer_id != self._own_id:
+                    self._convict(peer_id, failure.wasted_s, again=not failure.is_most(now))
+            elif not failure.settled and peer_id not in failure.lacks and _of(peer_id, self._open(failure, hasty=True)):
+                self._held.add(peer_id)  # until it has explained itself
+
+    @staticmethod
+    def _open(failure: _Failure, *, hasty: bool = False) -> set[Pair]:
+        """The disputes that no guilty member explains; `hasty`: also with members that may still explain themselves."""
+        pairs = set()
+        for accuser, lack in failure.lacks.items():
+            for peer_id in lack.names & failure.members - {accuser} if lack is not None else ():
+                if (blamed := failure.blamed(peer_id, lack, hasty=hasty)) not in (None, accuser):
+                    pairs.add(frozenset({accuser, str(blamed)}))
+        return {pair for pair in pairs if not pair & failure.guilty}
+
+    # -- consequences ------------------------------------------------------------------------------------------------
+
+    def _convict(self, peer_id: str, wasted_s: float, *, again: bool) -> None:
+        log.warning("%s stalled a round: %.1f s were lost, as most members saw", peer_id, wasted_s)
+        if (refused_s := self._charge(frozenset({peer_id}), wasted_s, again)) > 0.0:
+            self._refuse(peer_id, refused_s)
+            self._shunned.add(peer_id, refused_s / 2)  # others have lost less, and refuse it for less
+
+    def _part(self, pair: Pair, wasted_s: float) -> None:
+        """Two members say of each other that a round failed there."""
+        log.warning("a round failed between %s: %.1f s were lost", " and ".join(sorted(pair)), wasted_s)
+        one, other = sorted(pair, key=self._standing.rounds_of)
+        losers = {one, other} if self._standing.rounds_of(one) == self._standing.rounds_of(other) else {one}
+        if self._own_id in pair:
+            losers = set(pair)
+        refused_s = self._charge(pair, wasted_s, any(map(self._standing.newcomer, losers)))
+        for peer_id in losers - {self._own_id} if refused_s > 0.0 else ():
+            self._refuse(peer_id, refused_s)
+
+    def _charge(self, peers: Pair, wasted_s: float, again: bool) -> float:
+        """Add to a debt. -> seconds of refusal. A peer in probation has no first time: identities are free."""
+        now, debt = self._clock(), self._debts.setdefault(peers, _Debt())
+        if any(map(self._standing.newcomer, peers)):
+            share = min(1.0, wasted_s / self._timing.soft_exchange_s)  # of a deadline
+            pause_s = share * max(self._timing.fresh_pause_s, FACTOR * wasted_s)
+            self._fresh_wait = max(self._fresh_wait, now + pause_s)
+            again = again or len(peers) == 1
+        owed, cost = max(0.0, debt.until - now), FACTOR * wasted_s * 2.0 ** min(debt.failures, MAX_DOUBLINGS)
+        refused_s = owed + cost if again or debt.failures else owed
+        debt.until, debt.failures = now + min(owed + cost, self._timing.longest_refusal_s), debt.failures + 1
+        return min(refused_s, self._timing.longest_refusal_s)
+
+    def _refuse(self, peer_id: str, seconds: float) -> None:
+        log.warning("%s gets no seat from this peer for %.0f s", peer_id, seconds)
+        self._refused.add(peer_id, max(seconds, self._refused.left_s(peer_id)))
+        self._news.add(peer_id)
+
+
+def _of(peer_id: str, pairs: Iterable[Pair]) -> set[Pair]:
+    return {pair for pair in pairs if peer_id in pair}

@@ -1,0 +1,60 @@
+"""The production agent, which stalls the rounds that it is in as soon as it is told to.
+
+Its arguments are FOLDER and the flags of `peer.swarm.agent.process`. The file `stall` in FOLDER holds how, one of
+`HOW`, and the peer id of the member that is to suffer alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+LATE_S = 4.0  # of a deadline of 5 s and a little
+HOW = ("contribution", "reduced", "victim", "late", "quit")
+
+
+def stall(folder: Path, how: str, victim: str = "") -> None:
+    """Let the agent of this folder stall from now on."""
+    text = folder / "stall.tmp"
+    text.write_text(f"{how} {victim}")
+    text.replace(folder / "stall")
+
+
+def _told(path: Path) -> tuple[str, str]:
+    with contextlib.suppress(FileNotFoundError):
+        how, _, victim = path.read_text().partition(" ")
+        return how, victim
+    return "", ""
+
+
+def stalled(send: Callable[..., Awaitable[None]], path: Path) -> Callable[..., Awaitable[None]]:
+    """`FrameStream.send` of an agent that stalls."""
+    from peer.protocol.wire import Kind
+
+    async def sends(stream: Any, kind: Kind, *rest: Any, **options: Any) -> None:
+        how, victim = _told(path) if kind in (Kind.CONTRIBUTION, Kind.SEAL_REDUCED) else ("", "")
+        if how == ("reduced" if kind is Kind.SEAL_REDUCED else "contribution"):
+            await asyncio.Event().wait()
+        if kind is Kind.CONTRIBUTION and how == "victim" and stream.remote.endswith(victim):
+            await asyncio.Event().wait()
+        if kind is Kind.CONTRIBUTION and how == "late":
+            await asyncio.sleep(LATE_S)
+        if kind is Kind.CONTRIBUTION and how == "quit":
+            stream.close()
+        await send(stream, kind, *rest, **options)
+
+    return sends
+
+
+def main() -> None:
+    """Be the agent."""
+    path = Path(sys.argv.pop(1)) / "stall"
+    from peer.swarm.agent import process as agent
+    from peer.swarm.net.stream import FrameStream
+
+    setattr(FrameStream, "send", stalled(FrameStream.send, path))  # noqa: B010 - a method, replaced
+    agent.main()

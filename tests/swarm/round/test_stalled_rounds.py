@@ -1,0 +1,158 @@
+"""Rounds in which one member stalls: what the others tell each other, and who gets no seat after it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.outer.round import RoundAborted
+from peer.protocol.records import dump_json
+from peer.protocol.wire import MAX_MESSAGE_BYTES, AbortMessage, Kind
+from peer.swarm.round.giving_up import Lack, StalledError, abort_message
+from tests.swarm.circle import Circle
+from tests.swarm.gathering import until
+
+NAMES = ("one", "two", "three", "four")
+
+
+async def circle_of(network, folder, count=4):
+    network.retime(
+        min_exchange_s=0.6, soft_exchange_s=0.3, stall_words_s=0.3, least_waste_s=0.1, dispute_s=600.0
+    )
+    circle = await Circle(network, count, folder=folder).start()
+    for seat in circle.seats:
+        seat.exchange._budget._cap_s = 0.6
+    return circle
+
+
+def stalls(seat, kind, victim=None):
+    """Let a member send frames of this kind never: to all, or to one."""
+    opening = seat.node.open
+
+    async def opened(peer_id, *arguments, **options):
+        stream = await opening(peer_id, *arguments, **options)
+        send = stream.send
+
+        async def sends(what, *rest, **more):
+            if what is kind and victim in (None, peer_id):
+                await asyncio.Event().wait()
+            await send(what, *rest, **more)
+
+        stream.send = sends
+        return stream
+
+    seat.node.open = opened
+
+
+async def failed_round(circle):
+    """A round of all that fails; -> what each member says."""
+    locals_, said = circle.locals(), []
+    circle._joins = None
+    firsts = [circle._first(seat) for seat in circle.seats]
+
+    async def one(index):
+        seat = circle.seats[index]
+        with pytest.raises(RoundAborted) as caught:
+            await circle.one_round(index, locals_[index], firsts[index])
+        await seat.exchange.release(firsts[index], caught.value)
+
+    await asyncio.wait_for(asyncio.gather(*(one(index) for index in range(len(circle.seats)))), 20.0)
+    group = firsts[0].id
+    await until(lambda: all(seat.guard.stalls._failures[group].settled for seat in circle.seats), 5.0)
+    for seat in circle.seats:
+        said.append(seat.guard.stalls._failures[group].lacks)
+    return said
+
+
+def refused(circle, seat):
+    return {other.peer_id for other in circle.seats if seat.guard.refuses(other.peer_id)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage"),
+    [(Kind.CONTRIBUTION, "contribution"), (Kind.SEAL_SENT, "contribution"), (Kind.SEAL_REDUCED, "reduced")],
+)
+async def test_who_stalls_all_is_refused_by_all_after_its_second_time(network, tmp_path, kind, stage):
+    circle = await circle_of(network, tmp_path)
+    *honest, liar = circle.seats
+    stalls(liar, kind)
+    for time in range(2):
+        for words in (await failed_round(circle))[:3]:
+            for seat in honest:
+                assert words[seat.peer_id] == Lack(stage, frozenset({liar.peer_id}))
+        for seat in honest:
+            assert refused(circle, seat) == ({liar.peer_id} if time else set())
+    assert all(seat.guard.stalls.shuns(liar.peer_id) for seat in honest)
+    abort = honest[0].guard.objection(seat.peer_id for seat in circle.seats)
+    assert abort_message(abort).lacking == (liar.peer_id,)
+
+
+async def test_who_stalls_one_member_alone_is_refused_by_that_one(network, tmp_path):
+    circle = await circle_of(network, tmp_path)
+    victim, *others, liar = circle.seats
+    stalls(liar, Kind.CONTRIBUTION, victim.peer_id)
+    for _ in range(2):
+        await failed_round(circle)
+    assert refused(circle, victim) == {liar.peer_id}
+    for other in others:  # the chain knows neither
+        assert refused(circle, other) == {victim.peer_id, liar.peer_id}
+
+
+async def test_who_withholds_its_vote_stalls_nobody(network, tmp_path):
+    circle = await circle_of(network, tmp_path)
+    *honest, liar = circle.seats
+    stalls(liar, Kind.VOTE)
+    locals_, firsts = circle.locals(), [circle._first(seat) for seat in circle.seats]
+    work = [circle.one_round(index, locals_[index], firsts[index]) for index in range(4)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*work), 20.0)
+    assert len({update.digest() for _, update in outcomes}) == 1
+    assert all(refused(circle, seat) == set() for seat in honest)
+
+
+async def test_who_leaves_in_the_middle_is_named_before_the_deadline(network, tmp_path):
+    circle = await circle_of(network, tmp_path)
+    *honest, liar = circle.seats
+    for seat in circle.seats:
+        seat.exchange._budget._cap_s = 60.0
+    network.retime(min_exchange_s=60.0, soft_exchange_s=60.0)
+    opening = liar.node.open
+
+    async def opened(*arguments, **options):
+        stream = await opening(*arguments, **options)
+        asyncio.get_running_loop().call_later(0.05, stream.close)
+        return stream
+
+    liar.node.open = opened
+    stalls(liar, Kind.CONTRIBUTION)
+    for _ in range(2):
+        await failed_round(circle)
+    for seat in honest:
+        assert liar.peer_id in refused(circle, seat)
+        assert not any(seat.guard.stalls.shuns(other.peer_id) for other in honest)
+
+
+async def test_who_is_not_ready_for_the_next_round_is_named_by_those_that_waited(network, tmp_path):
+    circle = await circle_of(network, tmp_path)
+    *honest, liar = circle.seats
+    locals_, firsts = circle.locals(), [circle._first(seat) for seat in circle.seats]
+    work = [circle.one_round(index, locals_[index], firsts[index]) for index in range(4)]
+    await asyncio.wait_for(asyncio.gather(*work), 20.0)
+    waits = [asyncio.ensure_future(circle.next_round(index, 0.5)) for index in range(3)]
+    for seat, wait in zip(honest, waits, strict=True):
+        with pytest.raises(StalledError) as caught:
+            await asyncio.wait_for(wait, 10.0)
+        assert caught.value.lack == Lack("join", frozenset({liar.peer_id}))
+        await seat.exchange.dissolve(caught.value)
+    for seat in honest:
+        await until(lambda seat=seat: len(seat.guard.stalls._failures[firsts[0].id].lacks) >= 3, 5.0)
+        assert seat.guard.stalls._failures[firsts[0].id].guilty == {liar.peer_id}
+
+
+def test_what_a_member_lacks_is_told_within_bounds():
+    lack = Lack("reduced", frozenset({"b" * 46, "a" * 46}))
+    message = abort_message(StalledError(RoundAborted("exchange", "x" * 999), lack))
+    assert len(dump_json(message)) < MAX_MESSAGE_BYTES
+    assert Lack.said(message) == lack
+    assert Lack.said(AbortMessage(reason="x")) is None
+    assert Lack.said(AbortMessage(reason="x", lacks="vote")) is None

@@ -38,7 +38,7 @@ lint: env ## style, types, import floors, spelling
 test: lint ## lint, then all tests, WORKERS=2 at a time
 	$(BIN)/pytest tests -x -q -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
 
-slices: env ## real swarms under kills, stops, attacks, Byzantine peers, partitions, bad links, NAT: slices of the campaigns
+slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q
 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
@@ -53,7 +53,7 @@ bench: env ## the headline numbers, one after another (about 15 minutes on two c
 		--plot docs/results/state_transfer.png
 	$(BIN)/python -m benchmarks.table
 
-chaos: env ## kills, stops, partitions, bad links, hostile bytes and peers, lying donors (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
+chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, disks, secrets, a soak (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
 	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \
 		$(if $(RESUME),--resume)
 	$(BIN)/python -m benchmarks.table

@@ -118,17 +118,18 @@ class ByShards(Aggregator):
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """What all runs have in common."""
+    """What all runs have in common; `bad` are the places of the Byzantine peers."""
 
     manifest: RunManifest
     windows: WindowPair
     rounds: int
     steps: int
+    bad: tuple[int, ...] = BAD
 
     def run(self, name: str, aggregator: Aggregator, seed: int) -> AttackRow:
         """One run; `none` has honest peers only."""
         kind, scale = ATTACKS["nan" if name == ABSENT else name] if name != CLEAN else ("none", None)
-        bad = BAD if name != CLEAN else ()
+        bad = self.bad if name != CLEAN else ()
         spec = RecipeSpec(name="diloco", compressor="int8", steps_per_round=self.steps, outer_momentum=0.6)
         judged = ByShards(inner=aggregator, members=PEERS, block=compressor("int8").block, bad=bad)
         honest = PeerProfile()

@@ -41,7 +41,7 @@ PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
-PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9-]{{1,{MAX_PEER_ID_CHARS}}}$")]
+PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,{MAX_PEER_ID_CHARS - 1}}}$")]
 
 
 class Spec(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,13 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from peer.errors import AtollError, UserError
 from peer.protocol.identity import Identity
+from peer.protocol.records import CLOCK_SKEW_S
 from peer.swarm.net.reachability import TRIES_WITH_ROUTER, accepts_connections
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.timing import STANDARD, Timing
 
 log = logging.getLogger(__name__)
+_TIMES = re.compile(r"local time.*\(local: ([\d.]+), peer: ([\d.]+)\)")  # hivemind's words for clocks that differ
 MAX_CALL_BYTES = 1 << 19  # of one call of the DHT; hivemind lets each be 4 MiB
 
 
@@ -148,8 +151,13 @@ async def refuse_taken_identity(config: NodeConfig, identity: Identity) -> None:
 def explain_join_failure(error: Exception, initial_peers: Sequence[str]) -> AtollError:
     """The words for why a host could not join."""
     text = str(error)
-    if "local time" in text:
-        return UserError(f"this machine's clock differs from the swarm's: {text}", "set it (NTP), then join again")
+    if times := _TIMES.search(text):
+        ahead_s = float(times[1]) - float(times[2])
+        return UserError(
+            f"this machine's clock is {abs(ahead_s):,.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the swarm's; "
+            f"at most {CLOCK_SKEW_S:g} s are allowed",
+            "set it (NTP), then join again",
+        )
     if "can't access this node" in text:
         return UserError(
             "the bootstrap cannot connect back to this peer",

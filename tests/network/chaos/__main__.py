@@ -16,8 +16,24 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import break_point
 from peer.errors import UserError
-from tests.network.chaos import attacks, donors, fuzz, kills, links, partitions, stalls, stops
+from tests.network.chaos import (
+    absence,
+    attacks,
+    canaries,
+    clocks,
+    crowds,
+    disk,
+    donors,
+    fuzz,
+    kills,
+    links,
+    partitions,
+    soak,
+    stalls,
+    stops,
+)
 from tests.network.chaos.report import ChaosReport, Counts
 from tests.network.chaos.swarm import ChaosSwarm
 
@@ -29,6 +45,7 @@ STALLED_S = 180.0
 QUICK_STEPS, STEPS, PACE_S = 20, 50, 0.1
 INPUTS = 1_000_000
 PARTS = 200
+SOAK_MINUTES = 120
 Tell = Callable[[Counts], None]
 Campaign = Callable[[int, Counts, float, Path, Tell], Counts]
 
@@ -43,6 +60,18 @@ def opened(folder: Path, members: int, steps: int = QUICK_STEPS) -> Iterator[Cha
         yield swarm
     finally:
         swarm.close()
+
+
+def g2(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """The break point of the aggregator, in the simulator. Its rows and its curve are kept in the folder."""
+    report = folder / "break_point.json"
+    if not done:
+        report.unlink(missing_ok=True)
+    rows = break_point.run(
+        report, plot=report.with_suffix(".png"), seeds=(seed,), minutes=minutes,
+        tell=lambda rows: tell(break_point.counts(rows)),
+    )  # fmt: skip
+    return break_point.counts(rows)
 
 
 def g3(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
@@ -81,6 +110,19 @@ def g6(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
     return links.run(folder, conditions=conditions, seed=seed, minutes=minutes, tell=tell)
 
 
+def g7(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Absences of the bootstrap, a long one first."""
+    left = absence.RESTARTS + 1 - done.get("absences", 0)
+    long_s = absence.LONG_S if done.get("longest_away_s", 0.0) < absence.LONG_S else None
+    absences = left - (long_s is not None)
+    return absence.run(seed, folder, absences=absences, long_s=long_s, minutes=minutes, tell=tell)
+
+
+def g8(_: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Clocks that are wrong."""
+    return clocks.run(folder, trials=clocks.TRIALS[done.get("clocks", 0) :], minutes=minutes, tell=tell)
+
+
 def g9(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
     """Hostile bytes, then hostile peers."""
     fuzzed = fuzz.run(seed, INPUTS - done.get("inputs_fuzzed", 0), minutes=minutes, tell=tell)
@@ -88,6 +130,13 @@ def g9(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
     with opened(folder, 2) as swarm:
         tried = attacks.run(seed, names, swarm, minutes=minutes, tell=lambda counts: tell({**fuzzed, **counts}))
     return {**fuzzed, **tried}
+
+
+def g10(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Floods of the directory and of the routing tables."""
+    ids, records = crowds.IDS - done.get("forged_ids", 0), crowds.RECORDS - done.get("records_offered", 0)
+    readers = crowds.READERS - done.get("readers", 0)
+    return crowds.run(seed, folder, ids=ids, records=records, readers=readers, minutes=minutes, tell=tell)
 
 
 def g11(seed: int, done: Counts, _: float, __: Path, tell: Tell) -> Counts:
@@ -103,8 +152,26 @@ def stalling(_seed: int, done: Counts, minutes: float, folder: Path, tell: Tell)
     return stalls.run(folder, seconds=seconds, tell=tell)
 
 
+def g12(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Interrupted checkpoints and flipped bits."""
+    offsets, flips = disk.OFFSETS - done.get("offsets", 0), disk.FLIPS - done.get("bits_flipped", 0)
+    return disk.run(seed, folder, offsets=offsets, flips=flips, minutes=minutes, tell=tell)
+
+
+def g13(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell, cores: float = soak.CORES) -> Counts:
+    """A soak."""
+    minutes = min(minutes, SOAK_MINUTES - done.get("soak_minutes", 0.0))
+    return soak.run(seed, folder, minutes=minutes, cores=cores, tell=tell)
+
+
+def g14(_: int, __: Counts, ___: float, folder: Path, tell: Tell) -> Counts:
+    """Secrets in logs, and hostile strings."""
+    return canaries.run(folder, tell=tell)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
-    "G3": g3, "G4": g4, "G4-quick": g4_quick, "G5": g5, "G6": g6, "G9": g9, "G11": g11,
+    "G2": g2, "G3": g3, "G4": g4, "G4-quick": g4_quick, "G5": g5, "G6": g6, "G7": g7, "G8": g8, "G9": g9, "G10": g10,
+    "G11": g11, "G12": g12, "G13": g13, "G14": g14,
     "stalls": stalling,
 }  # fmt: skip
 
@@ -125,6 +192,10 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=60.0, metavar="M", help="at most, for each campaign (default: 60)"
     )
+    parser.add_argument(
+        "--cores", type=float, default=soak.CORES, metavar="N",
+        help=f"processors that G13 uses in the mean: its faults wait for it (default: {soak.CORES:g})",
+    )  # fmt: skip
     parser.add_argument(
         "--merge", action="append", default=[], metavar="NAME=FILE",
         help="take the counts of another command (JSON) into the report, under NAME; runs no campaign unless named",
@@ -148,13 +219,15 @@ def _run(arguments: argparse.Namespace, named: bool) -> int:
         if not path:
             raise UserError(f"--merge={each}: must be NAME=FILE", "for example --merge G1=attacks.json")
         report.merge(name, Path(path))
+    campaigns = {**CAMPAIGNS, "G13": partial(g13, cores=arguments.cores)}
     for name in chosen:
         seed = report.free_seed(name, arguments.seed)
         done = report.done(name)
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as folder:
+        with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as temporary:
             tell = partial(_tell, report, name, seed, began)
-            tell(CAMPAIGNS[name](seed, done, arguments.minutes, Path(folder), tell))
+            folder = arguments.report.parent if name == "G2" else Path(temporary)
+            tell(campaigns[name](seed, done, arguments.minutes, folder, tell))
     missed = [figure for figure in report.to_dict()["figures"] if figure["met"] is False]
     for figure in missed:
         print(f"missed: {figure['name']} is {figure['value']:g}, must be {figure['target']}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """A stranger with hivemind's own DHT floods that of a run: `python -m tests.network.chaos.floods PID ADDRESS RUN SEED`.
 
-Reads the name of a flood a line, and prints one JSON object for each: how many records it offered, and how many were
-held by any node that it knows.
+Reads the name of a flood a line (`NAME: COUNT` where it may be told how many), and prints one JSON object for each:
+how many records it offered, and how many were held by any node that it knows.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Flooder:
             blob, expires_at = self._peer_record(signer, size, self._run_id)
             yield DHTID.generate(peers_key(self._run_id)), signer.peer_id, MSGPackSerializer.dumps(blob), expires_at
 
-    def random_keys(self) -> Iterator[Record]:
+    def random_keys(self, count: int = RANDOM_KEYS) -> Iterator[Record]:
         """Anything, under keys of the stranger's own choice."""
         signer = Identity.generate()
         value = MSGPackSerializer.dumps(seal(signer, "peer", bytes(3000)))
-        for _ in range(RANDOM_KEYS):
+        for _ in range(count):
             yield DHTID.generate(self._rng.randbytes(20)), signer.peer_id, value, time.time() + 110.0
 
     def runs(self) -> Iterator[Record]:
@@ -116,21 +116,21 @@ class Flooder:
         answers = [await self._dht.protocol.call_store(node, [key], [whole], end) for node in self._nodes]
         return {"offered": 300, "held": 300 * any(answer and answer[0] for answer in answers)}
 
-    async def forged_ids(self) -> dict[str, int]:
+    async def forged_ids(self, count: int = FORGED_IDS) -> dict[str, int]:
         """One host that says it is thousands of nodes; held: those that others then name."""
         protocol, nodes = self._dht.protocol, self._nodes
-        forged = [DHTID.generate() for _ in range(FORGED_IDS)]
+        forged = [DHTID.generate() for _ in range(count)]
         pings = [dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=node_id.to_bytes())) for node_id in forged]
         for node in nodes:
             stub = protocol.get_stub(node)
-            for start in range(0, FORGED_IDS, BATCH):
+            for start in range(0, count, BATCH):
                 await asyncio.gather(*(stub.rpc_ping(ping, timeout=10.0) for ping in pings[start : start + BATCH]))
         named: set[DHTID] = set()
         for node in nodes:
             found = await protocol.call_find(node, self._rng.sample(forged, 4))
             for _, nearest in (found or {}).values():
                 named.update(nearest)
-        return {"offered": FORGED_IDS, "held": len(named & set(forged))}
+        return {"offered": count, "held": len(named & set(forged))}
 
     async def replays(self) -> dict[str, int]:
         """The honest peers' own records, once they are old, with a later expiry; held: those that replace newer."""
@@ -142,18 +142,23 @@ class Flooder:
         return await self.hand_in((key, o, MSGPackSerializer.dumps(v.value), end) for o, v in old.items())
 
     @property
-    def floods(self) -> dict[str, Callable[[], Awaitable[dict[str, int]]]]:
-        """By name."""
+    def floods(self) -> dict[str, Callable[..., Awaitable[dict[str, int]]]]:
+        """By name; some may be told how many."""
         return {
-            "directory": lambda: self.hand_in(self.directory(MAX_RECORD_BYTES)),
-            "small records": lambda: self.hand_in(self.directory(MAX_PEER_RECORD_BYTES)),
-            "random keys": lambda: self.hand_in(self.random_keys()),
+            "directory": lambda count=KEYS: self.hand_in(self.directory(MAX_RECORD_BYTES, count)),
+            "small records": lambda count=KEYS: self.hand_in(self.directory(MAX_PEER_RECORD_BYTES, count)),
+            "random keys": lambda count=RANDOM_KEYS: self.hand_in(self.random_keys(count)),
             "runs": lambda: self.hand_in(self.runs()),
             "manifests": lambda: self.hand_in(self.manifests()),
             "dictionaries": self.dictionaries,
             "forged ids": self.forged_ids,
             "replays": self.replays,
         }
+
+    async def asked(self, line: str) -> dict[str, int]:
+        """The flood of a line: its name, and how many records or ids if there is a colon and a number."""
+        name, _, count = line.partition(": ")
+        return await self.floods[name](*map(int, count.split()))
 
 
 async def flood(address: str, run_id: str, seed: int) -> None:
@@ -169,9 +174,9 @@ async def flood(address: str, run_id: str, seed: int) -> None:
     )  # fmt: skip
     assert type(dht.protocol) is DHTProtocol  # hivemind's own, without bounds
     flooder = Flooder(dht, identity, run_id, random.Random(seed))
-    while name := (await asyncio.to_thread(sys.stdin.readline)).strip():
+    while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
         begun = time.monotonic()
-        print(json.dumps({**await flooder.floods[name](), "seconds": time.monotonic() - begun}), flush=True)
+        print(json.dumps({**await flooder.asked(line), "seconds": time.monotonic() - begun}), flush=True)
 
 
 if __name__ == "__main__":

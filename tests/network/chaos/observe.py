@@ -105,15 +105,16 @@ def family(pid: int) -> list[Process]:
 
 @dataclass
 class Orphans:
-    """Watches what has lost its owner: it must be gone five seconds later."""
+    """Watches what has lost its owner: it must be gone `within_s` later."""
 
+    within_s: float = ORPHANED_AFTER_S
     found: int = 0
     checked: int = 0
     _watched: list[tuple[float, Process]] = field(default_factory=list)
 
     def watch(self, processes: Iterable[Process]) -> None:
         """From now on."""
-        due = time.monotonic() + ORPHANED_AFTER_S
+        due = time.monotonic() + self.within_s
         self._watched += [(due, each) for each in processes]
 
     def check(self) -> None:

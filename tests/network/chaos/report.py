@@ -12,7 +12,7 @@ from benchmarks.figures import Figure, describe_machine
 from peer.errors import UserError
 
 Counts = dict[str, Any]
-ABOUT = "Kills at every phase, stops, partitions, bad links, hostile bytes, attacks and bad donors against real peers"
+ABOUT = "Kills, stops, partitions, bad links, attacks, floods, wrong clocks, failing disks and a soak, on real peers"
 NOTES = (
     "Written by `make chaos`, not by `make bench`. Every count is the sum over the seeds that have run; the entries of "
     "`campaigns` in the JSON file are separate for each seed. A figure below its number of events was cut short by the "
@@ -23,12 +23,12 @@ TOTALS = (
     "kills_per_phase", "rounds", "hangs", "orphans", "digests_compared", "digest_mismatches", "stops", "inputs_fuzzed",
     "crashes", "attacks", "honest_wrongly_dropped", "parts_tampered",
 )  # fmt: skip
-LARGEST = ("longest_", "largest_")
+LARGEST, SMALLEST = ("longest_", "largest_"), "smallest_"
 
 
 def added(runs: Iterable[Mapping[str, Any]]) -> Counts:
-    """The sum of several counts, key by key: numbers and mappings of numbers add up, lists follow each other, and of
-    what is called longest or largest the largest stays.
+    """The sum of several counts, key by key: numbers and mappings of numbers add up, lists follow each other. Of what
+    is called longest or largest the largest stays, of what is called smallest the smallest.
     """
     total: Counts = {}
     for counts in runs:
@@ -39,6 +39,8 @@ def added(runs: Iterable[Mapping[str, Any]]) -> Counts:
                 total[key] = added([total[key], value])
             elif key.startswith(LARGEST):
                 total[key] = max(total[key], value)
+            elif key.startswith(SMALLEST):
+                total[key] = min(total[key], value)
             else:
                 total[key] = total[key] + value
     return total
@@ -144,6 +146,8 @@ def with_ratios(counts: Counts) -> Counts:
     if "within" in counts:
         counts["healed_late"] = counts["trials"] - counts["within"]
         counts["still_apart"] = counts["trials"] - counts["one_state"]
+    if counts.get("members_looked_for"):
+        counts["share_shown"] = counts["members_shown"] / counts["members_looked_for"]
     if "kills_per_phase" in counts:
         counts["kills"] = sum(counts["kills_per_phase"].values())
     return counts
@@ -151,6 +155,11 @@ def with_ratios(counts: Counts) -> Counts:
 
 Target = tuple[str, str, str, float | None, bool]
 TARGETS: dict[str, tuple[Target, ...]] = {
+    "G2": (
+        ("break_point_runs", "runs with two to seven Byzantine peers of 16", "", 18, False),
+        ("smallest_borne", "Byzantine peers up to which no run lost 2%", "", 4, False),
+        ("smallest_bounded", "Byzantine peers up to which no run lost 100%", "", None, True),
+    ),
     "G3": (
         ("kills", "kills", "", 500, False),
         ("kills_per_phase", "kills in the phase with the fewest", "", 40, False),
@@ -194,6 +203,22 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("fresh_identities", "such identities", "", None, True),
         ("digest_mismatches", "states that differed", "", 0, True),
     ),
+    "G7": (
+        ("absences", "absences of the bootstrap", "", 21, False),
+        ("longest_away_s", "the longest", "s", 600, False),
+        ("rounds_committed", "rounds committed meanwhile, by member", "", None, True),
+        ("rounds_lost", "rounds lost", "", 0, True),
+        ("late_joins", "newcomers not in after 60 s of its return", "", 0, True),
+        ("longest_until_joined_s", "until a newcomer is in, the longest", "s", 60, True),
+        ("digest_mismatches", "states that differed", "", 0, True),
+    ),
+    "G8": (
+        ("clocks", "clocks off by 1 s, 2 s, 5 s and an hour, at the start and later", "", 16, False),
+        ("small_with_effect", "of those within 2 s, with an effect", "", 0, True),
+        ("not_refused_clearly", "newcomers beyond, and not told that it is the clock", "", 0, True),
+        ("not_back", "members not back once their clock was right again", "", 0, True),
+        ("others_aborted", "rounds that the others lost", "", 0, True),
+    ),
     "G9": (
         ("inputs_fuzzed", "inputs fuzzed", "", 1_000_000, False),
         ("crashes", "inputs that raised what they must not, or hung", "", 0, True),
@@ -203,11 +228,43 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("largest_memory_growth_mb", "memory that an attacked peer gained", "MB", 200, True),
         ("honest_wrongly_dropped", "honest peers dropped", "", 0, True),
     ),
+    "G10": (
+        ("forged_ids", "forged node ids", "", 5_000, False),
+        ("forged_ids_held", "of them named by others", "", 0, True),
+        ("records_offered", "records of a flood", "", 100_000, False),
+        ("share_shown", "share of the members that newcomers were shown meanwhile", "", 0.99, False),
+        ("members_looked_for", "members looked for", "", 100, False),
+        ("largest_growth_mb", "memory that a process gained", "MB", 64, True),
+    ),
     "G11": (
         ("parts_tampered", "parts tampered with", "", 200, False),
         ("poisoned_joins", "poisoned joins", "", 0, True),
         ("share_caught", "share of them caught", "", 0.99, False),
         ("false_accusations", "false accusations", "", 0, True),
+    ),
+    "G12": (
+        ("offsets", "checkpoints whose writing was killed or had no space, at random offsets", "", 200, False),
+        ("states_lost", "after which no valid earlier one, or no later one, was there", "", 0, True),
+        ("bits_flipped", "bits flipped", "", 500, False),
+        ("flips_not_found", "of them not found", "", 0, True),
+    ),
+    "G13": (
+        ("soak_minutes", "minutes", "", 120, False),
+        ("faults", "kills, stops, replaced peers and attacks", "", None, True),
+        ("rounds", "rounds committed meanwhile", "", None, True),
+        ("largest_slope_mb_per_h", "memory slope of a process that lives on", "MB/h", 1, True),
+        ("largest_descriptor_growth", "descriptors that such a process gained", "", 2, True),
+        ("steady_deaths", "such processes that ended", "", 0, True),
+        ("steady_tracebacks", "tracebacks in their logs", "", 0, True),
+        ("hangs", "hangs", "", 0, True),
+        ("orphans", "processes left after 30 s", "", 0, True),
+        ("digest_mismatches", "states that differed", "", 0, True),
+    ),
+    "G14": (
+        ("places_searched", "files and answers searched for secrets", "", None, True),
+        ("secrets_found", "secrets found", "", 0, True),
+        ("strings_tried", "times that one of 80 hostile strings was tried", "", None, True),
+        ("strings_through", "that got through", "", 0, True),
     ),
 }
 

@@ -36,6 +36,7 @@ class Seat:
         halted: somebody has stopped its processes: nothing is expected of it.
         relaunches: how often its whole peer was started again.
         failed_starts: how many of those ended before the first anchor.
+        refusals: what agents that could not join have said of it.
     """
 
     member: Member
@@ -44,6 +45,7 @@ class Seat:
     halted: bool = False
     relaunches: int = 0
     failed_starts: int = 0
+    refusals: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -65,7 +67,12 @@ class ChaosSwarm(TestSwarm):
 
     Args:
         pace_s: seconds between two steps of a member.
+
+    Attributes:
+        turn_s: how long a turn waits at most for an agent to say something.
     """
+
+    turn_s = TURN_S
 
     def __init__(self, folder: Path, *, steps: int = 20, wait: float = 2.0, pace_s: float = 0.02, hidden: int = 16,
                  recipe: str | None = None) -> None:
@@ -126,7 +133,7 @@ class ChaosSwarm(TestSwarm):
             for seat in self.seats:
                 if not seat.halted and seat.member.agent._channel is not None:
                     selector.register(seat.member.agent._channel, selectors.EVENT_READ)
-            selector.select(TURN_S)
+            selector.select(self.turn_s)
 
     def _serve(self, seat: Seat, step: bool) -> None:
         if seat.halted:
@@ -162,6 +169,7 @@ class ChaosSwarm(TestSwarm):
                     seat.begun, seat.since = True, time.monotonic()
                     return
                 elif isinstance(message, Fatal):
+                    seat.refusals.append(message.what)
                     raise UserError(message.what, message.hint)
                 message = member.agent.receive()
         except (AgentGoneError, UserError):

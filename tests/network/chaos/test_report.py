@@ -27,6 +27,17 @@ def test_counts_of_seeds_add_up() -> None:
     assert ONE["kills_per_phase"] == {"train": 40, "match": 41}
 
 
+def test_the_smallest_of_what_is_called_so_and_ratios_of_sums_are_reported(tmp_path: Path) -> None:
+    report = ChaosReport(tmp_path / "chaos.json")
+    for seed, borne, shown in ((17, 5, 80), (18, 4, 79)):
+        report.put("G2", seed, {"break_point_runs": 9, "smallest_borne": borne})
+        report.put("G10", seed, {"members_looked_for": 80, "members_shown": shown})
+    values = {figure["name"]: figure["value"] for figure in report.to_dict()["figures"]}
+    assert values["G2 runs with two to seven Byzantine peers of 16"] == 18
+    assert values["G2 Byzantine peers up to which no run lost 2%"] == 4
+    assert values["G10 share of the members that newcomers were shown meanwhile"] == 159 / 160
+
+
 def test_a_report_goes_on_by_seed_or_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     report = ChaosReport(path, "first")

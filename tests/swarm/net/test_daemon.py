@@ -13,7 +13,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import UserError
-from peer.swarm.net.daemon import NodeConfig, RunningTasks, start_daemon
+from peer.swarm.net.daemon import NodeConfig, RunningTasks, explain_join_failure, start_daemon
 
 
 async def test_a_call_that_is_cancelled_leaves_nothing_in_hivemind():
@@ -73,3 +73,10 @@ async def test_the_remedy_fits_what_the_daemon_says(monkeypatch, said, remedy):
     with pytest.raises(UserError, match="the libp2p daemon did not start") as refused:
         await start_daemon(NodeConfig(identity_path=Path("key"), host_maddrs=()), "key")
     assert refused.value.hint.startswith(remedy)
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(4.2, "4 s ahead of"), (-3600.4, "3,600 s behind")])
+def test_a_clock_that_differs_is_told_with_how_much_and_the_limit(ahead_s, words):
+    told = f"local time must be within 3 seconds  of others(local: {9000 + ahead_s:.5f}, peer: {9000:.5f})"
+    error = explain_join_failure(RuntimeError(told), ("/ip4/127.0.0.1/tcp/1",))
+    assert error.render().startswith(f"atoll: this machine's clock is {words} the swarm's; at most 3 s are allowed\n")

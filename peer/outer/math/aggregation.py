@@ -95,7 +95,7 @@ class Aggregation:
         if count != len(self._weights):
             raise ValueError(f"{count} contributions with {len(self._weights)} weights: must be equal")
         factors = self._aggregator.factors(self._weights)
-        rooms = self._rooms(count if factors is None else 1, n)
+        rooms = self._rooms(count, n) if factors is None else [scratch_vector(n) if n <= TILE_ELEMENTS else None]
         length = min(COSINE_SAMPLE, -(-n // self._stride)) if self._stride else 0
         sample = scratch_vector(count * length).view(count, length)
 
@@ -130,7 +130,7 @@ class Aggregation:
             return [None] * count
         if self._room is None or self._room.shape[1] < n:
             self._room = torch.empty(count, n)
-        return list(self._room[:, :n])
+        return [row[:n] for row in self._room.unbind()]
 
 
 def _named(reason: str, order: Sequence[str]) -> str:

@@ -7,15 +7,19 @@ after each arrival, and a live group leader at each tick, and both come to the s
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from peer.errors import UserError
+
+if TYPE_CHECKING:
+    from peer.outer.policy.compute_timeout import ComputeTimeout
+
+Rosters = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +36,17 @@ class StragglerPolicy(ABC):
     Attributes:
         asynchronous: rounds are not numbered by the peers' own steps: a peer that is ready joins the open one.
         every_arrival_counts: an arrival after the start is known may change it.
+        deadline_s: how long it waits after the first arrival at the most; None where that does not decide.
     """
 
     asynchronous: ClassVar[bool] = False
     every_arrival_counts: ClassVar[bool] = False
+    deadline_s: float | None = None
 
     @property
     def waits_for_all(self) -> bool:
         """Whether no peer ever misses a round."""
-        return False
-
-    @property
-    def patience_s(self) -> float | None:
-        """How long it waits after the first arrival at the most; None where that does not decide."""
-        return None
+        return not self.asynchronous and self.deadline_s is None
 
     @property
     def timeout(self) -> ComputeTimeout | None:
@@ -73,7 +74,7 @@ class StragglerPolicy(ABC):
 
     @abstractmethod
     def next_decision(
-        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()
     ) -> Close | None:
         """The round as it will start if no other member arrives before; None if another member must arrive first.
 
@@ -89,7 +90,7 @@ def close(
     expected: Sequence[int],
     arrived: Mapping[int, float],
     now: float,
-    closed: Sequence[tuple[int, ...]] = (),
+    closed: Rosters = (),
 ) -> Close | None:
     """The round that starts at or before `now` (seconds), from arrivals up to `now` alone; None to wait on."""
     seen = {member: at for member, at in arrived.items() if at <= now}
@@ -106,22 +107,11 @@ class WaitAll(StragglerPolicy):
     def __post_init__(self) -> None:
         check_seconds("deadline_s", self.deadline_s)
 
-    @property
-    def waits_for_all(self) -> bool:
-        return self.deadline_s is None
-
     def within(self, seconds: float) -> WaitAll:
         return WaitAll(deadline_s=seconds if self.deadline_s is None else min(seconds, self.deadline_s))
 
-    @property
-    def patience_s(self) -> float | None:
-        return self.deadline_s
-
     def next_decision(
-        self,
-        expected: Sequence[int],
-        arrived: Mapping[int, float],
-        closed: Sequence[tuple[int, ...]] = (),  # noqa: ARG002
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()  # noqa: ARG002
     ) -> Close | None:
         return _earliest(arrived, _all_at(expected, arrived), _after_first(arrived, self.deadline_s))
 
@@ -166,10 +156,7 @@ class Quorum(StragglerPolicy):
         return max(1, min(share or 1, num_expected))
 
     def next_decision(
-        self,
-        expected: Sequence[int],
-        arrived: Mapping[int, float],
-        closed: Sequence[tuple[int, ...]] = (),  # noqa: ARG002
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()  # noqa: ARG002
     ) -> Close | None:
         times, needed = sorted(arrived.values()), self.needed(len(expected))
         quorum_s = times[needed - 1] + self.grace_s if len(times) >= needed else math.inf
@@ -206,12 +193,8 @@ class Backup(StragglerPolicy):
             raise UserError(f"minimum={self.minimum}: must be at least 1 member", "2 is the least that averages")
         check_seconds("deadline_s", self.deadline_s)
 
-    @property
-    def patience_s(self) -> float | None:
-        return self.deadline_s
-
     def next_decision(
-        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
+        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()
     ) -> Close | None:
         position = len(closed) % self.window
         components = _components(tuple(expected), tuple(closed[len(closed) - position :]))
@@ -233,54 +216,6 @@ class Backup(StragglerPolicy):
             if count >= min(self.minimum, len(connected)) and len(reached) >= _needed(len(known), rounds_left):
                 return arrived[member]
         return math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputeTimeout(StragglerPolicy):
-    """Stop accumulating micro-batches `tau_s` after the step began, then all-reduce (DropCompute, arXiv 2306.10598).
-
-    The round itself waits for all: no peer computes for long after tau.
-
-    Attributes:
-        tau_s: infinity is plain data parallelism; None takes `choose_timeout`'s from measured times.
-        normalise: divide the sum of gradients by the micro-batches "computed", or by the "fixed" number planned.
-    """
-
-    tau_s: float | None = math.inf
-    normalise: Literal["computed", "fixed"] = "computed"
-
-    def __post_init__(self) -> None:
-        if self.tau_s is not None and not self.tau_s > 0.0:
-            raise UserError(f"tau_s={self.tau_s}: must be above 0 seconds", "leave it out to drop nothing")
-        if self.normalise not in ("computed", "fixed"):
-            raise UserError(f"normalise={self.normalise!r}: must be 'computed' or 'fixed'", "published: 'computed'")
-
-    @property
-    def waits_for_all(self) -> bool:
-        return True
-
-    @property
-    def timeout(self) -> ComputeTimeout:
-        return self
-
-    def count(self, times: Sequence[float]) -> int:
-        """How many of the micro-batches, of these durations in seconds, are finished by tau; may be 0."""
-        assert self.tau_s is not None, "choose a timeout first"
-        return sum(finished <= self.tau_s for finished in itertools.accumulate(times))
-
-    def divisor(self, counts: Sequence[int], micro_batches: int) -> int:
-        """What the sum of all members' micro-batch gradients is divided by; at least 1.
-
-        Args:
-            counts: micro-batches computed by each member.
-            micro_batches: planned for each member.
-        """
-        return max(1, sum(counts) if self.normalise == "computed" else len(counts) * micro_batches)
-
-    def next_decision(
-        self, expected: Sequence[int], arrived: Mapping[int, float], closed: Sequence[tuple[int, ...]] = ()
-    ) -> Close | None:
-        return WaitAll().next_decision(expected, arrived, closed)
 
 
 def check_seconds(name: str, value: float | None) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.errors import UserError
 from peer.outer.aggregate.base import weighted_mean
 from peer.outer.state.outer_state import CHUNK, chunks
-from peer.outer.topology.members import Edge, distinct
+from peer.outer.topology.members import Edge
 
 
 def centre_of(anchors: Sequence[Tensor]) -> Tensor:
@@ -39,24 +39,6 @@ def move_(local: Tensor, mixed: Tensor, sent: Tensor, *, replaces: bool) -> None
         local.copy_(mixed)
     else:  # what a codec leaves out stays as it is, and so does what was learned since
         local.add_(mixed - sent)
-
-
-def mixing_weights(edges: Iterable[Edge], members: Sequence[int]) -> dict[int, dict[int, float]]:
-    """Metropolis weights: W_ij = 1 / (1 + max(d_i, d_j)) on an edge, W_ii = 1 - sum_j W_ij, where d is the degree.
-
-    Symmetric, not negative, rows that sum to 1: so the mean of all members is kept (Xiao, Boyd and Lall 2006; used by
-    arXiv 2102.06280). Rows hold their nonzero neighbours and the member itself.
-    """
-    neighbours: dict[int, set[int]] = {member: set() for member in distinct(members)}
-    for a, b in edges:
-        assert a != b, f"edge from {a} to itself"
-        neighbours[a].add(b)
-        neighbours[b].add(a)
-    rows = {}
-    for member, others in neighbours.items():
-        row = {other: 1.0 / (1 + max(len(others), len(neighbours[other]))) for other in sorted(others)}
-        rows[member] = {**row, member: 1.0 - math.fsum(row.values())}
-    return rows
 
 
 def chi(edges: Sequence[Edge], rates: Mapping[Edge, float] | None = None) -> tuple[float, float]:

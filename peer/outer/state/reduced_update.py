@@ -73,22 +73,6 @@ class Update(ConcatenatedPayloads):
             except PayloadError as error:
                 raise MemberPayloadError(place, error) from None
 
-    @classmethod
-    def split(cls, payload: Payload, numel: int, num_shards: int, compressor: Compressor) -> Update:
-        """Cut a concatenated payload back into the payloads of its shards, which are views of it.
-
-        Raises:
-            PayloadError: not exactly the length that `num_shards` shards of `numel` elements have, or malformed.
-        """
-        if num_shards < 1:
-            raise PayloadError(f"an update of {num_shards} shards; it must have at least 1")
-        lengths = [compressor.wire_bytes(b - a) for a, b in shards_of(numel, num_shards, compressor.block)]
-        if len(payload) != sum(lengths):
-            raise PayloadError(f"update of {numel} values is {len(payload)} bytes; it must be {sum(lengths)}")
-        view, ends = memoryview(payload), list(accumulate(lengths))
-        payloads = (view[end - length : end] for length, end in zip(lengths, ends, strict=True))
-        return cls(tuple(payloads), numel, compressor)
-
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of each shard, in elements."""
@@ -185,8 +169,14 @@ class ReduceFormat:
     ) -> Update:  # fmt: skip
         return Update(tuple(payloads), self.numel, self.codec)
 
-    def split(self, payload: Payload, weights: Sequence[int], round: int) -> Update:  # noqa: ARG002
-        return Update.split(payload, self.numel, len(weights), self.codec)
+    def split(self, payload: Payload, weights: Sequence[int], round: int) -> Update:
+        bounds = self.bounds(len(weights)) if weights else ()
+        lengths = [self.codec.wire_bytes(stop - start) for start, stop in bounds]
+        if len(payload) != sum(lengths):
+            raise PayloadError(f"update of {self.numel} values is {len(payload)} bytes; it must be {sum(lengths)}")
+        view, ends = memoryview(payload), accumulate(lengths)
+        payloads = [view[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+        return self.update(payloads, weights, round)
 
     def update_bytes(self, members: int) -> int:
         return sum(self.codec.wire_bytes(stop - start) for start, stop in self.bounds(members))

@@ -171,7 +171,7 @@ class Neighbours:
         return with_singles(present, greedy_matching(shuffled(self.edges(present), self.graph, seed, round)))
 
     def edges(self, members: Sequence[int]) -> list[Edge]:
-        """All edges (lower, higher), sorted: what `chi` and `mixing_weights` take."""
+        """All edges (lower, higher), sorted: what `chi` takes."""
         present = distinct(members)
         count = len(present)
         rows = 1

@@ -19,7 +19,7 @@ class Stragglers:
 
     def last_chance(self, replica: SimReplica) -> Sequence[Event]:
         """A round that waits for this peer, and whose deadline its next step would miss: it sends what it has."""
-        swarm, patience_s = self._swarm, self._swarm.recipe.straggler.patience_s
+        swarm, patience_s = self._swarm, self._swarm.recipe.straggler.deadline_s
         if patience_s is None:
             return ()
         round = self._exchanges.gathering.waiting_for(replica.index)

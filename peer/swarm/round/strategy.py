@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any, NamedTuple, TypeVar
 
 from peer.outer.compress.base import MemberPayloadError, Payload, PayloadError
@@ -115,16 +116,16 @@ class ExchangeStrategy(ABC):
 
     async def commit(self) -> None:
         """The round was applied."""
-        await self._settle(_commit)
+        await self._settle(methodcaller("commit"))
 
     async def revert(self) -> None:
         """The round was abandoned: nothing is lost of what was encoded for it."""
-        await self._settle(_revert)
+        await self._settle(methodcaller("revert"))
         self._sender.received = None
 
     async def restore(self) -> None:
         """The round that this peer abandoned last was committed by others, with its contribution."""
-        await self._settle(_restore)
+        await self._settle(methodcaller("restore"))
 
     async def idle(self) -> None:
         """No thread works for the round any more: a thread cannot be cancelled."""
@@ -192,15 +193,3 @@ def blamed(order: Sequence[str], what: str = "contribution") -> Iterator[None]:
         raise MalformedError(f"malformed {what}: {error}", order[error.place]) from None
     except (ValueError, PayloadError) as error:  # a gate dropped all, or the aggregate left fp32's range
         raise RoundAborted("exchange", f"no aggregate: {error}") from None
-
-
-def _commit(feedback: Feedback) -> None:
-    feedback.commit()
-
-
-def _revert(feedback: Feedback) -> None:
-    feedback.revert()
-
-
-def _restore(feedback: Feedback) -> None:
-    feedback.restore()

@@ -10,7 +10,6 @@ import torch
 
 from peer.outer.compress.base import Payload
 from peer.outer.compress.registry import compressor
-from peer.outer.state.reduced_update import Update
 from peer.protocol.evidence import Evidence
 from peer.protocol.records import dump_json, parse_json
 from peer.swarm.trust.verdict import RightError
@@ -44,7 +43,7 @@ def payloads() -> list[Parser]:
     state = make_state(ELEMENTS)
 
     def update(data: bytes) -> Any:
-        return Update.split(data, ELEMENTS, 2, state.wire.codec).digest()
+        return state.split_update(data, [1, 1]).digest()
 
     whole = reduced(state, contributions(state, 2, 1), [1, 1]).payload
     return [*found, Parser("update", update, (whole,), share=0.5)]

@@ -12,7 +12,7 @@ from peer.outer.compress.base import Codec, Compressor, PayloadError
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.compress.sliced import Sliced
 from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.reduced_update import ReduceFormat
 
 SPARSE = (
     "top4/64+int2", "top5/100+int4", "top64/4096+fp16", "top3/64x64+sign", "top20/64+int8", "top64/64+fp4",
@@ -97,11 +97,11 @@ def test_500_mutated_sparse_payloads(parts: Codec, seed: int) -> None:
 def test_500_mutated_updates(codec: Compressor) -> None:
     rng = random.Random(2)
     good = b"".join(codec.encode(torch.ones(b - a)) for a, b in shards_of(900, 3, codec.block))
-    assert Update.split(good, 900, 3, codec).payload == good
+    assert ReduceFormat(900, codec).split(good, [1, 1, 1], 0).payload == good
     refused = 0
     for _ in range(500):
         try:
-            update = Update.split(mutate(good, rng), 900, 3, codec)
+            update = ReduceFormat(900, codec).split(mutate(good, rng), [1, 1, 1], 0)
         except PayloadError:
             refused += 1
             continue

@@ -7,34 +7,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from peer.errors import UserError
-from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, mixing_weights, pair_
+from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi, mix_, pair_
 from peer.outer.topology.topologies import Neighbours
-
-
-@given(
-    members=st.lists(st.integers(0, 9), unique=True, min_size=1, max_size=8),
-    chosen=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7))),
-)
-def test_metropolis_rows_sum_to_1_and_are_symmetric(members: list[int], chosen: set[tuple[int, int]]) -> None:
-    count = len(members)
-    edges = {(members[a], members[b]) for a, b in chosen if a < b < count}
-    rows = mixing_weights(edges, members)
-    assert set(rows) == set(members)
-    for a, row in rows.items():
-        assert math.fsum(row.values()) == pytest.approx(1.0, abs=1e-15)
-        assert all(weight > 0.0 and rows[b][a] == pytest.approx(weight) for b, weight in row.items())
-
-
-def test_metropolis_on_a_star_and_on_a_complete_graph() -> None:
-    star = mixing_weights([(0, 1), (0, 2), (0, 3)], range(4))
-    assert star[1] == {0: 0.25, 1: 0.75}
-    assert star[0] == {1: 0.25, 2: 0.25, 3: 0.25, 0: 0.25}
-    complete = mixing_weights(itertools.combinations(range(5), 2), range(5))
-    assert all(weight == pytest.approx(0.2) for row in complete.values() for weight in row.values())
 
 
 def test_chi_of_known_graphs() -> None:

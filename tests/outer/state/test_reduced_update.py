@@ -13,7 +13,7 @@ from peer.outer.compress.registry import COMPRESSORS
 from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import compiled
 from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.reduced_update import Update
+from peer.outer.state.reduced_update import ReduceFormat, Update
 
 
 def make_update(x: torch.Tensor, num_shards: int, codec: Compressor) -> Update:
@@ -53,7 +53,7 @@ def test_where_no_loop_reads_a_codec_or_rows_so_long_there_is_nothing_for_one(co
 
 def test_splitting_undoes_joining() -> None:
     update = make_update(torch.arange(1300, dtype=torch.float32), 4, BlockInt8())
-    again = Update.split(update.payload, 1300, 4, BlockInt8())
+    again = ReduceFormat(1300, BlockInt8()).split(update.payload, [1] * 4, 0)
     assert again == update
     assert all(isinstance(payload, memoryview) for payload in again.payloads)  # a large update is not copied
     assert again.digest() == update.digest() == blake3(update.payload).hexdigest()
@@ -64,9 +64,9 @@ def test_splitting_is_strict_about_the_length() -> None:
     payload = make_update(torch.ones(1300), 2, BlockInt8()).payload
     for bad in (payload[:-1], payload + b"\0", b""):
         with pytest.raises(PayloadError, match=f"is {len(bad)} bytes; it must be 1324"):
-            Update.split(bad, 1300, 2, BlockInt8())
+            ReduceFormat(1300, BlockInt8()).split(bad, [1] * 2, 0)
     with pytest.raises(PayloadError, match="0 shards"):
-        Update.split(payload, 1300, 0, BlockInt8())
+        ReduceFormat(1300, BlockInt8()).split(payload, [1] * 0, 0)
 
 
 def test_a_malformed_payload_makes_no_update() -> None:
@@ -83,6 +83,6 @@ def test_a_malformed_payload_makes_no_update() -> None:
 def test_empty_shards_are_empty() -> None:
     update = make_update(torch.ones(100), 3, BlockInt8())
     assert [len(payload) for payload in update.payloads] == [0, 0, 104]
-    assert Update.split(update.payload, 100, 3, BlockInt8()) == update
+    assert ReduceFormat(100, BlockInt8()).split(update.payload, [1] * 3, 0) == update
     with pytest.raises(PayloadError, match="payload of 0 values is 1 bytes"):
         Update((b"x", b"", update.payloads[2]), 100, BlockInt8())

@@ -31,7 +31,6 @@
 | a2cid2: mean of x conserved | test_gossip.py: test_gossip_conserves_the_mean |
 | saps ratio 1 = pair averaging; identical masks | test_gossip.py: test_saps_averages_pairs_on_a_common_mask |
 | dybw deadline infinity = plain averaging | test_gossip.py: test_dybw_that_waits_for_all_averages_all |
-| mixing rows sum to 1 | outer/test_topology.py: test_metropolis_rows_sum_to_1_and_are_symmetric |
 | dct-threshold at 0 = dense | here: test_settings_that_switch_a_recipe_off_leave_ddp |
 | paba with equal peers = even split | here: test_settings_that_switch_a_recipe_off_leave_fedavg |
 | RDA: R equal vectors; orthonormal -> norm 1 | outer/test_aggregate.py: test_equal_contributions_give_that_vector, |

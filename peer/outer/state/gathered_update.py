@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -18,9 +17,10 @@ from peer.outer.aggregate.base import Aggregator
 from peer.outer.compress.base import Codec, NonFiniteError, Payload, PayloadError, check_length
 from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.math.aggregation import COSINE_SAMPLE, Aggregation
-from peer.outer.math.source import FeedbackEncoder, Source
+from peer.outer.math.source import Source
 from peer.outer.math.step import Decoded
-from peer.outer.state.reduced_update import ConcatenatedPayloads
+from peer.outer.state.reduced_update import ConcatenatedPayloads, Update
+from peer.outer.state.wire_format import NOTHING, Sender, WireFormat
 
 SLICE_BYTES = 1 << 19  # of a payload; part of the protocol, since members sign a tree of slices
 
@@ -39,13 +39,17 @@ class Gathered(Decoded, ConcatenatedPayloads):
     aggregation: Aggregation | None = None
 
 
-class WholeSender:
+AnyUpdate = Update | Gathered
+
+
+class WholeSender(Sender):
     """The contributions of one peer, each encoded whole; see `Sender`."""
+
+    residual: Encoder
 
     def __init__(self, written: GatherFormat, feedback: ErrorFeedback | None) -> None:
         self._written = written
         self.residual = Encoder(written.codec, feedback, written.numel)
-        self.received: Tensor | None = None
 
     def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:
         assert (start, stop) == (0, source.numel), f"[{start}, {stop}) is not the whole of {source.numel}"
@@ -58,7 +62,7 @@ class WholeSender:
 
 
 @dataclass(frozen=True)
-class GatherFormat:
+class GatherFormat(WireFormat):
     """No member reduces: each sends its whole payload to all others; see `WireFormat`.
 
     Attributes:
@@ -72,7 +76,6 @@ class GatherFormat:
     codec: Codec
     aggregator: Aggregator
     seed: int = 0
-    cell = 1
 
     @property
     def wire_bytes(self) -> int:
@@ -83,18 +86,6 @@ class GatherFormat:
         """Of the codec, for the round that carries a state of `round` rounds on."""
         return round_seed(self.seed, 0, round + 1)
 
-    def bounds(self, members: int) -> Sequence[tuple[int, int]]:
-        """See `WireFormat.bounds`: empty ones."""
-        return ((0, 0),) * members
-
-    def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:  # noqa: ARG002
-        """See `WireFormat.slices`: none."""
-        return ()
-
-    def contributed_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
-        """See `WireFormat.contributed_bytes`: none."""
-        return []
-
     def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
         full, rest = divmod(self.wire_bytes, SLICE_BYTES)
         return [SLICE_BYTES] * full + ([rest] if rest else [])
@@ -102,16 +93,9 @@ class GatherFormat:
     def sender(self, feedback: ErrorFeedback | None) -> WholeSender:
         return WholeSender(self, feedback)
 
-    def reduce(
-        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int,  # noqa: ARG002
-        feedback: FeedbackEncoder | None = None,  # noqa: ARG002
-    ) -> bytes:  # fmt: skip
-        """See `WireFormat.reduce`: there is no slice to reduce."""
-        raise AssertionError(f"{self.codec.name}: payloads are gathered, not reduced")
-
     def update(
         self, payloads: Sequence[Payload], weights: Sequence[int], round: int,
-        known: Mapping[int, Tensor] = MappingProxyType({}),
+        known: Mapping[int, Tensor] = NOTHING,
     ) -> Gathered:  # fmt: skip
         """See `WireFormat.update`: every payload is decoded, and all are aggregated."""
         codec = self.codec.seeded(self.seed_at(round))

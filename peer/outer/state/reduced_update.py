@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from peer.outer.numerics.kernels import Coded
 from peer.outer.numerics.scratch import scratch_vector
 from peer.outer.numerics.tiles import TILE_ELEMENTS
 from peer.outer.state.flat_layout import cell_of, shards_of
+from peer.outer.state.wire_format import NOTHING, Sender, WireFormat
 from peer.protocol import hashing
 
 
@@ -109,10 +109,10 @@ class Update(ConcatenatedPayloads):
                 yield payload, last - first, a - first, b - first
 
 
-class ShardSender:
+class ShardSender(Sender):
     """The contributions of one peer, slice by slice; see `Sender`."""
 
-    received: Tensor | None = None
+    residual: DeferredResidual | None
 
     def __init__(self, codec: Compressor, numel: int, feedback: ErrorFeedback | None) -> None:
         self._codec = codec
@@ -122,7 +122,7 @@ class ShardSender:
         return source.encode(self._codec, start, stop, self.residual)
 
 
-class ReduceFormat:
+class ReduceFormat(WireFormat):
     """Each member reduces one shard: it is sent the slices of that shard, and sends their aggregates; see `WireFormat`.
 
     Args:
@@ -130,6 +130,8 @@ class ReduceFormat:
         codec: of a slice.
         elements: of a slice.
     """
+
+    codec: Sliced
 
     def __init__(self, numel: int, codec: Compressor, elements: int = SLICE) -> None:
         assert TILE_ELEMENTS % codec.block == 0, f"tiles of {TILE_ELEMENTS} do not hold whole blocks of {codec.block}"
@@ -141,9 +143,6 @@ class ReduceFormat:
 
     def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:
         return self.codec.slices(*self.bounds(members)[place])
-
-    def contributed_bytes(self, members: int, place: int) -> list[int]:
-        return [self.base.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:
         return self.contributed_bytes(members, place)
@@ -165,7 +164,7 @@ class ReduceFormat:
 
     def update(
         self, payloads: Sequence[Payload], weights: Sequence[int], round: int,  # noqa: ARG002
-        known: Mapping[int, Tensor] = MappingProxyType({}),  # noqa: ARG002
+        known: Mapping[int, Tensor] = NOTHING,  # noqa: ARG002
     ) -> Update:  # fmt: skip
         return Update(tuple(payloads), self.numel, self.codec)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -12,25 +14,25 @@ from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.undoable import Undoable
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.math.source import FeedbackEncoder, Source
-from peer.outer.state.gathered_update import Gathered
-from peer.outer.state.reduced_update import Update
 
-AnyUpdate = Update | Gathered
+if TYPE_CHECKING:
+    from peer.outer.state.gathered_update import AnyUpdate
+
+NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 
 
-class Sender(Protocol):
+class Sender(ABC):
     """The contributions of one peer, and what error feedback keeps of them.
 
     Attributes:
         received: what the others decode the payload sent last to, fp32 [n], where they decode it themselves.
+        residual: to commit or to revert after each round; None without error feedback.
     """
 
-    received: Tensor | None
+    received: Tensor | None = None
+    residual: Undoable[Any, Any] | None
 
-    @property
-    def residual(self) -> Undoable[Any, Any] | None:
-        """To commit or to revert after each round; None without error feedback."""
-
+    @abstractmethod
     def encode(self, source: Source, start: int, stop: int, round: int) -> Payload:
         """The payload of elements [start, stop), in the round that carries a state of `round` rounds on.
 
@@ -39,42 +41,36 @@ class Sender(Protocol):
         """
 
 
-class WireFormat(Protocol):
+class WireFormat(ABC):
     """The payloads of one vector: how they are cut among the members of a round, and the update that is made of them.
 
     A place is a member's, in a roster of so many `members`.
+
+    Attributes:
+        numel: elements of the vector.
+        codec: of each slice, or of the whole vector.
+        cell: elements of what shards are made of whatever the number of members, and what residuals are signed by.
     """
 
-    @property
-    def numel(self) -> int:
-        """Elements of the vector."""
-
-    @property
-    def codec(self) -> Codec:
-        """Of each slice, or of the whole vector."""
-
-    @property
-    def cell(self) -> int:
-        """Elements of what shards are made of whatever the number of members, and what residuals are signed by."""
+    numel: int
+    codec: Codec
+    cell = 1
 
     def bounds(self, members: int) -> Sequence[tuple[int, int]]:
-        """[start, stop) of the shard that each member reduces."""
+        """[start, stop) of the shard that each member reduces; empty where none does."""
+        return ((0, 0),) * members
 
-    def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:
+    def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         """[start, stop) of each slice of a contribution that is sent to that member alone."""
+        return ()
 
     def contributed_bytes(self, members: int, place: int) -> list[int]:
         """Bytes of each of them."""
-
-    def broadcast_bytes(self, members: int, place: int) -> list[int]:
-        """Bytes of each slice that the member sends to all others."""
-
-    def sender(self, feedback: ErrorFeedback | None) -> Sender:
-        """What encodes a peer's contributions."""
+        return [self.codec.wire_bytes(stop - start) for start, stop in self.slices(members, place)]
 
     def reduce(
-        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int,
-        feedback: FeedbackEncoder | None = None,
+        self, aggregation: Aggregation, payloads: Sequence[Payload], start: int, stop: int,  # noqa: ARG002
+        feedback: FeedbackEncoder | None = None,  # noqa: ARG002
     ) -> bytes:  # fmt: skip
         """What the reducer of slice [start, stop) sends to all; raises as `Aggregation.reduce`.
 
@@ -82,9 +78,19 @@ class WireFormat(Protocol):
             payloads: of this slice, one per member.
             feedback: what the reducer lost before.
         """
+        raise AssertionError(f"{self.codec.name}: payloads are gathered, not reduced")
 
+    @abstractmethod
+    def broadcast_bytes(self, members: int, place: int) -> list[int]:
+        """Bytes of each slice that the member sends to all others."""
+
+    @abstractmethod
+    def sender(self, feedback: ErrorFeedback | None) -> Sender:
+        """What encodes a peer's contributions."""
+
+    @abstractmethod
     def update(
-        self, payloads: Sequence[Payload], weights: Sequence[int], round: int, known: Mapping[int, Tensor] = ...
+        self, payloads: Sequence[Payload], weights: Sequence[int], round: int, known: Mapping[int, Tensor] = NOTHING
     ) -> AnyUpdate:
         """The update that carries a state of `round` rounds on.
 
@@ -98,8 +104,10 @@ class WireFormat(Protocol):
             ValueError: no aggregate.
         """
 
+    @abstractmethod
     def split(self, payload: Payload, weights: Sequence[int], round: int) -> AnyUpdate:
         """`update` of the payloads that lie in `payload` one after the other, as donors send them; raises as that."""
 
+    @abstractmethod
     def update_bytes(self, members: int) -> int:
         """The most that an update of so many members has."""

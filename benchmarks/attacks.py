@@ -31,11 +31,11 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.gram import inner_products, largest_magnitude
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import SLICE
 from peer.outer.recipe.recipe import word_of
 from peer.outer.recipe.resolve import resolve
 from peer.outer.recipe.validation import checked
 from peer.outer.state.flat_layout import shards_of
+from peer.outer.state.reduced_update import SLICE
 from peer.protocol.manifest import RecipeSpec, RunManifest
 from peer.sim.campaign.job import one_thread
 from peer.sim.campaign.plan import WindowPair, load_task

@@ -6,12 +6,11 @@ import asyncio
 import random
 
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import SLICE
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
 from peer.outer.state.outer_state import OuterState
-from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.reduced_update import SLICE, ReduceFormat
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule

@@ -8,10 +8,9 @@ import shutil
 import torch
 
 from peer.outer.compress.registry import compressor
-from peer.outer.compress.sliced import SLICE
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.state.outer_state import OuterState
-from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.reduced_update import SLICE, ReduceFormat
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member
 from peer.swarm.runtime.timing import STANDARD

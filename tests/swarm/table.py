@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from peer.outer.compress.sliced import SLICE
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
+from peer.outer.state.reduced_update import SLICE
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule

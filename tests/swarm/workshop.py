@@ -78,7 +78,7 @@ class Workshop:
         group = hashlib.sha256(self.rng.randbytes(8)).hexdigest()
         sitting = Sitting(run_id=RUN, round=len(self.chain), parent=self.tip, group=group, members=members)
         place, weights = roster.index(self.me), [member.tokens for member in members]
-        codec, aggregation = self.wire.base, Aggregation(self.recipe.aggregator, weights)
+        codec, aggregation = self.wire.codec, Aggregation(self.recipe.aggregator, weights)
         leaves, outputs = {one.peer_id: Leaves() for one in roster}, Leaves()
         pieces = [[] for _ in roster]
         attempt = self.residual.begin(*self.wire.bounds(len(roster))[place], keep=True)

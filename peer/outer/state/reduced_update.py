@@ -9,18 +9,19 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from peer.outer.compress.base import Compressor, MemberPayloadError, Payload, PayloadError, Read
+from peer.outer.compress.base import Compressor, MemberPayloadError, Payload, PayloadError, Read, check_length
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.residual import DeferredResidual
-from peer.outer.compress.sliced import SLICE, Sliced
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.math.source import FeedbackEncoder, Source
 from peer.outer.numerics.kernels import Coded
 from peer.outer.numerics.scratch import scratch_vector
-from peer.outer.numerics.tiles import TILE_ELEMENTS
+from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 from peer.outer.state.flat_layout import cell_of, shards_of
 from peer.outer.state.wire_format import NOTHING, Sender, WireFormat
 from peer.protocol import hashing
+
+SLICE = 1 << 19  # elements; part of the protocol, since it decides where a payload's scales lie
 
 
 class ConcatenatedPayloads:
@@ -53,7 +54,8 @@ class Update(ConcatenatedPayloads):
     Attributes:
         payloads: one per shard, in order; as many as the round had reducers.
         numel: elements P in all.
-        compressor: the codec that wrote every payload.
+        compressor: the codec that wrote every slice.
+        elements: of a slice; a payload is those of its slices, one after the other.
 
     Raises:
         PayloadError: at construction, for no payloads.
@@ -63,13 +65,18 @@ class Update(ConcatenatedPayloads):
     payloads: tuple[Payload, ...]
     numel: int
     compressor: Compressor
+    elements: int = SLICE
 
     def __post_init__(self) -> None:
         if not self.payloads:
             raise PayloadError("an update of 0 shards; it must have at least 1")
         for place, (payload, (start, stop)) in enumerate(zip(self.payloads, self.bounds, strict=True)):
+            slices = list(tile_ranges(0, stop - start, 1, self.elements))
             try:
-                self.compressor.check(payload, stop - start)
+                expected = sum(self.compressor.wire_bytes(b - a) for a, b in slices)
+                check_length(payload, expected, self.compressor.name, stop - start)
+                for content, n, _, _ in self._overlaps(start, stop):
+                    self.compressor.check(content, n)
             except PayloadError as error:
                 raise MemberPayloadError(place, error) from None
 
@@ -102,11 +109,15 @@ class Update(ConcatenatedPayloads):
         return coded
 
     def _overlaps(self, start: int, stop: int) -> Iterator[tuple[Payload, int, int, int]]:
-        """(payload, its elements, start and stop within them) of every shard that [start, stop) meets."""
+        """(payload, its elements, start and stop within them) of every slice that [start, stop) meets."""
+        size = self.compressor.wire_bytes(self.elements)
         for payload, (first, last) in zip(self.payloads, self.bounds, strict=True):
-            a, b = max(start, first), min(stop, last)
-            if a < b:
-                yield payload, last - first, a - first, b - first
+            low, high = max(start, first) - first, min(stop, last) - first
+            for index in range(low // self.elements, -(-high // self.elements)) if low < high else ():
+                begin = index * self.elements
+                n = min(self.elements, last - first - begin)
+                content = memoryview(payload)[index * size :][: self.compressor.wire_bytes(n)]
+                yield content, n, max(low - begin, 0), min(high - begin, n)
 
 
 class ShardSender(Sender):
@@ -131,18 +142,18 @@ class ReduceFormat(WireFormat):
         elements: of a slice.
     """
 
-    codec: Sliced
+    codec: Compressor
 
     def __init__(self, numel: int, codec: Compressor, elements: int = SLICE) -> None:
         assert TILE_ELEMENTS % codec.block == 0, f"tiles of {TILE_ELEMENTS} do not hold whole blocks of {codec.block}"
-        self.numel, self.base, self.codec = numel, codec, Sliced(codec, elements)
-        self.block, self.cell = codec.block, cell_of(numel, codec.block)
+        assert elements % codec.block == 0, f"slices of {elements} cut blocks of {codec.block}"
+        self.numel, self.codec, self.elements, self.cell = numel, codec, elements, cell_of(numel, codec.block)
 
     def bounds(self, members: int) -> Sequence[tuple[int, int]]:
-        return shards_of(self.numel, members, self.block)
+        return shards_of(self.numel, members, self.codec.block)
 
     def slices(self, members: int, place: int) -> Sequence[tuple[int, int]]:
-        return self.codec.slices(*self.bounds(members)[place])
+        return list(tile_ranges(*self.bounds(members)[place], 1, self.elements))
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:
         return self.contributed_bytes(members, place)
@@ -157,20 +168,20 @@ class ReduceFormat(WireFormat):
         """See `WireFormat.reduce`."""
 
         def write(n: int, read: Read) -> bytes:
-            return feedback.encode(self.base, start, stop, read) if feedback else self.base.encode_ranges(n, read)
+            return feedback.encode(self.codec, start, stop, read) if feedback else self.codec.encode_ranges(n, read)
 
-        contributions = [partial(self.base.decode_range, payload, stop - start) for payload in payloads]
+        contributions = [partial(self.codec.decode_range, payload, stop - start) for payload in payloads]
         return aggregation.reduce(contributions, stop - start, write)
 
     def update(
         self, payloads: Sequence[Payload], weights: Sequence[int], round: int,  # noqa: ARG002
         known: Mapping[int, Tensor] = NOTHING,  # noqa: ARG002
     ) -> Update:  # fmt: skip
-        return Update(tuple(payloads), self.numel, self.codec)
+        return Update(tuple(payloads), self.numel, self.codec, self.elements)
 
     def split(self, payload: Payload, weights: Sequence[int], round: int) -> Update:
-        bounds = self.bounds(len(weights)) if weights else ()
-        lengths = [self.codec.wire_bytes(stop - start) for start, stop in bounds]
+        members = len(weights)
+        lengths = [sum(self.contributed_bytes(members, place)) for place in range(members)]
         if len(payload) != sum(lengths):
             raise PayloadError(f"update of {self.numel} values is {len(payload)} bytes; it must be {sum(lengths)}")
         view, ends = memoryview(payload), accumulate(lengths)
@@ -178,4 +189,4 @@ class ReduceFormat(WireFormat):
         return self.update(payloads, weights, round)
 
     def update_bytes(self, members: int) -> int:
-        return sum(self.codec.wire_bytes(stop - start) for start, stop in self.bounds(members))
+        return sum(sum(self.contributed_bytes(members, place)) for place in range(members))

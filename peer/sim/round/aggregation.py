@@ -159,10 +159,10 @@ class Synchroniser:
             return Decoded(codec.decode(codec.encode(vector), length))
         dense, lost = compressor(self.recipe.compressor), self._lost_in_reducing(fragment)
         if lost is None:
-            return Update((aggregation.reduce(contributions, length, dense.encode_ranges),), length, dense)
+            return Update((aggregation.reduce(contributions, length, dense.encode_ranges),), length, dense, length)
         payload = aggregation.reduce(contributions, length, lambda n, read: lost.encode(dense, 0, n, read))
         lost.commit()
-        return Update((payload,), length, dense)
+        return Update((payload,), length, dense, length)
 
     def _lost_in_reducing(self, fragment: int) -> Residual | None:
         """What the reducers' encoding of the mean loses is fed back too (Tang et al. 2019, arXiv 1905.05957).

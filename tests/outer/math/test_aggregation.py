@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.aggregate.gated import Gated
 from peer.outer.aggregate.robust import CoordinateMedian
 from peer.outer.compress.base import Compressor, MemberPayloadError
 from peer.outer.compress.registry import COMPRESSORS
-from peer.outer.compress.sliced import Sliced
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.numerics.tiles import TILE_ELEMENTS
-from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.reduced_update import ReduceFormat, Update
 from tests.outer.contributions import gaussian
 
 N = 5 * 1024 + 77
@@ -43,14 +43,18 @@ def reduce(
 @pytest.mark.parametrize("normalise", SHARES)
 @pytest.mark.parametrize("codec", COMPRESSORS.values(), ids=list(COMPRESSORS))
 def test_a_mean_is_the_sum_in_roster_order(codec: Compressor, normalise: str) -> None:
-    sliced = Sliced(codec, 1024)
-    payloads = [sliced.encode(contribution) for contribution in gaussian(0, 3, N)]
+    slices = ReduceFormat(N, codec, 1024).slices(1, 0)
+
+    def encode(x: Tensor) -> bytes:
+        return b"".join(codec.encode(x[start:stop]) for start, stop in slices)
+
+    payloads = [encode(contribution) for contribution in gaussian(0, 3, N)]
     expected = torch.zeros(N)
     for place, (payload, share) in enumerate(zip(payloads, SHARES[normalise], strict=True)):
-        term = sliced.decode(payload, N) * share
+        term = Update((payload,), N, codec, 1024).decode_range(0, N) * share
         expected = term if place == 0 else expected + term
     reduced, cosine = reduce(payloads, WEIGHTS, codec, Mean(normalise=normalise), 1024)
-    assert reduced == sliced.encode(expected)
+    assert reduced == encode(expected)
     assert cosine is not None
     assert 0.05 < cosine < 0.35
 

@@ -16,14 +16,13 @@ from peer.outer.compress.base import Compressor, NonFiniteError, Payload, is_fin
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
-from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import Coded
 from peer.outer.numerics.tiles import TILE_ELEMENTS
 from peer.outer.optim.optimizers import Nesterov, OuterOptimizer, Vectors
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.flat_layout import shards_of
 from peer.outer.state.outer_state import CHUNK, LARGEST_VALUE, OuterState, digest_of, state_digest
-from peer.outer.state.reduced_update import ReduceFormat, Update
+from peer.outer.state.reduced_update import SLICE, ReduceFormat, Update
 from tests.outer.optim.test_optimizers import ALL, AVERAGED
 
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)
@@ -36,10 +35,11 @@ def make_state(numel: int, codec: Compressor, optimizer: OuterOptimizer = NESTER
     return OuterState(torch.randn(numel, generator=generator), buffers, optimizer, ReduceFormat(numel, codec))
 
 
-def make_update(numel: int, num_shards: int, codec: Compressor, seed: int = 0) -> Update:
+def make_update(numel: int, num_shards: int, codec: Compressor, seed: int = 0, elements: int = SLICE) -> Update:
     x = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-    payloads = tuple(codec.encode(x[start:stop]) for start, stop in shards_of(numel, num_shards, codec.block))
-    return Update(payloads, numel, codec)
+    wire, shards = ReduceFormat(numel, codec, elements), range(num_shards)
+    payloads = [b"".join(codec.encode(x[a:b]) for a, b in wire.slices(num_shards, place)) for place in shards]
+    return wire.update(payloads, [1] * num_shards, 0)
 
 
 class Spy(BlockInt8):
@@ -133,8 +133,8 @@ def test_a_check_changes_nothing_and_apply_works_in_place(codec: Compressor, opt
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_apply_is_the_optimizer_on_the_decoded_update(name: str) -> None:
-    codec = Sliced(COMPRESSORS[name], 8 * COMPRESSORS[name].block)
-    state, update = make_state(1000, codec), make_update(1000, 3, codec)
+    codec = COMPRESSORS[name]
+    state, update = make_state(1000, codec), make_update(1000, 3, codec, elements=8 * codec.block)
     anchor, buffer = state.anchor.clone(), state.buffers[0].clone()
     NESTEROV.step_(anchor, [buffer], update.decode_range(0, 1000))
     state.apply(update, 1, "child")

@@ -10,15 +10,24 @@ from peer.outer.compress.base import Compressor, MemberPayloadError, PayloadErro
 from peer.outer.compress.identity import Fp32
 from peer.outer.compress.int8 import BlockInt8
 from peer.outer.compress.registry import COMPRESSORS
-from peer.outer.compress.sliced import Sliced
 from peer.outer.numerics.kernels import compiled
-from peer.outer.state.flat_layout import shards_of
-from peer.outer.state.reduced_update import ReduceFormat, Update
+from peer.outer.state.reduced_update import SLICE, ReduceFormat, Update
 
 
-def make_update(x: torch.Tensor, num_shards: int, codec: Compressor) -> Update:
-    bounds = shards_of(x.numel(), num_shards, codec.block)
-    return Update(tuple(codec.encode(x[start:stop]) for start, stop in bounds), x.numel(), codec)
+def make_update(x: torch.Tensor, num_shards: int, codec: Compressor, elements: int = SLICE) -> Update:
+    wire, shards = ReduceFormat(x.numel(), codec, elements), range(num_shards)
+    payloads = [b"".join(codec.encode(x[a:b]) for a, b in wire.slices(num_shards, place)) for place in shards]
+    return wire.update(payloads, [1] * num_shards, 0)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_payload_is_its_slices_and_every_range_decodes_alike(name: str) -> None:
+    codec, x = COMPRESSORS[name], torch.randn(5300, generator=torch.Generator().manual_seed(0))
+    update = make_update(x, 3, codec, 1024)
+    whole = codec.decode(codec.encode(x), 5300)
+    assert len(update.payload) == ReduceFormat(5300, codec, 1024).update_bytes(3)
+    for start, stop in [(0, 5300), (256, 1024), (1792, 5120), (5120, 5300), (512, 512), (1024, 2048)]:
+        assert torch.equal(update.decode_range(start, stop), whole[start:stop])
 
 
 @pytest.mark.parametrize("codec", [Fp32(), BlockInt8()], ids=["fp32", "int8"])
@@ -34,9 +43,9 @@ def test_ranges_across_shards_are_slices_of_the_whole(codec: Compressor, num_sha
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("int4", 4), ("int2", 2)])
 @pytest.mark.parametrize("elements", [256, 1024])
 def test_what_loops_read_of_a_range_is_what_it_decodes_to(name: str, bits: int, elements: int) -> None:
-    codec, loops = Sliced(COMPRESSORS[name], elements), compiled()
+    codec, loops = COMPRESSORS[name], compiled()
     assert loops is not None
-    update = make_update(torch.randn(5300, generator=torch.Generator().manual_seed(0)), 3, codec)
+    update = make_update(torch.randn(5300, generator=torch.Generator().manual_seed(0)), 3, codec, elements)
     for start, stop in [(0, 5300), (256, 1024), (1792, 5120), (5120, 5300), (512, 512)]:
         pieces = []
         for one in update.coded(start, stop) or ():
@@ -46,7 +55,7 @@ def test_what_loops_read_of_a_range_is_what_it_decodes_to(name: str, bits: int, 
         assert torch.equal(torch.cat([torch.empty(0), *map(torch.flatten, pieces)]), update.decode_range(start, stop))
 
 
-@pytest.mark.parametrize("codec", [Fp32(), Sliced(COMPRESSORS["fp16"], 512), BlockInt8(4096)], ids=lambda one: one.name)
+@pytest.mark.parametrize("codec", [Fp32(), COMPRESSORS["fp16"], BlockInt8(4096)], ids=lambda one: one.name)
 def test_where_no_loop_reads_a_codec_or_rows_so_long_there_is_nothing_for_one(codec: Compressor) -> None:
     assert make_update(torch.ones(5300), 3, codec).coded(0, 5300) is None
 
@@ -65,8 +74,8 @@ def test_splitting_is_strict_about_the_length() -> None:
     for bad in (payload[:-1], payload + b"\0", b""):
         with pytest.raises(PayloadError, match=f"is {len(bad)} bytes; it must be 1324"):
             ReduceFormat(1300, BlockInt8()).split(bad, [1] * 2, 0)
-    with pytest.raises(PayloadError, match="0 shards"):
-        ReduceFormat(1300, BlockInt8()).split(payload, [1] * 0, 0)
+    with pytest.raises(PayloadError, match="it must be 0"):
+        ReduceFormat(1300, BlockInt8()).split(payload, [], 0)
 
 
 def test_a_malformed_payload_makes_no_update() -> None:

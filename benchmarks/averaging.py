@@ -23,10 +23,9 @@ from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
-from peer.outer.state.wire_format import WireFormat
+from peer.outer.state.wire_format import AnyUpdate, WireFormat
 from peer.protocol.lineage import Certificate, Position
 from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule

@@ -20,9 +20,9 @@ from peer.link.supervisor import create_descriptor
 from peer.outer.compress.registry import compressor
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.fork_choice import ForkRule
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.manifest import RoundSpec

@@ -17,8 +17,9 @@ import yaml
 
 from peer.outer.compress.base import Codec, Compressor
 from peer.outer.compress.registry import COMPRESSORS, codec
+from peer.outer.policy.backup import Backup
 from peer.outer.policy.schedules import GradientChange
-from peer.outer.policy.straggler import Backup, Quorum
+from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe
 from peer.outer.recipe.resolve import missing_on_a_swarm, resolve

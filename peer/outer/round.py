@@ -18,8 +18,8 @@ from peer.errors import AtollError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.numerics.offload import run_offloaded
 from peer.outer.record import Drop, Instead, RoundRecord
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import AnyUpdate
 from peer.printable import printable
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.protocol.wire import JoinMessage

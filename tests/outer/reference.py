@@ -10,9 +10,8 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.compress.base import Payload
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.math.source import FeedbackEncoder
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
-from peer.outer.state.wire_format import Sender
+from peer.outer.state.wire_format import AnyUpdate, Sender
 
 
 def sent(state: OuterState, sender: Sender, local: Tensor, start: int = 0, stop: int | None = None) -> Payload:

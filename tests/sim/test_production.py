@@ -14,8 +14,8 @@ from peer.outer.policy.schedules import ChangeState, GradientChange
 from peer.outer.recipe.plan import wire_format
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.carry import carry_progress_
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import AnyUpdate
 from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import clip_
 from tests.outer.reference import gathered, reduced

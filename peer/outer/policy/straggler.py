@@ -7,17 +7,14 @@ after each arrival, and a live group leader at each tick, and both come to the s
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Literal
 
 from peer.errors import UserError
-
-if TYPE_CHECKING:
-    from peer.outer.policy.compute_timeout import ComputeTimeout
 
 Rosters = Sequence[tuple[int, ...]]
 
@@ -113,7 +110,7 @@ class WaitAll(StragglerPolicy):
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()  # noqa: ARG002
     ) -> Close | None:
-        return _earliest(arrived, _all_at(expected, arrived), _after_first(arrived, self.deadline_s))
+        return earliest(arrived, _all_at(expected, arrived), after_first(arrived, self.deadline_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,62 +157,51 @@ class Quorum(StragglerPolicy):
     ) -> Close | None:
         times, needed = sorted(arrived.values()), self.needed(len(expected))
         quorum_s = times[needed - 1] + self.grace_s if len(times) >= needed else math.inf
-        return _earliest(arrived, _all_at(expected, arrived), quorum_s)
+        return earliest(arrived, _all_at(expected, arrived), quorum_s)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup(StragglerPolicy):
-    """Wait for the fastest only, as long as the union of a window's rounds connects all peers (arXiv 2102.06280).
+class ComputeTimeout(StragglerPolicy):
+    """Stop accumulating micro-batches `tau_s` after the step began, then all-reduce (DropCompute, arXiv 2306.10598).
 
-    The number of backup members (not waited for) changes by round. The members of one round average with each
-    other and are so connected. Rounds are counted in windows of `window`; a round with m rounds left in its window,
-    itself included, and k components in the union of the window's rounds so far, starts at the arrival with which at
-    least max(k - m + 1, min(2, k)) components are present: at least one new connection each round, as in the paper's
-    spanning path, and all that are missing in the last. A window of 1 waits for all.
+    The round itself waits for all: no peer computes for long after tau.
 
     Attributes:
-        window: rounds within which every member is connected to every other.
-        minimum: members that a round has at least, as far as so many are expected.
-        deadline_s: after the first arrival, start with the members present and give up the guarantee: a dead member
-            that is still expected would block the last round of a window. None waits forever.
+        tau_s: infinity is plain data parallelism; None takes `choose_timeout`'s from measured times.
+        normalise: divide the sum of gradients by the micro-batches "computed", or by the "fixed" number planned.
     """
 
-    asynchronous: ClassVar[bool] = True
-    every_arrival_counts: ClassVar[bool] = True
-    window: int
-    minimum: int = 2
-    deadline_s: float | None = None
+    tau_s: float | None = math.inf
+    normalise: Literal["computed", "fixed"] = "computed"
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise UserError(f"window={self.window}: must be at least 1 round", "1 waits for all")
-        if self.minimum < 1:
-            raise UserError(f"minimum={self.minimum}: must be at least 1 member", "2 is the least that averages")
-        check_seconds("deadline_s", self.deadline_s)
+        if self.tau_s is not None and not self.tau_s > 0.0:
+            raise UserError(f"tau_s={self.tau_s}: must be above 0 seconds", "leave it out to drop nothing")
+        if self.normalise not in ("computed", "fixed"):
+            raise UserError(f"normalise={self.normalise!r}: must be 'computed' or 'fixed'", "published: 'computed'")
+
+    @property
+    def timeout(self) -> ComputeTimeout:
+        return self
+
+    def count(self, times: Sequence[float]) -> int:
+        """How many of the micro-batches, of these durations in seconds, are finished by tau; may be 0."""
+        assert self.tau_s is not None, "choose a timeout first"
+        return sum(finished <= self.tau_s for finished in itertools.accumulate(times))
+
+    def divisor(self, counts: Sequence[int], micro_batches: int) -> int:
+        """What the sum of all members' micro-batch gradients is divided by; at least 1.
+
+        Args:
+            counts: micro-batches computed by each member.
+            micro_batches: planned for each member.
+        """
+        return max(1, sum(counts) if self.normalise == "computed" else len(counts) * micro_batches)
 
     def next_decision(
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()
     ) -> Close | None:
-        position = len(closed) % self.window
-        components = _components(tuple(expected), tuple(closed[len(closed) - position :]))
-        connected_s = self._connected_s(components, arrived, self.window - position)
-        return _earliest(arrived, connected_s, _after_first(arrived, self.deadline_s))
-
-    def _connected_s(self, components: _Components, arrived: Mapping[int, float], rounds_left: int) -> float:
-        """When enough components were present, in seconds; infinity if they are not yet."""
-        component_of, known, connected = components.of, set(components.expected), set(components.members)
-        # Asked after every arrival: with many peers the rest would take a square.
-        if len({component_of.get(member, member) for member in arrived}) < _needed(len(known), rounds_left):
-            return math.inf
-        reached = set[int]()
-        for count, member in enumerate(sorted(arrived, key=lambda member: (arrived[member], member)), start=1):
-            component = component_of.get(member, member)
-            connected.add(member)
-            known.add(component)
-            reached.add(component)
-            if count >= min(self.minimum, len(connected)) and len(reached) >= _needed(len(known), rounds_left):
-                return arrived[member]
-        return math.inf
+        return WaitAll().next_decision(expected, arrived, closed)
 
 
 def check_seconds(name: str, value: float | None) -> None:
@@ -234,42 +220,12 @@ def _all_at(expected: Sequence[int], arrived: Mapping[int, float]) -> float:
     return max((arrived.get(member, math.inf) for member in expected), default=math.inf)
 
 
-def _after_first(arrived: Mapping[int, float], seconds: float | None) -> float:
+def after_first(arrived: Mapping[int, float], seconds: float | None) -> float:
     return min(arrived.values(), default=math.inf) + (math.inf if seconds is None else seconds)
 
 
-def _earliest(arrived: Mapping[int, float], *moments: float) -> Close | None:
+def earliest(arrived: Mapping[int, float], *moments: float) -> Close | None:
     start_s = min(moments)
     if math.isinf(start_s):
         return None
     return Close(start_s=start_s, members=tuple(sorted(member for member, at in arrived.items() if at <= start_s)))
-
-
-def _needed(num_components: int, rounds_left: int) -> int:
-    return max(num_components - rounds_left + 1, min(2, num_components))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Components:
-    """The members that the rounds of a window have connected so far.
-
-    Attributes:
-        members: that are expected.
-        of: component of each member of the rounds; a member of none is a component of its own.
-        expected: components of `members`.
-    """
-
-    members: frozenset[int]
-    of: Mapping[int, int]
-    expected: frozenset[int]
-
-
-@lru_cache(maxsize=16)  # the same for nearly every arrival at a round
-def _components(expected: tuple[int, ...], rounds: tuple[tuple[int, ...], ...]) -> _Components:
-    component: dict[int, int] = {}
-    for group in rounds:
-        joined = {component.get(member, member) for member in group}
-        members = [member for member, name in component.items() if name in joined]
-        component.update(dict.fromkeys((*members, *group), min(joined)))
-    known = frozenset(component.get(member, member) for member in expected)
-    return _Components(members=frozenset(expected), of=component, expected=known)

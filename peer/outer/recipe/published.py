@@ -14,11 +14,11 @@ from peer.outer.aggregate.base import Mean
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
 from peer.outer.optim.optimizers import HeavyBall, Nesterov, Sgd, SignSgd
-from peer.outer.policy.compute_timeout import ComputeTimeout
+from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Proximal, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided
-from peer.outer.policy.straggler import Backup, Quorum
+from peer.outer.policy.straggler import ComputeTimeout, Quorum
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import BandwidthMatching, Neighbours, RandomPairs

@@ -14,11 +14,11 @@ from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
 from peer.outer.optim.optimizers import Averaged, OuterOptimizer, Sgd
-from peer.outer.policy.compute_timeout import ComputeTimeout
+from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
-from peer.outer.policy.straggler import Backup, Quorum, StragglerPolicy, WaitAll
+from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi

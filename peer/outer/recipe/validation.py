@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from peer.errors import UserError
 from peer.outer.optim.optimizers import HeavyBall, Sgd
+from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, Strided
-from peer.outer.policy.straggler import Backup, Quorum
+from peer.outer.policy.straggler import Quorum
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs

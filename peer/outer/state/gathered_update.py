@@ -19,7 +19,7 @@ from peer.outer.compress.feedback import Encoder, ErrorFeedback
 from peer.outer.math.aggregation import COSINE_SAMPLE, Aggregation
 from peer.outer.math.source import Source
 from peer.outer.math.step import Decoded
-from peer.outer.state.reduced_update import ConcatenatedPayloads, Update
+from peer.outer.state.reduced_update import ConcatenatedPayloads
 from peer.outer.state.wire_format import NOTHING, Sender, WireFormat
 
 SLICE_BYTES = 1 << 19  # of a payload; part of the protocol, since members sign a tree of slices
@@ -37,9 +37,6 @@ class Gathered(Decoded, ConcatenatedPayloads):
 
     payloads: tuple[Payload, ...]
     aggregation: Aggregation | None = None
-
-
-AnyUpdate = Update | Gathered
 
 
 class WholeSender(Sender):

@@ -14,8 +14,7 @@ from peer.outer.math.source import Source
 from peer.outer.math.step import Aggregate, step_
 from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
-from peer.outer.state.gathered_update import AnyUpdate
-from peer.outer.state.wire_format import WireFormat
+from peer.outer.state.wire_format import AnyUpdate, WireFormat
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,11 +14,28 @@ from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.undoable import Undoable
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.math.source import FeedbackEncoder, Source
-
-if TYPE_CHECKING:
-    from peer.outer.state.gathered_update import AnyUpdate
+from peer.outer.math.step import Aggregate
 
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
+
+
+class AnyUpdate(Aggregate, Protocol):
+    """What carries a state on, and how it is stored, served and hashed."""
+
+    @property
+    def payloads(self) -> tuple[Payload, ...]:
+        """One for each member, in roster order."""
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """What became of the contributions, where every member aggregates them by itself."""
+
+    @property
+    def payload(self) -> bytes:
+        """All payloads, one after the other."""
+
+    def digest(self) -> str:
+        """BLAKE3 of `payload` as 64 hex digits."""
 
 
 class Sender(ABC):

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from peer.outer.policy.compute_timeout import ComputeTimeout, choose_timeout
+from peer.outer.policy.compute_timeout import choose_timeout
+from peer.outer.policy.straggler import ComputeTimeout
 from peer.sim.engine.swarm import SimSwarm
 from peer.sim.learner.replica import SimReplica
 from peer.sim.world.network import reduce_seconds

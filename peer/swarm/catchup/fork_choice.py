@@ -12,7 +12,7 @@ from peer.errors import ProtocolError, in_words
 from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
-from peer.outer.state.gathered_update import AnyUpdate
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.fork_choice import ForkVerdict
 from peer.protocol.lineage import Certificate, GivenUp, Position, given_up, quorum
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout

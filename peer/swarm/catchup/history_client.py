@@ -12,8 +12,8 @@ from pathlib import Path
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import state_digest
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.fork_choice import shared_links
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.wire import GossipState, SnapshotMeta

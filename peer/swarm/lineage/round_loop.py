@@ -12,8 +12,8 @@ from peer.link.memory import Head
 from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.lineage import Certificate, Link
 from peer.swarm.catchup.chain_scout import ChainRules
 from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from peer.outer.numerics.offload import run_offloaded
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import CHUNK
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate
 from peer.swarm.runtime.round_priority import IoSlot, RoundPriority

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 from peer.outer.optim.optimizers import Vectors
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import CHUNK, OuterState, chunks, state_digest
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
 from peer.swarm.runtime.round_priority import Aside, go_on

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from peer.link.memory import Head, SharedState
 from peer.outer.numerics.offload import run_offloaded
-from peer.outer.state.gathered_update import AnyUpdate
 from peer.outer.state.outer_state import OuterState
+from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol.lineage import Certificate
 from peer.swarm.runtime.timing import STANDARD, Timing
 from peer.swarm.state.chain import ChainStore

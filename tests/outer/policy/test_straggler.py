@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import weighted_mean
-from peer.outer.policy.compute_timeout import ComputeTimeout
-from peer.outer.policy.straggler import Backup, Close, Quorum, StragglerPolicy, WaitAll, close
+from peer.outer.policy.backup import Backup
+from peer.outer.policy.straggler import Close, ComputeTimeout, Quorum, StragglerPolicy, WaitAll, close
 
 POLICIES: list[StragglerPolicy] = [
     WaitAll(),

@@ -16,11 +16,11 @@ from peer.outer.aggregate.robust import CentredClipping, CoordinateMedian
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
 from peer.outer.optim.optimizers import DelayedNesterov, HeavyBall, Nesterov, Sgd, SignSgd
-from peer.outer.policy.compute_timeout import ComputeTimeout
+from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Plain, Proximal, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided
-from peer.outer.policy.straggler import Backup, Quorum, WaitAll
+from peer.outer.policy.straggler import ComputeTimeout, Quorum, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, TimeBalanced
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.published import RECIPES

@@ -72,6 +72,7 @@ class ManifestSearch:
         self._found: dict[str, SealedManifest] = {}
         self._introduced: set[str] = set(node.introducers)  # and the organisers that they name
         self._incompatible: UserError | None = None
+        self._malformed: UserError | None = None
 
     async def run(self) -> SealedManifest:
         """Ask until there is one.
@@ -93,7 +94,7 @@ class ManifestSearch:
             if self._found:
                 return self._choose()
             if self._node.clock() >= deadline:
-                raise self._incompatible or UserError(
+                raise self._incompatible or self._malformed or UserError(
                     f"the swarm answered, but holds no manifest (waited {timeout_s:g} s)",
                     "is the address that of an Atoll bootstrap or of a peer that is training?",
                 )
@@ -106,6 +107,10 @@ class ManifestSearch:
             sealed = open_manifest(blob)
         except ProtocolError as error:
             log.warning("ignoring a manifest: %s", error)
+            if introduced:
+                self._malformed = UserError(
+                    f"the manifest at that address is refused: {error}", "tell its organiser; no peer can join that run"
+                )
             return
         except UserError as error:
             if introduced or owner in self._introduced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ import pytest
 
 from peer.errors import UserError
 from peer.protocol.identity import Identity
-from peer.protocol.records import MAX_RECORD_BYTES, seal_manifest
+from peer.protocol.manifest import PROTOCOL_VERSION
+from peer.protocol.records import MAX_RECORD_BYTES, seal, seal_manifest
 from peer.protocol.wire import Kind
 from peer.swarm.net.manifests import MANIFEST_NAME, ManifestSearch, publish_manifest
 from tests.swarm.net.published import manifest_of
@@ -88,13 +90,20 @@ async def test_the_dht_serves_while_the_introducer_is_silent(network):
 async def test_what_is_no_manifest_is_passed_over(network, body):
     node = network.node(STRANGER)
     await node.serve(MANIFEST_NAME, "manifest", lambda stream: stream.send(Kind.MANIFEST, body))
-    with pytest.raises(UserError, match="holds no manifest"):
+    with pytest.raises(UserError, match=r"holds no manifest|is refused: truncated record"):
         await newcomer(network, STRANGER, {}).run()
+
+
+async def test_a_malformed_manifest_of_the_introducer_is_refused_with_the_reason(network):
+    payload = (1).to_bytes(8, "big") + zlib.compress(b'{"protocol": %d, "name": "../x"}' % PROTOCOL_VERSION)
+    await publisher(network, ORGANISER, seal(ORGANISER, "manifest", payload))
+    with pytest.raises(UserError, match="manifest at that address is refused: malformed RunManifest"):
+        await newcomer(network, ORGANISER, {}).run()
 
 
 async def test_a_manifest_under_anothers_name_is_passed_over(network):
     held = {ORGANISER.peer_id: seal_manifest(STRANGER, FOREIGN, 9)}
-    with pytest.raises(UserError, match="holds no manifest"):
+    with pytest.raises(UserError, match=r"holds no manifest|is refused: truncated record"):
         await newcomer(network, ORGANISER, held).run()
 
 

@@ -1,0 +1,84 @@
+"""What a claim of another chain may cost: links, time, and how far back it may leave a peer's own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.errors import ProtocolError
+from peer.protocol.checkpoints import Checkpoint, seal_checkpoint
+from peer.protocol.fork_choice import ForkVerdict
+from peer.protocol.identity import Identity
+from peer.protocol.records import dump_json
+from peer.protocol.wire import HistoryRequest, Kind
+from peer.swarm.catchup import chain_scout
+from peer.swarm.catchup.checkpoint_exchange import CheckpointExchange
+from peer.swarm.catchup.history_server import history_name
+from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
+from peer.swarm.net.stream import StreamClosedError
+from tests.swarm.donor import Joiner, ScriptedDonor
+from tests.swarm.runs import RUN, Run
+
+
+@pytest.fixture
+def joiner(network, tmp_path):
+    """A peer that has made three rounds with others."""
+    joiner = Joiner(network, tmp_path / "joiner")
+    joiner.stand_on(Run(tmp_path / "run").commit(3))
+    return joiner
+
+
+async def forger(network, folder, rounds):
+    """Who serves a chain of made-up keys from genesis."""
+    return await ScriptedDonor(network.node(), Run(folder / "forged", members=4).commit(rounds)).start()
+
+
+async def test_a_donor_that_drips_links_is_left_when_its_time_is_over(network, joiner, tmp_path):
+    network.retime(claim_s=0.3)
+    donor = await forger(network, tmp_path, 30)
+    sent = []
+
+    async def drip(stream):
+        await stream.receive_message(Kind.REQUEST, HistoryRequest)
+        for certificate in donor.chain:
+            sent.append(certificate)
+            await stream.send(Kind.DATA, dump_json(certificate))
+            await asyncio.sleep(0.1)
+
+    await donor.node.serve(history_name(RUN), "history", drip)
+    with pytest.raises(StreamClosedError, match=r"sent [0-9]+ links in 0.3 s and more"):
+        await joiner.scout.look(donor.peer_id, 30)
+    assert len(sent) < 10  # each true link buys a fiftieth of a second, and this one takes a tenth
+
+
+async def test_of_another_branch_no_more_links_are_read_than_show_who_signs_it(
+    network, joiner, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(chain_scout, "LINKS_PER_REQUEST", 4)
+    monkeypatch.setattr(chain_scout, "MOST_LINKS", 8)
+    donor = await forger(network, tmp_path, 30)
+    chain = await joiner.scout.look(donor.peer_id, 30)
+    assert len(chain) == 8
+    assert joiner.scout.judge(joiner.scout.carried(chain)) is ForkVerdict.KEEP
+
+
+async def test_a_chain_that_leaves_before_the_checkpoint_is_refused_after_one_look(network, joiner, tmp_path):
+    organiser, own = Identity.generate(), joiner.history.chain
+    joiner.scout._checkpoints = NewestCheckpoint(tmp_path, RUN, (organiser.peer_id,))
+    place = Checkpoint(run_id=RUN, round=2, lineage_id=own[1].link.id, serial=1, signed_at=1.0)
+    joiner.scout._checkpoints.offer(seal_checkpoint(organiser, place))
+    donor = await forger(network, tmp_path, 30)
+    with pytest.raises(ProtocolError, match="leaves this one before round 3"):
+        await joiner.scout.look(donor.peer_id, 30)
+
+
+async def test_without_a_checkpoint_a_newcomer_starts_where_its_introducer_stands(network, tmp_path):
+    run = Run(tmp_path / "run").commit(3)
+    joiner, introducer = Joiner(network, tmp_path / "joiner"), await ScriptedDonor(network.node(), run).start()
+    heavier = await forger(network, tmp_path, 30)
+    exchange = CheckpointExchange(network.node(), RUN, joiner.scout._checkpoints)
+    await CheckpointExchange(introducer.node, RUN, NewestCheckpoint(tmp_path, RUN, ())).start()
+    await exchange.introduce([introducer.peer_id], joiner.scout)
+    assert joiner.scout.judge(await joiner.scout.look(heavier.peer_id, 30)) is ForkVerdict.KEEP
+    assert joiner.scout.judge(await joiner.scout.look(introducer.peer_id, 3)) is ForkVerdict.FOLLOW

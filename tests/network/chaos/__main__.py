@@ -20,12 +20,15 @@ from benchmarks import break_point
 from peer.errors import UserError
 from tests.network.chaos import (
     absence,
+    asks,
     attacks,
     canaries,
+    claims,
     clocks,
     crowds,
     disk,
     donors,
+    forgeries,
     fuzz,
     kills,
     links,
@@ -169,9 +172,25 @@ def g14(_: int, __: Counts, ___: float, folder: Path, tell: Tell) -> Counts:
     return canaries.run(folder, tell=tell)
 
 
+def g15(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Forged lineages."""
+    return forgeries.run(folder, trials=forgeries.TRIALS - done.get("trials", 0), seed=seed, minutes=minutes, tell=tell)
+
+
+def g16(_: int, __: Counts, ___: float, folder: Path, tell: Tell) -> Counts:
+    """Manifests that ask too much."""
+    return asks.run(folder, tell=tell)
+
+
+def g17(seed: int, _: Counts, __: float, folder: Path, tell: Tell) -> Counts:
+    """Claims without end."""
+    return claims.run(folder, seed=seed, tell=tell)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "G2": g2, "G3": g3, "G4": g4, "G4-quick": g4_quick, "G5": g5, "G6": g6, "G7": g7, "G8": g8, "G9": g9, "G10": g10,
     "G11": g11, "G12": g12, "G13": g13, "G14": g14,
+    "G15": g15, "G16": g16, "G17": g17,
     "stalls": stalling,
 }  # fmt: skip
 

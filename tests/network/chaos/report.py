@@ -266,6 +266,28 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("strings_tried", "times that one of 80 hostile strings was tried", "", None, True),
         ("strings_through", "that got through", "", 0, True),
     ),
+    "G15": (
+        ("trials", "sieges with a forged lineage", "", 50, False),
+        ("trials_by_variant", "sieges of the variant with the fewest", "", 10, False),
+        ("claims_of_the_end", "of them that claim the end of the run", "", None, True),
+        ("links_forged", "links forged, each with 16 valid signatures", "", None, True),
+        ("taken_over", "sieges in which an honest peer stood on a forged link", "", 0, True),
+        ("signed_by_the_bootstrap", "sieges in which the bootstrap followed one", "", 0, True),
+        ("without_a_round", "sieges without a round of the honest", "", 0, True),
+    ),
+    "G16": (
+        ("asks", "manifests that ask too much", "", 22, False),
+        ("granted", "of them not refused with a message", "", 0, True),
+        ("longest_refusal_s", "the longest refusal", "s", None, True),
+        ("largest_volunteer_mb", "memory of the largest volunteer", "MB", 3000, True),
+    ),
+    "G17": (
+        ("rounds_per_minute_quiet", "rounds a minute without claims", "", None, True),
+        ("share_of_rounds_drips", "share of them while three donors drip links", "", 0.5, False),
+        ("share_of_rounds_floods", "share of them while three donors flood links", "", 0.5, False),
+        ("largest_drips_memory_growth_mb", "memory gained in a process by drips", "MB", 64, True),
+        ("largest_floods_memory_growth_mb", "memory gained in a process by floods", "MB", 64, True),
+    ),
 }
 
 

@@ -95,12 +95,12 @@ class Aggregation:
         if count != len(self._weights):
             raise ValueError(f"{count} contributions with {len(self._weights)} weights: must be equal")
         factors = self._aggregator.factors(self._weights)
-        rooms = self._rooms(count, n) if factors is None else [scratch_vector(n) if n <= TILE_ELEMENTS else None]
+        rooms = self._rooms(count, n)
         length = min(COSINE_SAMPLE, -(-n // self._stride)) if self._stride else 0
         sample = scratch_vector(count * length).view(count, length)
 
         def read(place: int) -> Tensor:
-            values = self._read(contributions[place], place, start, stop, rooms[place % len(rooms)])
+            values = self._read(contributions[place], place, start, stop, rooms[0 if factors is not None else place])
             if self._stride:
                 sample[place] = values[:: self._stride][:COSINE_SAMPLE]
             return values

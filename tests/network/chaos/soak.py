@@ -164,12 +164,15 @@ class Soak:
             self._fault()
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_S
-            for seat in self.swarm.seats:
-                self.digests.add(seat.name, seat.member.records)
-            self.digests.compare_states(self.swarm.seats)
-            for gauge in self.gauges:
-                gauge.read(self.seconds)
-            self.hangs.check(self.swarm.seats, len(self.digests.rounds))
+            self._sample()
+
+    def _sample(self) -> None:
+        for seat in self.swarm.seats:
+            self.digests.add(seat.name, seat.member.records)
+        self.digests.compare_states(self.swarm.seats)
+        for gauge in self.gauges:
+            gauge.read(self.seconds)
+        self.hangs.check(self.swarm.seats, len(self.digests.rounds))
 
     def _below_share(self) -> bool:
         overdue = time.monotonic() - self._next_fault > LONGEST_GAP_S
@@ -223,7 +226,7 @@ class Soak:
                 self.hangs.found.append("the swarm did not settle")
                 break
             self.turn(more=False)
-        self.digests.compare_states(self.swarm.seats)
+        self._sample()
         self._attacker.close()
 
 

@@ -241,7 +241,8 @@ def cpu_seconds() -> float:
 
 def run(
     seed: int, folder: Path, *, minutes: float, cores: float = CORES, churned: int = CHURNED, steps: int = 40,
-    pace_s: float = 0.25, warm_up_s: float = WARM_UP_S, tell: Callable[[dict[str, Any]], None] = lambda _: None,
+    pace_s: float = 0.25, warm_up_s: float = WARM_UP_S, at_least: int = 0,
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Let faults happen for so many minutes; -> counts.
 
@@ -249,6 +250,7 @@ def run(
         cores: see `Soak`.
         churned: members that faults happen to.
         steps, pace_s: of each member: a round, and seconds between two steps.
+        at_least: faults, however long they take.
     """
     swarm = SoakSwarm(folder, steps=steps, pace_s=pace_s)
     try:
@@ -256,7 +258,7 @@ def run(
         swarm.run_until(swarm.settled, OPEN_WITHIN_S)
         soak = Soak(swarm, random.Random(seed), cores, warm_up_s)
         tell_at = time.monotonic() + TELL_S
-        while soak.seconds < 60 * minutes:
+        while soak.seconds < 60 * minutes or soak.faults.total() < at_least:
             soak.turn(more=True)
             if time.monotonic() >= tell_at:
                 tell_at = time.monotonic() + TELL_S

@@ -38,6 +38,9 @@ SpecT = TypeVar("SpecT", bound=Spec)
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0.0, lt=1e12)]
+HOST_PATTERN = r"^/(ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]{1,63}/tcp/[0-9]{1,5}$"
+HostText = Annotated[str, Field(pattern=HOST_PATTERN)]
+MAX_HOST_ADDRESSES = 3
 
 
 class PeerRecord(Spec):
@@ -45,6 +48,7 @@ class PeerRecord(Spec):
 
     Attributes:
         serial: grows with each record of a peer, across restarts: an older record never replaces a newer one.
+        addresses: where it listens, as multiaddresses without its id; loopback only where it has no other.
         work: solves the puzzle of this identity in this run.
         expires_at: wall-clock seconds; a record in the DHT expires then, neither earlier nor later.
     """
@@ -63,6 +67,7 @@ class PeerRecord(Spec):
     group_size: Annotated[int, Field(ge=0, le=64)] = 0
     client: bool = False  # accepts no connection: it dials the others
     relayed: bool = False  # a client that can be reached through a relay
+    addresses: Annotated[tuple[HostText, ...], Field(max_length=MAX_HOST_ADDRESSES)] = ()
     bytes_sent: Count = 0
     bytes_received: Count = 0
     seconds_waiting: Seconds = 0.0

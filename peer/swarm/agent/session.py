@@ -231,6 +231,7 @@ class AgentSession:
             group_size=rounds.group_size,
             client=node.client,
             relayed=node.relayed,
+            addresses=node.host_addresses,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             seconds_waiting=progress.seconds_waiting if progress else 0.0,

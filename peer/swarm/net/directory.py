@@ -110,6 +110,7 @@ class Directory:
             self.changed.set()
         self._records = records
         self._node.clients = frozenset(peer_id for peer_id, record in self.peers.items() if record.client)
+        self._node.announced = {peer_id: record.addresses for peer_id, record in self.peers.items()}
 
     def _open(self, owner: str, blob: bytes) -> PeerRecord:
         """The record of a peer, or the newer one that was here already."""

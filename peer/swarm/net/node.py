@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,9 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import ProtocolError, in_words
+from peer.protocol.address import Reach, reach_of
 from peer.protocol.identity import Identity
+from peer.protocol.records import HOST_PATTERN, MAX_HOST_ADDRESSES
 from peer.swarm.net.daemon import NodeConfig, stop_daemon
 from peer.swarm.net.direct import DirectTransport
 from peer.swarm.net.pipe import ZeroCopyProtocol
@@ -36,6 +39,7 @@ MAX_STREAMS = 512
 MAX_ADDRESSES = 16
 BULK_BYTES = 1 << 20  # for less, opening a connection of its own takes longer than it saves
 CIRCUIT = "/p2p-circuit"
+NO_ROUTE = "routing: not found"  # libp2p's words
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Node:
         refuses: whose streams are closed unread.
         relayed: a client that others can reach through a relay, as of the last `look_for_relay`.
         clients: those of the others that accept none, as far as the directory has heard.
+        announced: where others say that they listen, by peer id.
         direct: direct connections for large transfers; None: there are none.
         records: what this node holds of the DHT; None: it has no DHT.
         clock: by which this peer measures time: seconds, those among them in which the machine was suspended.
@@ -61,6 +66,7 @@ class Node:
     client: bool = False
     relayed: bool = False
     clients: frozenset[str] = frozenset()
+    announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
     direct: DirectTransport | None = None
@@ -85,6 +91,16 @@ class Node:
     def introducers(self) -> tuple[str, ...]:
         """Ids of the peers whose addresses a person gave."""
         return tuple(dict.fromkeys(address.rsplit("/", 1)[-1] for address in self.config.initial_peers))
+
+    @property
+    def host_addresses(self) -> tuple[str, ...]:
+        """Where it listens, as its record says: loopback only where there is no other; a client accepts none."""
+        if self.client:
+            return ()
+        own = [address.split("/p2p/")[0] for address in self.maddrs]
+        told = [address for address in own if re.fullmatch(HOST_PATTERN, address)]
+        apart = [address for address in told if reach_of(address) is not Reach.LOOPBACK]
+        return tuple((apart or told)[:MAX_HOST_ADDRESSES])
 
     def spawn(self, work: Coroutine[Any, Any, None], essential: bool = False) -> asyncio.Task[None]:
         """Run `work` until it ends or the node closes; what escapes it is logged with its traceback.
@@ -167,8 +183,23 @@ class Node:
             pipe = await self.direct.open(peer_id, name)
             if pipe is not None:
                 return pipe
-        _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
+        remote = PeerID.from_base58(peer_id)
+        try:
+            _, reader, writer = await self.p2p.call_binary_stream_handler(remote, name)
+        except P2PDaemonError as error:
+            if NO_ROUTE not in str(error) or not self.announced.get(peer_id):
+                raise
+            await self._connect(peer_id)
+            _, reader, writer = await self.p2p.call_binary_stream_handler(remote, name)
         return ZeroCopyProtocol.adopt(reader, writer)
+
+    async def _connect(self, peer_id: str) -> None:
+        """Connect at the addresses that the peer announces, or at those that libp2p's routing finds.
+
+        libp2p hands on no address outside of the public and the private ranges, and so finds no route to such a peer.
+        """
+        addresses = [Multiaddr(address) for address in self.announced.get(peer_id, ())]
+        await self.p2p._client.connect(PeerID.from_base58(peer_id), addresses)
 
     async def connected(self) -> set[str]:
         """Ids of the peers that this host is connected to."""
@@ -185,7 +216,7 @@ class Node:
     async def _dial(self, peer_id: str) -> None:
         try:
             async with asyncio.timeout(self.timing.open_timeout_s):
-                await self.p2p._client.connect(PeerID.from_base58(peer_id), [])
+                await self._connect(peer_id)
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             log.info("cannot dial %s: %s", peer_id, in_words(error))
 

@@ -96,10 +96,13 @@ class Namespace:
 class Internet:
     """Hosts with public addresses around one router, and machines behind relays. A context manager.
 
-    Addresses are 20.0.<n>.2: outside every reserved range, so that libp2p takes them for public ones.
+    Args:
+        block: the addresses are <block>.<n>.2. 20.0 is outside every reserved range, so that libp2p takes them for
+            public ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block: str = "20.0") -> None:
+        self.block = block
         self.hub = Namespace("hub")
         self.hosts: dict[str, Namespace] = {}
         self.addresses: dict[str, str] = {}
@@ -117,12 +120,12 @@ class Internet:
         namespace, number = self._new(name)
         inside, outside = "eth0", f"v{number}"
         self.hub.run("link", "add", outside, "type", "veth", "peer", "name", inside, "netns", namespace.path)
-        self.hub.run("addr", "add", f"20.0.{number}.1/24", "dev", outside)
+        self.hub.run("addr", "add", f"{self.block}.{number}.1/24", "dev", outside)
         self.hub.run("link", "set", outside, "up")
-        namespace.run("addr", "add", f"20.0.{number}.2/24", "dev", inside)
+        namespace.run("addr", "add", f"{self.block}.{number}.2/24", "dev", inside)
         namespace.run("link", "set", inside, "up")
-        namespace.run("route", "add", "default", "via", f"20.0.{number}.1")
-        self.addresses[name] = f"20.0.{number}.2"
+        namespace.run("route", "add", "default", "via", f"{self.block}.{number}.1")
+        self.addresses[name] = f"{self.block}.{number}.2"
         return namespace
 
     def behind(self, name: str, link: Link, nat: bool = False, big_packets: bool = False) -> Namespace:
@@ -134,7 +137,7 @@ class Internet:
         """
         assert not (nat and big_packets), "the relay translates whole packets only"
         namespace, number = self._new(name)
-        public = f"20.0.{number}.2"
+        public = f"{self.block}.{number}.2"
         private = "10.0.0.2" if nat else public
         inside, outside = namespace.tun("eth0", big_packets), self.hub.tun(f"t{number}", big_packets)
         namespace.run("addr", "add", f"{private}/32", "dev", "eth0")

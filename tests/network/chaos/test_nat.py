@@ -20,6 +20,20 @@ def internet() -> Iterator[Internet]:
         yield net
 
 
+def test_peers_find_each_other_at_addresses_that_libp2p_does_not_hand_on(tmp_path: Path) -> None:
+    """Neither public nor private, as those of test networks: libp2p finds no route to such a peer by its id."""
+    with Internet("198.18") as internet:
+        for name in ("bootstrap", "alpha", "bravo"):
+            internet.host(name)
+        swarm = WideSwarm(tmp_path, internet)
+        try:
+            swarm.bootstrap()
+            swarm.add("alpha", "bravo")
+            swarm.drive(lambda: all(len(member.committed) >= 2 for member in swarm.members))
+        finally:
+            swarm.close()
+
+
 def test_a_peer_behind_nat_takes_part(internet: Internet, tmp_path: Path) -> None:
     for name in ("bootstrap", "alpha", "bravo"):
         internet.host(name)

@@ -65,3 +65,15 @@ async def test_a_background_task_that_ends_before_it_began_is_no_trouble(network
     assert [str(one.message) for one in warned] == []
     assert caplog.records == []
     assert node._tasks == set()
+
+
+@pytest.mark.parametrize(("maddrs", "client", "told"), [
+    (["/ip4/127.0.0.1/tcp/1/p2p/X", "/ip4/192.0.2.2/tcp/1/p2p/X"], False, ("/ip4/192.0.2.2/tcp/1",)),
+    (["/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/udp/1/quic"], False, ("/ip4/127.0.0.1/tcp/1",)),
+    ([f"/ip4/10.0.0.{n}/tcp/1" for n in range(9)], False, tuple(f"/ip4/10.0.0.{n}/tcp/1" for n in range(3))),
+    (["/ip4/192.0.2.2/tcp/1"], True, ()),
+])  # fmt: skip
+async def test_a_node_announces_where_others_can_dial_it(network, maddrs, client, told):
+    node = network.node()
+    node.maddrs, node.client = tuple(maddrs), client
+    assert node.host_addresses == told

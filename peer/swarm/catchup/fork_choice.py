@@ -70,7 +70,7 @@ class ForkChoice:
         self.missed = LateCommits(node.peer_id)
         self.caught_up_at = float("-inf")
         self._preferred: tuple[str, Sequence[Certificate]] | None = None
-        self._stood = store.position, node.clock()
+        self._stood, self._looked_at, self._waited_s = store.position, node.clock(), 0.0
 
     def local_state(self) -> LocalState:
         """What this peer has."""
@@ -116,6 +116,7 @@ class ForkChoice:
             await self._queue.wait(self._node.timing.recheck_s)
 
     def _claims(self) -> list[str]:
+        self._wait()
         claims = self.scout.claims(self._directory.reachable, self._queue.distrusted, lost=not self._store.valid)
         wanted = self._queue.first(claims)
         return sorted(wanted, key=lambda donor: not self.scout.has_say(donor))  # a stranger's claim comes last
@@ -154,11 +155,15 @@ class ForkChoice:
         return verdict is ForkVerdict.FOLLOW or (verdict is ForkVerdict.WEIGHTLESS and self._abandoned())
 
     def _abandoned(self) -> bool:
-        """Whether no round has moved this peer for a long time."""
+        """Whether no round has moved this peer for a long time in which it looked for others."""
+        return self._waited_s >= self._node.timing.abandoned_s
+
+    def _wait(self) -> None:
+        """Count the time since the last look; sleep counts little: a peer that wakes has looked at no one yet."""
         now, position = self._node.clock(), self._store.position
-        if self._stood[0] != position:
-            self._stood = position, now
-        return now >= self._stood[1] + self._node.timing.abandoned_s
+        passed = min(now - self._looked_at, self._node.timing.claim_s)
+        self._waited_s = self._waited_s + passed if position == self._stood else 0.0
+        self._stood, self._looked_at = position, now
 
     async def fetch_genesis(self, organiser: str) -> bool:
         """Take the initial state from the organiser or another peer; False if none has it."""

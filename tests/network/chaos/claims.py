@@ -1,4 +1,5 @@
-"""G17: claims without end. Donors show chains that verify, a link every 20 s, or thousands as fast as they are read.
+"""G17: claims without end. Donors show chains that verify, a link every 20 s, or thousands as fast as they are read; a
+former member says that it takes part, invites, and never comes.
 
 Counted: rounds a second of three honest members before and during each, and what the memory of any process gained.
 """
@@ -37,11 +38,10 @@ def run(
             processes = [family(pid)[0] for pid in pids]
             quiet = _rate(siege, measured_s)
             counts["rounds_per_minute_quiet"] = round(60 * quiet, 1)
-            for name, links, drip_s in (("drips", 300, DRIP_S), ("floods", MANY_LINKS, 0.0)):
+            for name, forgeries in _ways(siege, seed).items():
                 before = [each.rss_bytes for each in processes]
                 with contextlib.ExitStack() as strangers:
-                    for number in range(STRANGERS):
-                        forgery = Forgery(base="genesis", rounds=links, drip_s=drip_s, seed=seed + number)
+                    for number, forgery in enumerate(forgeries):
                         strangers.enter_context(siege.forging(forgery, folder / f"{name}{number}"))
                     rate = _rate(siege, measured_s)
                     gained = max(each.rss_bytes - was for each, was in zip(processes, before, strict=True))
@@ -52,6 +52,14 @@ def run(
         finally:
             siege.swarm.close()
     return counts
+
+
+def _ways(siege: Siege, seed: int) -> dict[str, list[Forgery]]:
+    """Who is at work at once, by what it does."""
+    dripping = [Forgery(base="genesis", rounds=300, drip_s=DRIP_S, seed=seed + number) for number in range(STRANGERS)]
+    flooding = [Forgery(base="genesis", rounds=MANY_LINKS, seed=seed + number) for number in range(STRANGERS)]
+    absent = [Forgery(base="tip", rounds=-1, former=str(siege.key), seed=seed)]
+    return {"drips": dripping, "floods": flooding, "absent": absent}
 
 
 def _rate(siege: Siege, seconds: float) -> float:

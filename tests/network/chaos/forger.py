@@ -53,7 +53,7 @@ class Forgery:
     Attributes:
         base: "genesis", "past" or "tip": the true link that the forged ones follow.
         back: with "past", so many links before the tip.
-        rounds: forged links; 0: as many as the run has.
+        rounds: forged links; 0: as many as the run has; negative: none, it says that it takes part and never comes.
         former: the key of a former member, which then signs and serves; empty for a stranger.
         hidden: true links that a victim may lack are shown before; the forged ones only with the snapshot.
         drip_s: before each link that is served; 0: as fast as they are read.
@@ -140,7 +140,8 @@ class Forger:
                 await self._renew()
             if turn == 0:
                 print(json.dumps({"peer_id": self._node.peer_id, "links": len(self.chain)}), flush=True)
-            tip = Position(len(self.chain), self.chain[-1].link.id, chain_weight(self.chain) + 2**40)
+            more = 2**40 if self._forgery.rounds >= 0 else 0
+            tip = Position(len(self.chain), self.chain[-1].link.id, chain_weight(self.chain) + more)
             await self._attacker.publish(self._attacker.record(tip, serial=int(1e6 * time.time())))
             for peer_id in self._attacker.honest:
                 with contextlib.suppress(*NO_ANSWER):

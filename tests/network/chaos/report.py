@@ -285,6 +285,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("rounds_per_minute_quiet", "rounds a minute without claims", "", None, True),
         ("share_of_rounds_drips", "share of them while three donors drip links", "", 0.5, False),
         ("share_of_rounds_floods", "share of them while three donors flood links", "", 0.5, False),
+        ("share_of_rounds_absent", "share of them while a former member announces itself only", "", 0.5, False),
         ("largest_drips_memory_growth_mb", "memory gained in a process by drips", "MB", 64, True),
         ("largest_floods_memory_growth_mb", "memory gained in a process by floods", "MB", 64, True),
     ),

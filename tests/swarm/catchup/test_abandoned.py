@@ -1,0 +1,49 @@
+"""A chain that few established peers signed is followed after a long wait only, in which a peer was awake."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from peer.protocol.identity import Identity
+from peer.protocol.lineage import Position
+from peer.protocol.records import PeerRecord
+from peer.swarm.catchup.fork_choice import ForkChoice
+from tests.swarm.donor import Joiner, ScriptedDonor
+from tests.swarm.network import MemoryNetwork
+from tests.swarm.runs import RUN, Run
+
+
+async def test_a_peer_that_wakes_after_a_night_follows_no_stranger(tmp_path):
+    now = [1000.0]
+    network = MemoryNetwork(clock=lambda: now[0])
+    network.retime(not_heavier_s=0.0)
+    run = Run(tmp_path / "run").commit(3)
+    forged = run.fork(tmp_path / "forged", [Identity.generate() for _ in range(4)]).commit(5)
+    stranger = await ScriptedDonor(network.node(), forged).start()
+    record = PeerRecord(
+        run_id=RUN, nickname="x", state="training", round=8, lineage_id=forged.state.lineage_id,
+        lineage_weight=2**40, expires_at=1e10,
+    )  # fmt: skip
+    position = Position(run.state.round, run.state.lineage_id, run.history.weight)
+    store = SimpleNamespace(position=position, history=run.history, valid=True, state=run.state, digest=run.digest)
+    directory = SimpleNamespace(reachable={stranger.peer_id: record}, peers={})
+    host = SimpleNamespace(on_answer=lambda _: None, on_ahead=lambda: None)
+    rules = Joiner(network, tmp_path / "joiner").scout._rules
+    choice = ForkChoice(network.node(), directory, RUN, rules, store, host, None)
+
+    async def follows():
+        await choice.look_around()
+        await asyncio.sleep(0)
+        return choice.donors()
+
+    try:
+        assert await follows() == []
+        now[0] += 8 * 3600.0  # its lid was closed
+        assert await follows() == []
+        for _ in range(60):
+            now[0] += 10.0
+            choice._claims()
+        assert await follows() == [stranger.peer_id]
+    finally:
+        await network.close()

@@ -87,7 +87,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
-        ("allocator", "even"): isinstance(recipe.allocator, EvenSplit),
+        ("allocator", "even"): recipe.allocator == EvenSplit(),
         ("local", "plain"): isinstance(recipe.local, Plain),
     }
     return [key for key, can in able.items() if not can]

@@ -90,8 +90,8 @@ class Absences:
             "failed_starts": sum(row["failed_starts"] for row in rows),
             "digests_compared": self.digests.compared,
             "digest_mismatches": len(self.digests.mismatches),
-            "trials": [f"away {row['away_s']} s after {row['ended']}, {row['fewest']} rounds or more meanwhile, "
-                       f"joined after {row['joined_after_s']} s" for row in rows],
+            "each_absence": [f"away {row['away_s']} s after {row['ended']}, {row['fewest']} rounds or more meanwhile, "
+                             f"joined after {row['joined_after_s']} s" for row in rows],
         }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
 
 async def _echo(stream: FrameStream) -> None:
     _, name = await stream.receive({Kind.REQUEST: 100})
-    assert name.decode() == stream.remote  # whoever asks says who it is: the endpoint must know it
+    assert name.decode() == stream.remote  # the asking peer names itself: the endpoint must know it
     _, body = await stream.receive({Kind.DATA: len(BODY)})
     await stream.send(Kind.DATA, body)
 
@@ -198,7 +198,7 @@ async def test_who_comes_and_says_it_did_not_leaves_no_connection_behind(nodes: 
         await asyncio.wait_for((await left.get()).read_into(memoryview(bytearray(1))), 5.0)
 
 
-@pytest.mark.parametrize("said", ["nothing of TLS", "a token that nobody has", "a name that nobody serves"])
+@pytest.mark.parametrize("said", ["nothing of TLS", "a token that nobody has", "a name that no peer serves"])
 async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node], said: str) -> None:
     one, two = nodes
     assert await _ask(two, one)
@@ -213,7 +213,7 @@ async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node
         entry = EntryMessage(token=endpoint.token, name="atoll/nothing")
         if said == "a token that nobody has":
             entry = EntryMessage(token="0" * 64, name=NAME)
-        assert await _entered(endpoint, entry) is (said == "a name that nobody serves")
+        assert await _entered(endpoint, entry) is (said == "a name that no peer serves")
     assert await _ask(two, one)
 
 
@@ -248,7 +248,7 @@ async def test_many_that_say_nothing_hold_up_nobody_for_long(nodes: tuple[Node, 
 async def test_strangers_from_elsewhere_are_closed_before_any_handshake(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     port = _transport(one).listener.port
-    assert await _closed_at_once(port, "127.0.0.1")  # nobody has been told of the endpoint
+    assert await _closed_at_once(port, "127.0.0.1")  # no peer has been told of the endpoint
     assert await _ask(two, one)
     assert not await _closed_at_once(port, "127.0.0.1")
     assert await _closed_at_once(port, "127.0.0.2")

@@ -120,7 +120,7 @@ def test_join_says_what_is_wrong_with_the_run(name: str, tmp_path: Path, places:
     flat = " ".join(said_by(name, cli.main, arguments, tmp_path, {}).split())
     for phrase in says:
         assert places.fill(phrase, tmp_path) in flat
-    assert places.resident.process.poll() is None  # and nobody else was disturbed
+    assert places.resident.process.poll() is None  # and no other peer was disturbed
 
 
 @pytest.mark.parametrize("moment", ["while it imports", "while it looks for the run"])

@@ -1,4 +1,4 @@
-"""Which of two chains a peer follows: honest splits heal, and keys that cost nothing move nobody."""
+"""Which of two chains a peer follows: honest splits heal, and free keys move no peer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_true_links_lend_nothing_to_forged_ones_after_them():
         for forged in (crowd(16), ["m", *crowd(15)]):
             assert RULE.carried(extend(true, 300, forged), known) == 35
     assert RULE.carried(true, 30) == 35
-    assert RULE.carried(extend([], 50, crowd(16)), 0) == 50  # whoever is there first, where nothing else is known
+    assert RULE.carried(extend([], 50, crowd(16)), 0) == 50  # the first comer, where nothing else is known
 
 
 def test_a_link_that_few_signed_holds_once_enough_others_have_signed_after_it():

@@ -76,7 +76,7 @@ def test_strangers_and_wrong_signatures_void_a_certificate():
         "another domain": sign(one, [PEERS[2]], "join"),
         "another link": sign(link(round=1), [PEERS[2]]),
         "zeros": {third: "0" * 128},
-        "the same member spelt anew": {PEERS[0].peer_id + "-": two[PEERS[0].peer_id]},
+        "the same member spelt differently": {PEERS[0].peer_id + "-": two[PEERS[0].peer_id]},
     }
     for extra in wrong.values():
         for signed in (two, sign(one, [PEERS[0], PEERS[1], PEERS[3]])):  # one too few, and enough of them

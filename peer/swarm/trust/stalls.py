@@ -95,7 +95,7 @@ class Standing(Protocol):
 
 
 class StallBook:
-    """The failures of late, and the peers that are refused for them.
+    """Recent failures, and the peers that are refused for them.
 
     Args:
         own_id: this peer.

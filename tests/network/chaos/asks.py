@@ -22,7 +22,7 @@ from tests.network.forked import ForkedProcess
 from tests.network.processes import LOOPBACK, environment
 
 AT_ONCE = 4
-SECRET = "the volunteer's own diary, which is nobody's business"
+SECRET = "the volunteer's own diary, which must stay private"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LIMIT_S = 90.0
 MODEL = {"architecture": "llama", "config": {

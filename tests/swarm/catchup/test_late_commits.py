@@ -142,7 +142,7 @@ async def test_after_an_abort_for_all_a_fresh_contribution_is_asked_for(network,
 async def test_a_claim_that_nobody_has_shown_keeps_no_contribution_back(network, tmp_path):
     run, told = Run(tmp_path / "others"), []
     rounds = rounds_at_genesis(network, tmp_path, run, told)
-    rounds._fork_choice.nudge("nobody", "f" * 64)  # says that it is ahead, and is gone
+    rounds._fork_choice.nudge("stranger", "f" * 64)  # says that it is ahead, and is gone
     record = RoundRecord(
         status="aborted", round=1, lineage_id=rounds.position().lineage_id, phase="match", reason="x", instead="retry",
     )  # fmt: skip

@@ -189,7 +189,7 @@ async def test_one_byzantine_member_does_not_convince_where_honest_members_are_i
     donors = await members(network, run, 6)
     donors[5].poison()
     for donor in donors:
-        donor.updates.clear()  # what can be replayed needs nobody's word
+        donor.updates.clear()  # what can be replayed needs no witness
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())
     rounds._directory.peers = rounds._directory.reachable = standing_at(run, [donor.peer_id for donor in donors])
     for _ in range(3):
@@ -233,7 +233,7 @@ async def test_votes_that_differ_make_a_newcomer_that_was_told_a_false_state_tak
     network, run, tmp_path, told
 ):
     byzantine, *honest = await members(network, run, 4)
-    byzantine.updates.clear()  # what can be replayed needs nobody's word
+    byzantine.updates.clear()  # what can be replayed needs no witness
     if told == "false":
         byzantine.poison()
     rounds = rounds_at_genesis(network, tmp_path, run, [], Identity.generate())

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("brisk")
 async def byzantine_and_honest(network, answer, count=3, **settings):
     """One that outranks all others and does `answer(stream, it)` to whoever joins; -> (it, the others)."""
     byzantine, *honest = await gather(network, count, **settings)
-    byzantine.training = False  # it invites nobody, and comes to nobody
+    byzantine.training = False  # it invites no peer, and joins none
 
     async def on_join(stream):
         with contextlib.suppress(StreamClosedError):

@@ -1,4 +1,4 @@
-"""A persistent group: for whom it forms anew, and when its members, or those who are invited, are hurried."""
+"""A persistent group: for which peers it forms again, and when its members, or those who are invited, are hurried."""
 
 from __future__ import annotations
 

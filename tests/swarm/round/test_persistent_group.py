@@ -139,7 +139,7 @@ async def test_a_group_stands_only_where_it_committed(network):
     assert seat.exchange.can_continue(seat.position) == frozenset()
 
 
-@pytest.mark.parametrize("lie", ["another round", "another parent", "of somebody else", "garbage"])
+@pytest.mark.parametrize("lie", ["another round", "another parent", "of another member", "garbage"])
 async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie):
     circle = await Circle(network, 3).start()
     await circle.round()
@@ -149,7 +149,7 @@ async def test_a_false_join_ends_the_group_and_its_sender_is_named(network, lie)
         position = type(position)(position.round + 1, position.lineage_id, position.weight)
     elif lie == "another parent":
         position = type(position)(position.round, hashlib.sha256(b"x").hexdigest(), position.weight)
-    signer = circle.seats[1] if lie == "of somebody else" else byzantine
+    signer = circle.seats[1] if lie == "of another member" else byzantine
     sealed = b"\0" * 200 if lie == "garbage" else signer.rosters.join(position, 300)[1]
     stream = byzantine.exchange._group.outbound[honest.peer_id]
     waiting = asyncio.ensure_future(circle.next_round(0))

@@ -114,7 +114,7 @@ def test_origins_are_the_rounds_in_which_a_reducer_last_had_each_cell():
     for origin in found:
         assert {id(link) for link in last[origin.start // cell : -(-origin.stop // cell)]} == {id(origin.link)}
     assert origins(shop.chain, me, 8, 0, numel, shop.wire.bounds) == [(0, numel, None)]
-    assert origins(shop.chain, "somebody", 0, 0, numel, shop.wire.bounds) == [(0, numel, None)]
+    assert origins(shop.chain, "stranger", 0, 0, numel, shop.wire.bounds) == [(0, numel, None)]
 
 
 LIES = {

@@ -190,7 +190,7 @@ def test_words_of_strangers_late_words_and_second_thoughts_do_not_count():
     (book,) = books.books.values()
     for number in range(4):
         for member in ("y", "z", "x", "x"):
-            book.told(str(number), FOUR, member, Lack("contribution", frozenset({"b", "nobody"})), LOST_S)
+            book.told(str(number), FOUR, member, Lack("contribution", frozenset({"b", "stranger"})), LOST_S)
         book.settle(str(number))
         for member in HONEST:
             book.told(str(number), FOUR, member, Lack("contribution", frozenset({"x"})), LOST_S)
@@ -265,7 +265,7 @@ def test_at_the_beginning_and_in_private_runs_all_are_alike():
         assert not authority.newcomer("new1")
     assert roster({"old": 30}).newcomer("new1")
     assert roster({"old": 30, "young": 9}).newcomer("young")
-    assert not roster({"old": 9, "young": 2}).newcomer("young")  # nobody has passed probation
+    assert not roster({"old": 9, "young": 2}).newcomer("young")  # no peer has passed probation
 
 
 def test_as_many_fresh_peers_as_make_a_group_get_a_seat():

@@ -145,6 +145,9 @@ class Joiner:
         self.scout = self._scout()
         self.valid, self.applied, self.adopted = True, 0, 0
 
+    def carried(self, chain, judged=0):
+        return self.scout.carried(chain, judged)
+
     async def apply(self, update, certificate):
         self.history.append(certificate)
         self.history.keep_update(update.payload)
@@ -181,7 +184,7 @@ class Joiner:
             if self.scout.judge(chain) is not ForkVerdict.FOLLOW and (self.valid or own != chain):
                 raise NotFollowedError(f"the chain of {donor.peer_id} is not followed")
             return await self.fetcher.follow(
-                donor.peer_id, chain, self.local_state(), self.apply, self.adopt, self.scout.carried, ids, ids
+                donor.peer_id, chain, self.local_state(), self, ids, ids
             )
 
     async def refuses(self, donor, error=ProtocolError, match=None):

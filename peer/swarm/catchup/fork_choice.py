@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from peer.errors import ProtocolError, in_words
@@ -90,14 +91,14 @@ class ForkChoice:
 
     def offer(self, donor: str, chain: Sequence[Certificate]) -> bool:
         """A donor's chain from genesis, checked: this peer follows what holds of it, if the rule says so."""
-        chain = self._carried(chain)
+        chain = self.carried(chain)
         if self._follows(chain):
             self._preferred = donor, chain
             self._host.on_ahead()
             return True
         return False
 
-    def _carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
+    def carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
         """What holds of a chain; after a long time without a round, all of it."""
         return chain if self._abandoned() else self.scout.carried(chain, judged)
 
@@ -202,10 +203,7 @@ class ForkChoice:
         reachable = self._directory.reachable
         others = helpers(reachable, donor, self._queue.distrusted)
         try:
-            how = await self.fetcher.follow(
-                donor, chosen, self.local_state(), self._replay, self._store.adopt, self._carried, others,
-                list(reachable),
-            )
+            how = await self.fetcher.follow(donor, chosen, self.local_state(), self, others, list(reachable))
         except UndecidedError as error:
             log.info("%s", error)
             self._queue.distrust(donor, self._node.timing.not_heavier_s)
@@ -258,7 +256,12 @@ class ForkChoice:
         )  # fmt: skip
         self._trainer.tell(RoundEnded(record=record))
 
-    async def _replay(self, update: AnyUpdate, certificate: Certificate) -> None:
+    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+        """See `ChainFollower`."""
+        await self._store.adopt(path, chain)
+
+    async def apply(self, update: AnyUpdate, certificate: Certificate) -> None:
+        """See `ChainFollower`; a round that this peer's own contribution was in counts."""
         known, contributed = self.missed.contributed, self.missed.replaying(certificate)
         await self._store.apply(update, certificate, contributed)
         if known is None and contributed is not None:

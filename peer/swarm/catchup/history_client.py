@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
@@ -32,9 +33,20 @@ from peer.swarm.runtime.timing import Timing
 log = logging.getLogger(__name__)
 ONWARD_LINKS = 256  # rounds that others may have made since
 HASHED_PER_S = 5e7  # parameters, with their buffers, on a slow machine that has other work
-Apply = Callable[[AnyUpdate, Certificate], Awaitable[None]]
 Adopt = Callable[[Path, list[Certificate]], Awaitable[None]]
-Carried = Callable[[Sequence[Certificate], int], Sequence[Certificate]]
+
+
+class ChainFollower(Protocol):
+    """The peer whose state is brought to the end of another chain."""
+
+    def carried(self, chain: Sequence[Certificate], judged: int = 0) -> Sequence[Certificate]:
+        """What holds of links that the donor shows later."""
+
+    async def apply(self, update: AnyUpdate, certificate: Certificate) -> None:
+        """Take one certified step."""
+
+    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+        """Take a verified snapshot file as the state, and the chain that leads to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +85,12 @@ class HistoryClient:
         return self._node.timing
 
     async def follow(
-        self, donor: str, chain: Sequence[Certificate], local: LocalState, apply: Apply, adopt: Adopt,
-        carried: Carried, others: Sequence[str] = (), witnesses: Sequence[str] = (),
+        self, donor: str, chain: Sequence[Certificate], local: LocalState, follower: ChainFollower,
+        others: Sequence[str] = (), witnesses: Sequence[str] = (),
     ) -> CaughtUp:  # fmt: skip
         """Bring the state to the end of a donor's chain, which has been checked and chosen.
 
         Args:
-            carried: what holds of links that the donor shows later.
             others: peers that may serve the same snapshot, the best first.
             witnesses: live peers: those that made the donor's state are asked for its digest.
 
@@ -90,10 +101,10 @@ class HistoryClient:
         own = local.history.chain
         if local.valid and shared_links(own, chain) == len(own):
             onward = list(chain[len(own) :])
-            replayed = await self._replay(donor, onward, local, apply)
+            replayed = await self._replay(donor, onward, local, follower)
             if onward and replayed == len(onward):
                 return CaughtUp(donor=donor, replayed=replayed, snapshot_round=None)
-        return await self._snapshot(donor, chain, local, adopt, carried, others, witnesses)
+        return await self._snapshot(donor, chain, local, follower, others, witnesses)
 
     async def onward(self, donor: str, local: LocalState) -> list[Certificate]:
         """The donor's certificates that follow this peer's position, checked; none if it is no further.
@@ -136,7 +147,7 @@ class HistoryClient:
             self.requests.state_digest, link, peers, patience_s, known, timing=self.timing, clock=self._node.clock
         )
 
-    async def _replay(self, donor: str, onward: list[Certificate], local: LocalState, apply: Apply) -> int:
+    async def _replay(self, donor: str, onward: list[Certificate], local: LocalState, follower: ChainFollower) -> int:
         """Apply certified updates one by one; -> how many, fewer if the donor lacks one, or its round's members carried
         on another state than this peer's.
         """
@@ -157,11 +168,11 @@ class HistoryClient:
                 raise
             except (NonFiniteError, ValueError) as error:
                 raise CatchUpError(f"round {link.round}: {error}") from None
-            await apply(update, certificate)
+            await follower.apply(update, certificate)
         return len(onward)
 
     async def _snapshot(
-        self, donor: str, chain: Sequence[Certificate], local: LocalState, adopt: Adopt, carried: Carried,
+        self, donor: str, chain: Sequence[Certificate], local: LocalState, follower: ChainFollower,
         others: Sequence[str], witnesses: Sequence[str],
     ) -> CaughtUp:  # fmt: skip
         """Verify the state that the donor's chain leads to, chunk by chunk, from every peer that has it."""
@@ -175,7 +186,7 @@ class HistoryClient:
             meta, digests = await self.requests.offer(donor, local, self._folder)
             if len(chain) < meta.round:  # rounds have been committed since the chain was read
                 more = await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
-                if len(chain := carried([*chain, *more], len(chain))) < meta.round:
+                if len(chain := follower.carried([*chain, *more], len(chain))) < meta.round:
                     raise UndecidedError(f"round {len(chain) + 1} of {donor} is signed by few of those who were there")
             chain, after = list(chain[: meta.round]), chain[meta.round :]
             if not chain or chain[-1].link.id != meta.lineage_id:
@@ -195,16 +206,14 @@ class HistoryClient:
             finally:
                 if early is not None:
                     await early.close()
-        await adopt(path, chain)
+        await follower.adopt(path, chain)
         return CaughtUp(donor=donor, replayed=0, snapshot_round=meta.round, chunks=served)
 
     async def _prepare(self, donor: str, local: LocalState) -> None:
         with contextlib.suppress(ProtocolError, StreamClosedError):
             await self.requests.offer(donor, local, self._folder)
 
-    async def _onward(
-        self, donor: str, chain: Sequence[Certificate], genesis: str, most: int
-    ) -> list[Certificate]:
+    async def _onward(self, donor: str, chain: Sequence[Certificate], genesis: str, most: int) -> list[Certificate]:
         """At most `most` certificates of the donor that follow a chain from genesis, checked; none if its own chain is
         another one, or no longer.
         """
@@ -230,6 +239,7 @@ class HistoryClient:
             file.close()
         log.info("%d chunks of round %d were here, %s sent the rest", file.resumed, meta.round, dict(fetch.served))
         return file.finish(), fetch.served
+
 
 def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
     if state_digest(digests, meta.numel, meta.num_buffers) != certified:

@@ -136,23 +136,14 @@ class StatePeer:
         checkpoints = NewestCheckpoint(store.history.folder, RUN, ())
         rules = ChainRules(limits=limits, rule=ForkRule(), checkpoints=checkpoints)
         scout = ChainScout(fetcher.requests, RUN, rules, store.history)
-        verified_at = 0.0
-
-        async def adopt(path: Path, chain: list[Certificate]) -> None:
-            nonlocal verified_at
-            verified_at = time.monotonic()
-            await store.adopt(path, chain)
-
-        async def apply(*_: object) -> None:
-            raise AssertionError("nothing to replay")
-
+        joiner = _Joiner(store, scout)
         began = time.monotonic()
         local = LocalState(state=self.state, history=store.history, valid=False, digest=store.digest)
         chain = await scout.look(donors[0], self.state.round)
-        how = await fetcher.follow(donors[0], chain, local, apply, adopt, scout.carried, donors[1:])
+        how = await fetcher.follow(donors[0], chain, local, joiner, donors[1:])
         said = await fetcher.said(store.history.chain[-1].link, donors, self._setup.timeout_s)
         return {
-            "began": began, "ended": verified_at, "adopt_seconds": time.monotonic() - verified_at,
+            "began": began, "ended": joiner.verified_at, "adopt_seconds": time.monotonic() - joiner.verified_at,
             "chunks": [how.chunks.get(donor, 0) for donor in donors],
             "right": set(said.values()) == {await store.digest()},
         }  # fmt: skip
@@ -163,6 +154,21 @@ class StatePeer:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class _Joiner:
+    """Takes a donor's snapshot, and notes when it was verified."""
+
+    def __init__(self, store: StateStore, scout: ChainScout) -> None:
+        self._store, self.carried = store, scout.carried
+        self.verified_at = 0.0
+
+    async def apply(self, update: AnyUpdate, certificate: Certificate) -> None:
+        raise AssertionError(f"nothing to replay, but round {certificate.link.round} with {update.numel} values")
+
+    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+        self.verified_at = time.monotonic()
+        await self._store.adopt(path, chain)
 
 
 class _Port:

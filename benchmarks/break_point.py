@@ -143,9 +143,19 @@ def places(bad: int, seed: int) -> tuple[int, ...]:
     return tuple(sorted(random.Random(f"{bad} {seed}").sample(range(PEERS), bad)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Which runs to make: every attack by so many Byzantine peers, for each seed; and how long each is."""
+
+    counts: Sequence[int] = COUNTS
+    attacks: Sequence[str] = HARDEST
+    seeds: Sequence[int] = (0,)
+    rounds: int = ROUNDS
+    steps: int = STEPS
+
+
 def run(
-    report: Path, *, plot: Path | None = None, counts: Sequence[int] = COUNTS, attacks: Sequence[str] = HARDEST,
-    seeds: Sequence[int] = (0,), rounds: int = ROUNDS, steps: int = STEPS, minutes: float = math.inf,
+    report: Path, runs: Runs, *, plot: Path | None = None, minutes: float = math.inf,
     tell: Callable[[Sequence[BreakRow]], None] = lambda _: None,
 ) -> Sequence[BreakRow]:
     """Make the runs that the report does not hold yet, as far as the minutes allow; -> all rows of these settings.
@@ -154,6 +164,7 @@ def run(
         UserError: the report cannot be written, or holds something else.
     """
     one_thread()
+    seeds, rounds, steps = runs.seeds, runs.rounds, runs.steps
     check_output_file(report, "--report")
     until = time.monotonic() + 60 * minutes
     options = ("--report", "docs/results/break_point.json", "--plot", "docs/results/break_point.png",
@@ -165,7 +176,7 @@ def run(
         same = {"seed": seed, "rounds": rounds, "steps_per_round": steps}
         before = kept.find(**same)
         clean = before.clean_loss if before is not None else None
-        for bad, attack in itertools.product(counts, attacks):
+        for bad, attack in itertools.product(runs.counts, runs.attacks):
             if kept.find(attack=attack, bad=bad, **same) is not None:
                 continue
             if time.monotonic() > until:
@@ -210,11 +221,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{last.bad} of {PEERS}, {last.attack}, seed {last.seed}: {_cell(last)}", flush=True)
 
     try:
-        run(
-            arguments.report, plot=arguments.plot, counts=arguments.counts, attacks=arguments.attacks,
-            seeds=arguments.seeds, rounds=arguments.rounds, steps=arguments.steps, minutes=arguments.max_minutes,
-            tell=tell,
+        runs = Runs(
+            counts=arguments.counts, attacks=arguments.attacks, seeds=arguments.seeds, rounds=arguments.rounds,
+            steps=arguments.steps,
         )  # fmt: skip
+        run(arguments.report, runs, plot=arguments.plot, minutes=arguments.max_minutes, tell=tell)
     except UserError as error:
         print(error.render("break_point"), file=sys.stderr)
         return 2

@@ -71,7 +71,7 @@ def g2(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Cou
     if not done:
         report.unlink(missing_ok=True)
     rows = break_point.run(
-        report, plot=report.with_suffix(".png"), seeds=(seed,), minutes=minutes,
+        report, break_point.Runs(seeds=(seed,)), plot=report.with_suffix(".png"), minutes=minutes,
         tell=lambda rows: tell(break_point.counts(rows)),
     )  # fmt: skip
     return break_point.counts(rows)

@@ -30,11 +30,12 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clocks.ClockSwar
 
 def test_the_break_point_is_found_and_drawn(tmp_path: Path) -> None:
     report, plot = tmp_path / "break_point.json", tmp_path / "break_point.png"
-    rows = break_point.run(report, plot=plot, counts=(2, 7), attacks=("sign-flip",), rounds=1, steps=1)
+    runs = break_point.Runs(counts=(2, 7), attacks=("sign-flip",), rounds=1, steps=1)
+    rows = break_point.run(report, runs, plot=plot)
     assert [row.bad for row in rows] == [2, 7]
     assert all(row.clean_loss > 0 for row in rows)
     assert plot.read_bytes().startswith(b"\x89PNG")
-    again = break_point.run(report, counts=(2, 7), attacks=("sign-flip",), rounds=1, steps=1)
+    again = break_point.run(report, runs)
     assert again == rows  # not measured twice
     assert len(json.loads(report.read_text())["rows"]) == 2
 

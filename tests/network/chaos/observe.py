@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peer.outer.record import RoundRecord
 from tests.network.processes import descendants
@@ -132,10 +132,14 @@ class Orphans:
     def waiting(self) -> bool:
         return bool(self._watched)
 
+    def counts(self) -> dict[str, Any]:
+        """What a campaign reports of them."""
+        return {"orphans": self.found, "processes_checked": self.checked}
+
 
 @dataclass
 class Hangs:
-    """Whoever lives and ends no round, committed or not, within the limit hangs; so does a swarm that commits none.
+    """A live peer that ends no round, committed or not, within the limit hangs; so does a swarm that commits none.
 
     Time that a process was ready and the machine had no processor for it does not count: that is no fault of ours.
 
@@ -174,16 +178,32 @@ class Hangs:
             self._commits = (commits, now)
         return hanging
 
+    def counts(self) -> dict[str, Any]:
+        """What a campaign reports of them."""
+        return {
+            "hangs": len(self.found),
+            "what_hung": self.found,
+            "longest_without_a_record_s": round(self.longest_s, 1),
+        }
+
 
 @dataclass
 class Digests:
-    """Compares states: of the members of a round by their records, of whoever stands at one place by the bytes."""
+    """Compares states: of the members of a round by their records, of peers at one lineage id by the bytes."""
 
     compared: int = 0
     mismatches: list[str] = field(default_factory=list)
     rounds: set[str] = field(default_factory=set)
     _by_group: dict[str, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _seen: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def counts(self) -> dict[str, Any]:
+        """What a campaign reports of them."""
+        return {
+            "digests_compared": self.compared,
+            "digest_mismatches": len(self.mismatches),
+            "what_differed": self.mismatches,
+        }
 
     def add(self, peer_id: str, records: list[RoundRecord]) -> None:
         """Take in what a member has told since the last time."""
@@ -199,7 +219,7 @@ class Digests:
                     self.mismatches.append(f"round {record.round}, group {record.group_id[:12]}: {peer_id}")
 
     def compare_states(self, seats: list[Seat]) -> None:
-        """The bytes of all who stand at the same lineage id; whoever moves meanwhile is left out."""
+        """The bytes of all peers at the same lineage id, but for those that move meanwhile."""
         states: dict[str, dict[str, str]] = defaultdict(dict)
         for seat in seats:
             sync = seat.member.sync

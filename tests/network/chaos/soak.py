@@ -138,14 +138,9 @@ class Soak:
             "steady_deaths": sum(not gauge.process.alive for gauge in self.gauges),
             "steady_tracebacks": len(logged),
             "what_was_logged": [each.splitlines()[-1] for each in logged],
-            "hangs": len(self.hangs.found),
-            "what_hung": self.hangs.found,
-            "longest_without_a_record_s": round(self.hangs.longest_s, 1),
-            "orphans": self.orphans.found,
-            "processes_checked": self.orphans.checked,
-            "digests_compared": self.digests.compared,
-            "digest_mismatches": len(self.digests.mismatches),
-            "what_differed": self.digests.mismatches,
+            **self.hangs.counts(),
+            **self.orphans.counts(),
+            **self.digests.counts(),
         }
 
     # -- one turn ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
@@ -20,6 +22,18 @@ def exit_on_signals(code: int) -> None:
     """
     for number in ending_signals():
         signal.signal(number, lambda *_: os._exit(code))
+
+
+@contextmanager
+def exiting_on_signals(code: int) -> Iterator[None]:
+    """The same for as long as a command imports what it needs; afterwards each signal does what it did before."""
+    before = {number: signal.getsignal(number) for number in ending_signals()}
+    exit_on_signals(code)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def interrupt_on_signals() -> None:

@@ -117,7 +117,7 @@ def test_the_first_process_of_a_container_ends_while_it_starts(tmp_path: Path, c
         "bootstrap": ["bootstrap.cli", str(tmp_path / "run.yaml"), "--state-dir", str(tmp_path / "state"),
                       "--host-maddrs", "/ip4/127.0.0.1/tcp/0"],
         "join": ["peer.cli", "join", f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{PEER_ID}", "--output-dir", str(tmp_path)],
-        "simulate": ["peer.cli", "simulate", "lagoon"],
+        "simulate": ["peer.cli", "simulate", "--tokens", "100M"],
     }[command]  # fmt: skip
     # process 1 writes its own start, and its parent's child is the one to be signalled
     process = subprocess.Popen(

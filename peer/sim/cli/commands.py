@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from peer.errors import UserError, did_you_mean
+from peer.system.exit_signals import exiting_on_signals
 from peer.system.output_files import named_path
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
-    with _quick_exit_on_interrupt():
+    with exiting_on_signals(INTERRUPTED):
         from peer.outer.recipe.published import RECIPES
         from peer.outer.recipe.recipe import describe
         from peer.sim.cli.tables import recipe_table, recipes_table, simulator_console
@@ -148,7 +147,7 @@ def _recipes(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    with _quick_exit_on_interrupt():
+    with exiting_on_signals(INTERRUPTED):
         _checked_choices([arguments.recipe or REFERENCE], arguments.network)
         from peer.sim.cli.simulate import SimulateOptions, run_simulate
     return _without_teardown(lambda: run_simulate(SimulateOptions(
@@ -160,7 +159,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    with _quick_exit_on_interrupt():
+    with exiting_on_signals(INTERRUPTED):
         choices = _checked_choices(arguments.recipes, arguments.network)
         from peer.sim.cli.compare import CompareOptions, parse_seeds, run_compare
     tokens_png, bytes_png = arguments.plot_tokens, arguments.plot_bytes
@@ -201,13 +200,3 @@ def _without_teardown(run: Callable[[], int]) -> int:
 
 def _as_typed(arguments: argparse.Namespace) -> str:
     return shlex.join(["atoll", *getattr(arguments, "argv", ())])
-
-
-@contextmanager
-def _quick_exit_on_interrupt() -> Iterator[None]:
-    """Nothing runs yet that would have to be ended, and an exception in the middle of an import can get lost."""
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

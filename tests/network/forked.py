@@ -11,6 +11,7 @@ No test may use uvloop in its own process: libuv would take files that the child
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -145,6 +146,7 @@ def _become(
 ) -> NoReturn:
     code = 1
     try:
+        gc.freeze()  # what earlier tests left, such as a task that failed, would be reported here when it is collected
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)

@@ -166,7 +166,7 @@ class _Joiner:
     async def apply(self, update: AnyUpdate, certificate: Certificate) -> None:
         raise AssertionError(f"nothing to replay, but round {certificate.link.round} with {update.numel} values")
 
-    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+    async def adopt(self, path: Path, chain: Sequence[Certificate]) -> None:
         self.verified_at = time.monotonic()
         await self._store.adopt(path, chain)
 

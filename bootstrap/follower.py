@@ -66,7 +66,7 @@ class ChainFollower:
             elif isinstance(found, BaseException):
                 raise found
             elif self._scout.judge(held := self._scout.carried(found)) is ForkVerdict.FOLLOW:
-                await asyncio.to_thread(self._history.advance, list(held))
+                await asyncio.to_thread(self._history.advance, held)
                 self._failures.pop(donor, None)
             else:
                 self._avoid(donor)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from peer.errors import ProtocolError
+from peer.protocol.chain import id_of
 from peer.protocol.fork_choice import ForkRule, ForkVerdict
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate
@@ -32,9 +33,14 @@ class Checkpoint(Spec):
     serial: Count
     signed_at: Seconds
 
-    def on(self, chain: Sequence[Certificate]) -> bool | None:
-        """Whether a chain from genesis leads through this tip; None if it is too short to tell."""
-        return chain[self.round - 1].link.id == self.lineage_id if self.round <= len(chain) else None
+    def on(self, chain: Sequence[Certificate], first_round: int = 0) -> bool | None:
+        """Whether a chain from genesis leads through this tip; None if it is too short to tell.
+
+        Args:
+            first_round: so many of its links are left away, all before this tip.
+        """
+        place = self.round - 1 - first_round
+        return id_of(chain, place) == self.lineage_id if place < len(chain) else None
 
 
 def seal_checkpoint(identity: Identity, checkpoint: Checkpoint) -> bytes:
@@ -67,7 +73,7 @@ def choose(
     """
     if newest is None or newest.round <= len(ancestor):
         return rule.judge(ancestor, own, other)
-    mine, theirs = newest.on([*ancestor, *own]), newest.on([*ancestor, *other])
+    mine, theirs = newest.on(own, len(ancestor)), newest.on(other, len(ancestor))
     if theirs:
         return ForkVerdict.FOLLOW
     newcomer = not ancestor and not own

@@ -7,12 +7,12 @@ identities that signed it weigh together. An identity that signed both branches 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median_low
 
+from peer.protocol.chain import Tally, tally_of
 from peer.protocol.lineage import Certificate, chain_weight, heavier
 from peer.protocol.manifest import TrustSpec
 
@@ -29,21 +29,6 @@ class ForkVerdict(Enum):
     KEEP = "keep"
     WEIGHTLESS = "weightless"
     """The chain only extends the peer's own, but fewer than half of those who were there signed it."""
-
-
-class _Tally:
-    """Who was in how many of some links, with how many tokens together."""
-
-    def __init__(self) -> None:
-        self.links, self.rounds, self.tokens = 0, Counter[str](), Counter[str]()
-
-    def add(self, links: Sequence[Certificate]) -> _Tally:
-        for certificate in links:
-            self.links += 1
-            for member in certificate.link.roster:
-                self.rounds[member.peer_id] += 1
-                self.tokens[member.peer_id] += member.tokens
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +57,9 @@ class ForkRule:
 
     def established(self, ancestor: Sequence[Certificate]) -> dict[str, int]:
         """Who has a say about what follows these links, and how much, in tokens; no identity at genesis."""
-        return self._weights(_Tally().add(ancestor))
+        return self._weights(tally_of(ancestor))
 
-    def _weights(self, tally: _Tally) -> dict[str, int]:
+    def _weights(self, tally: Tally) -> dict[str, int]:
         needed = max(1, min(self.probation_rounds, -(-2 * tally.links // 3)))
         weights = {peer_id: tally.tokens[peer_id] for peer_id, count in tally.rounds.items() if count >= needed}
         cap = self.largest_weight * median_low(weights.values()) if weights else 0
@@ -123,7 +108,7 @@ class ForkRule:
         if self.private:
             return len(chain)
         held = known = min(len(chain), max(known, 1))
-        tally, tallied = _Tally(), 0
+        tally, tallied = tally_of(chain[:held]), held
         while True:
             weights, tallied = self._weights(tally.add(chain[tallied:held])), held
             if forked and held == known:
@@ -163,14 +148,3 @@ def signers(branch: Iterable[Certificate]) -> set[str]:
     """Whose valid signatures the (checked) certificates of a branch carry."""
     return {peer_id for certificate in branch for peer_id in certificate.signatures}
 
-
-def shared_links(one: Sequence[Certificate], two: Sequence[Certificate]) -> int:
-    """How many links two chains from genesis have in common."""
-    low, high = 0, min(len(one), len(two))
-    while low < high:  # links name their parents, so equal ids mean equal chains up to there
-        middle = (low + high + 1) // 2
-        if one[middle - 1].link.id == two[middle - 1].link.id:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -166,37 +166,6 @@ def chain_weight(certificates: Iterable[Certificate]) -> int:
     return sum(certificate.link.weight for certificate in certificates)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenUp:
-    """What one chain holds and another does not: what a peer that changes over from the first gives up.
-
-    Attributes:
-        from_round: the first of these rounds, counted from 1; 0 if there are none.
-        rounds, tokens: of all their members.
-        own_tokens: of the peer that changes over.
-    """
-
-    from_round: int
-    rounds: int
-    tokens: int
-    own_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.rounds} rounds from {self.from_round} on, {self.tokens} tokens ({self.own_tokens} ours)"
-
-
-def given_up(before: Sequence[Certificate], after: Sequence[Certificate], peer_id: str) -> GivenUp:
-    """Compare a peer's chain before and after it changed its lineage."""
-    shared = 0
-    while shared < min(len(before), len(after)) and before[shared].link.id == after[shared].link.id:
-        shared += 1
-    lost = [certificate.link for certificate in before[shared:]]
-    own = sum(member.tokens for link in lost for member in link.roster if member.peer_id == peer_id)
-    return GivenUp(
-        from_round=shared + 1 if lost else 0, rounds=len(lost), tokens=sum(link.weight for link in lost), own_tokens=own
-    )
-
-
 def heavier(weight: int, lineage_id: str, other_weight: int, other_id: str) -> bool:
     """True if the first of two lineages wins: more committed tokens; on a tie the lower id."""
     if weight != other_weight:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import join, loop, memory, rounds
+from benchmarks import chain, join, loop, memory, rounds
 from benchmarks.figures import Figure
 from benchmarks.vectors import SHAPES
 from peer.demo.report import Observed
@@ -95,6 +95,14 @@ def test_a_newcomer_is_timed_by_the_rounds_of_a_witness() -> None:
     figures = by_name(join.figures([timeline]))
     assert figures["command to first step, median"].met is True
     assert figures["rounds to first committed, worst"].met is True
+
+
+def test_a_chain_of_any_length_is_chosen_from_in_the_same_time() -> None:
+    report = chain.measure(chain.build_parser().parse_args(["--rounds", "2000"]), lambda _: None)
+    figures = by_name(report.figures)
+    assert figures["memory"].limit == pytest.approx(10.2)
+    assert 0.0 < figures["choose between two chains"].value < 1e3 * figures["open"].value / 5
+    assert len(report.samples["choosing_s"]) == len(report.samples["appending_s"]) == chain.REPEATS
 
 
 def test_the_loop_is_judged_by_the_ratio_of_medians() -> None:

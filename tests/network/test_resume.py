@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
-from peer.swarm.state.chain import read_chain
+from tests.chain_files import read_chain
 from tests.network.harness import TestSwarm
 from tests.network.processes import JoinedPeer, alive, descendants, until
 

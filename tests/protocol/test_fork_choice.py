@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import ProtocolError
+from peer.protocol.chain import shared_links
 from peer.protocol.checkpoints import Checkpoint, choose, open_checkpoint, seal_checkpoint
-from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, ForkVerdict, shared_links, signers
+from peer.protocol.fork_choice import FINAL_LINKS, RECENT_LINKS, ForkRule, ForkVerdict, signers
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import Certificate, Link, Member
 

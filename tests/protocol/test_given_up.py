@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from peer.protocol.lineage import Certificate, GivenUp, Link, Member, given_up
+from peer.protocol.chain import GivenUp, given_up
+from peer.protocol.lineage import Certificate, Link, Member
 
 RUN = "a" * 64
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
         tensors = {"anchor": state.anchor, **{f"buffer{i}": buffer for i, buffer in enumerate(state.buffers)}}
         save_file(tensors, path / "outer.safetensors")
         rounds.store.history.write_pending()
-        (path / "chain.jsonl").write_bytes(rounds.store.history.chain_path.read_bytes())
+        shutil.copyfile(rounds.store.history.chain_path, path / "chain.jsonl")
 
     problem = None
     async with rounds.store.still():

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import ProtocolError
+from peer.protocol.chain import extended, id_of, shared_links, tally_of
 from peer.protocol.checkpoints import Checkpoint, choose
-from peer.protocol.fork_choice import FINAL_LINKS, ForkRule, ForkVerdict, shared_links
+from peer.protocol.fork_choice import FINAL_LINKS, ForkRule, ForkVerdict
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain, heavier
 from peer.protocol.manifest import MAX_ROUNDS, RunManifest
 from peer.protocol.records import PeerRecord
@@ -81,7 +82,7 @@ class ChainRules:
             return False
         newest = self.checkpoints.newest
         confirmed = newest is not None and newest.round >= self.total and newest.on(chain)
-        return not confirmed and all(one.link.place(self.own_id) is None for one in chain)
+        return not confirmed and self.own_id not in tally_of(chain).rounds
 
 
 class ChainScout:
@@ -136,7 +137,7 @@ class ChainScout:
         binding = self._checkpoints.binding(self._history.chain)
         return binding if binding is not None and not binding.on(self._history.chain) else None
 
-    async def look(self, donor: str, claimed_round: int) -> list[Certificate]:
+    async def look(self, donor: str, claimed_round: int) -> Sequence[Certificate]:
         """The donor's chain from genesis, checked; of its links those that it shares with this node's are not fetched.
 
         A node with a chain of its own looks at no more than `MOST_LINKS` of another branch: they show who signs it.
@@ -145,31 +146,32 @@ class ChainScout:
             ProtocolError: it does not verify, or leaves this node's chain further back than any verdict could follow.
             StreamClosedError: the donor went away, or sends slower than `LEAST_LINK_RATE`.
         """
-        own = tuple(self._history.chain)
+        own = self._history.chain
         possible = self._rules.most_rounds(len(own))
         if claimed_round > possible:
             raise ProtocolError(f"{donor} claims round {claimed_round}; the run can have made {possible} by now")
         start, links = await self._meet(donor, own)
         shared, more = start + shared_links(own[start:], links), len(links) == LINKS_PER_REQUEST
-        chain, links = list(own[:shared]), links[shared - start :]
-        seen = Counter(member.peer_id for one in chain for member in one.link.roster)
+        links = links[shared - start :]
+        parent, new = id_of(own, shared - 1) if shared else self._history.genesis, list[Certificate]()
+        seen = tally_of(own[:shared]).rounds
         most = min(possible, shared + MOST_LINKS) if own else possible
         while links:
-            parent = chain[-1].link.id if chain else self._history.genesis
-            await check_links(links, self._run_id, parent, len(chain), self._rules.limits, seen)
-            chain += links
-            left = min(most, max(claimed_round, shared) + SLACK_LINKS) - len(chain)
+            await check_links(links, self._run_id, parent, shared + len(new), self._rules.limits, seen)
+            parent = links[-1].link.id
+            new += links
+            left = min(most, max(claimed_round, shared) + SLACK_LINKS) - shared - len(new)
             if left <= 0 or not more:
                 break
-            links = await self._source.links(donor, len(chain), min(left, LINKS_PER_REQUEST))
+            links = await self._source.links(donor, shared + len(new), min(left, LINKS_PER_REQUEST))
             more = len(links) == LINKS_PER_REQUEST
-        return chain
+        return extended(own[:shared], new)
 
     async def _meet(self, donor: str, own: Sequence[Certificate]) -> tuple[int, list[Certificate]]:
         """The first links of the donor that follow this node's chain, and from which round on they do."""
         start, step, floor = len(own), FIRST_STEP, self._floor(own)
         while True:
-            parent = own[start - 1].link.id if start else self._history.genesis
+            parent = id_of(own, start - 1) if start else self._history.genesis
             links = await self._source.links(donor, start, LINKS_PER_REQUEST)
             if links and links[0].link.parent == parent:
                 return start, links

@@ -14,8 +14,9 @@ from peer.link.channel import TrainerLink
 from peer.link.messages import RoundEnded
 from peer.outer.record import RoundRecord
 from peer.outer.state.wire_format import AnyUpdate
+from peer.protocol.chain import GivenUp, given_up
 from peer.protocol.fork_choice import ForkVerdict
-from peer.protocol.lineage import Certificate, GivenUp, Position, given_up, quorum
+from peer.protocol.lineage import Certificate, Position, quorum
 from peer.swarm.catchup.chain_scout import ChainRules, ChainScout
 from peer.swarm.catchup.donors import DonorQueue, LocalState, helpers
 from peer.swarm.catchup.genesis import fetch_genesis
@@ -143,7 +144,7 @@ class ForkChoice:
         timing = self._node.timing
         self._queue.distrust(donor, timing.silent_donor_s if isinstance(error, TimeoutError) else timing.unreachable_s)
 
-    async def _look(self, donor: str) -> list[Certificate]:
+    async def _look(self, donor: str) -> Sequence[Certificate]:
         record = self._directory.reachable.get(donor)
         return await self.scout.look(donor, record.round if record is not None else 0)
 
@@ -173,7 +174,7 @@ class ForkChoice:
 
     async def catch_up(self) -> bool:
         """Follow another chain if the rule says so; True when the state changed."""
-        before, chain = self._store.position, tuple(self._store.history.chain)
+        before, chain = self._store.position, self._store.history.chain
         self.missed.begin()
         timing, clock = self._node.timing, self._node.clock
         until = clock() + timing.new_donors_s
@@ -256,7 +257,7 @@ class ForkChoice:
         )  # fmt: skip
         self._trainer.tell(RoundEnded(record=record))
 
-    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+    async def adopt(self, path: Path, chain: Sequence[Certificate]) -> None:
         """See `ChainFollower`."""
         await self._store.adopt(path, chain)
 

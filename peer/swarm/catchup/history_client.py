@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError
 from peer.outer.state.outer_state import state_digest
 from peer.outer.state.wire_format import AnyUpdate
-from peer.protocol.fork_choice import shared_links
+from peer.protocol.chain import extended, id_of, shared_links, tally_of
 from peer.protocol.lineage import Certificate, Link, RosterLimits
 from peer.protocol.wire import GossipState, SnapshotMeta
 from peer.swarm.catchup.chain_scout import check_links
@@ -45,7 +44,7 @@ class ChainFollower(Protocol):
     async def apply(self, update: AnyUpdate, certificate: Certificate) -> None:
         """Take one certified step."""
 
-    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+    async def adopt(self, path: Path, chain: Sequence[Certificate]) -> None:
         """Take a verified snapshot file as the state, and the chain that leads to it."""
 
 
@@ -186,10 +185,10 @@ class HistoryClient:
             meta, digests = await self.requests.offer(donor, local, self._folder)
             if len(chain) < meta.round:  # rounds have been committed since the chain was read
                 more = await self._onward(donor, chain, genesis, meta.round - len(chain) + ONWARD_LINKS)
-                if len(chain := follower.carried([*chain, *more], len(chain))) < meta.round:
+                if len(chain := follower.carried(extended(chain, more), len(chain))) < meta.round:
                     raise UndecidedError(f"round {len(chain) + 1} of {donor} is signed by few of those who were there")
-            chain, after = list(chain[: meta.round]), chain[meta.round :]
-            if not chain or chain[-1].link.id != meta.lineage_id:
+            chain, after = chain[: meta.round], chain[meta.round :]
+            if not chain or id_of(chain, len(chain) - 1) != meta.lineage_id:
                 raise CatchUpError(f"{donor}: its chain does not lead to its snapshot of round {meta.round}")
             open_stream = self.requests.open if early is None else early.open
             if after:
@@ -221,8 +220,7 @@ class HistoryClient:
         links = await self.requests.links(donor, round, most)
         if not links or links[0].link.parent != parent:
             return []
-        seen = Counter(member.peer_id for one in chain for member in one.link.roster)
-        await check_links(links, self._run_id, parent, round, self._limits, seen)
+        await check_links(links, self._run_id, parent, round, self._limits, tally_of(chain).rounds)
         return links
 
     async def _chunks(

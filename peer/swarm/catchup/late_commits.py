@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from peer.errors import ProtocolError, in_words
+from peer.protocol.chain import extended
 from peer.protocol.lineage import Certificate
 from peer.swarm.catchup.donors import LocalState
 from peer.swarm.catchup.history_client import HistoryClient
@@ -63,7 +64,7 @@ class LateCommits:
 async def find_continuation(
     fetcher: HistoryClient, others: Sequence[str], local: Callable[[], LocalState], rng: random.Random,
     patience_s: float, asleep: str | None = None,
-) -> tuple[str, list[Certificate]] | None:  # fmt: skip
+) -> tuple[str, Sequence[Certificate]] | None:  # fmt: skip
     """A peer that continued after a round that this one abandoned or slept through: (peer, its chain from genesis).
 
     Args:
@@ -76,7 +77,7 @@ async def find_continuation(
     awake = [peer_id for peer_id in others if peer_id != asleep] or list(others)
     asked = rng.sample(awake, min(ASKED, len(awake)))
     beside, silent = [peer_id for peer_id in others if peer_id not in awake], 0
-    own = tuple(local().history.chain)
+    own = local().history.chain
 
     async def onward(peer_id: str) -> list[Certificate]:
         async with asyncio.timeout(fetcher.timing.hearsay_s if peer_id in beside else patience_s):
@@ -92,7 +93,7 @@ async def find_continuation(
                 silent += 1
                 continue
             if chain:
-                return peer_id, [*own, *chain]
+                return peer_id, extended(own, chain)
     if asked and silent == len(asked + beside):
         raise NoAnswerError
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 
 from peer.link.contribution_slot import ContributionSlot
 from peer.outer.record import RoundRecord
@@ -74,7 +75,7 @@ class RetryPolicy:
             if missed is not None:
                 self._fork_choice.offer(*missed)
 
-    async def _went_on(self, others: list[str], culprit: str | None) -> tuple[str, list[Certificate]] | None:
+    async def _went_on(self, others: list[str], culprit: str | None) -> tuple[str, Sequence[Certificate]] | None:
         """Ask them, and ask again for a while where this machine has slept: its network may need a moment to come back,
         and what it gives up unasked it would send twice.
         """

@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from peer.errors import ProtocolError
 from peer.outer.compress.base import Payload
 from peer.protocol import hashing
-from peer.protocol.lineage import Certificate, chain_weight
-from peer.protocol.records import dump_json, parse_json
+from peer.protocol.chain import Chain, id_of
+from peer.protocol.lineage import Certificate
+from peer.swarm.state.certificate_file import CertificateFile
 
 log = logging.getLogger(__name__)
 KEPT_UPDATES = 64
 READ_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 20  # of a certificate: 64 members and their signatures need a fiftieth
 FULL = (errno.ENOSPC, errno.EDQUOT)
+T = TypeVar("T")
 
 
 class ChainStore:
@@ -30,45 +30,52 @@ class ChainStore:
     Args:
         folder: where updates, chain and snapshot files live; created if missing.
         genesis: lineage id 0.
-
-    Attributes:
-        chain: certificates from genesis on.
-        weight: committed tokens of the whole chain.
-        seen: in how many of its rounds each peer was.
     """
 
     def __init__(self, folder: Path, genesis: str) -> None:
         self.folder, self.genesis = folder, genesis
-        self.chain: list[Certificate] = []
-        self.weight = 0
-        self.seen: Counter[str] = Counter()
-        self._unwritten: list[Certificate] = []
         self._whole: set[str] = set()  # digests of the updates that this process has written or read
         self._reading = threading.Lock()  # one file at a time, and each once
         folder.mkdir(parents=True, exist_ok=True)
+        self._file = CertificateFile(self.chain_path, genesis)
 
     @property
     def chain_path(self) -> Path:
         return self.folder / "chain.jsonl"
 
+    @property
+    def chain(self) -> Chain:
+        """Certificates from genesis on, as they are now."""
+        return self._file.chain
+
+    @property
+    def weight(self) -> int:
+        """Committed tokens of the whole chain."""
+        return self._file.tally.weight
+
+    @property
+    def seen(self) -> Counter[str]:
+        """In how many of its rounds each peer was."""
+        return self._file.tally.rounds
+
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
-        chain = read_chain(path, lineage_id)
-        ids = [self.genesis, *(certificate.link.id for certificate in chain)]
-        if lineage_id not in ids:
-            return False
-        self.replace(chain[: ids.index(lineage_id)])
-        return True
+        file = CertificateFile(path, self.genesis)
+        found = file.load(lineage_id)
+        if found:
+            self._take(file)
+        return found
 
     def load_all(self) -> None:
         """Take all of the chain that this folder holds, as far as its links follow each other."""
-        chain, parent = [], self.genesis
-        for certificate in read_chain(self.chain_path):
-            if certificate.link.parent != parent:
-                break
-            chain.append(certificate)
-            parent = certificate.link.id
-        self.replace(chain)
+        file = CertificateFile(self.chain_path, self.genesis)
+        file.load()
+        self._take(file)
+
+    def _take(self, file: CertificateFile) -> None:
+        if file.path == self.chain_path:
+            self._file = file
+        self.replace(file.chain)
 
     def append(self, certificate: Certificate) -> None:
         """Record a committed round; it outlives this process from here on. Its update is kept apart.
@@ -76,15 +83,12 @@ class ChainStore:
         Where the disk refuses, and no update is left that could make room, it is written with a later one. Should this
         process end before, its successor catches up.
         """
-        self._unwritten.append(certificate)
+        self._file.add(certificate)
         try:
             self.write_pending()
         except OSError as error:
-            if len(self._unwritten) == 1:
+            if self._file.unwritten == 1:
                 log.warning("%s is not written, rounds continue: %s", self.chain_path, error.strerror)
-        self.chain.append(certificate)
-        self.weight += certificate.link.weight
-        self.seen.update(member.peer_id for member in certificate.link.roster)
 
     def write_pending(self) -> None:
         """Write the rounds for which there was no room.
@@ -92,19 +96,16 @@ class ChainStore:
         Raises:
             OSError: there is none yet.
         """
-        lines = b"".join(dump_json(certificate) + b"\n" for certificate in self._unwritten)
-        if lines:
-            self._with_room(lambda: _append(self.chain_path, lines))
-            self._unwritten.clear()
+        self._with_room(self._file.flush)
 
-    def advance(self, chain: list[Certificate]) -> None:
+    def advance(self, chain: Sequence[Certificate]) -> None:
         """Take a chain that may continue this one: what is new is appended, so that a long chain is not written again.
 
         Raises:
             OSError: see `append`.
         """
         known = len(self.chain)
-        if known and (len(chain) < known or chain[known - 1].link.id != self.lineage_id(known)):
+        if known and (len(chain) < known or id_of(chain, known - 1) != self.lineage_id(known)):
             self.replace(chain)
             return
         for certificate in chain[known:]:
@@ -124,7 +125,7 @@ class ChainStore:
         self._with_room(lambda: _write(path, *payloads))
         self._whole.add(digest)
 
-    def replace(self, chain: list[Certificate]) -> None:
+    def replace(self, chain: Sequence[Certificate]) -> None:
         """Take another chain (a resumed or an adopted one).
 
         Raises:
@@ -133,13 +134,8 @@ class ChainStore:
         for path in self.folder.glob("*.tmp"):  # half written, in an earlier life
             if path.name.startswith(("update-", "chain")):
                 path.unlink(missing_ok=True)
-        content = b"".join(dump_json(certificate) + b"\n" for certificate in chain)
-        if not self.chain_path.exists() or self.chain_path.read_bytes() != content:
-            self._with_room(lambda: _write(self.chain_path, content, durable=True))
-        self._unwritten.clear()
-        self.chain = list(chain)
-        self.weight = chain_weight(chain)
-        self.seen = Counter(member.peer_id for one in chain for member in one.link.roster)
+        if not self._file.holds(chain):
+            self._file = self._with_room(lambda: self._file.replaced(chain))
         self._prune()
 
     def _forget_oldest(self) -> None:
@@ -150,7 +146,7 @@ class ChainStore:
                 self._update_path(digest).unlink(missing_ok=True)
                 self._whole.discard(digest)
 
-    def _with_room(self, write: Callable[[], None]) -> None:
+    def _with_room(self, write: Callable[[], T]) -> T:
         """Do it; while the disk is full, the oldest update that is kept is given up for it."""
         while True:
             try:
@@ -170,7 +166,7 @@ class ChainStore:
 
     def lineage_id(self, round: int) -> str:
         """The lineage id of that round, at most the newest, on this lineage."""
-        return self.chain[round - 1].link.id if round else self.genesis
+        return self._file.id(round - 1) if round else self.genesis
 
     def leads_through(self, round: int, lineage_id: str) -> bool:
         """Whether that round had, or has, this lineage id here."""
@@ -178,7 +174,8 @@ class ChainStore:
 
     def leads_through_id(self, lineage_id: str) -> bool:
         """Whether this lineage has stood there in any of its newest rounds."""
-        return any(one.link.id == lineage_id for one in self.chain[-KEPT_UPDATES:])
+        length = len(self.chain)
+        return any(self.lineage_id(length - back) == lineage_id for back in range(min(KEPT_UPDATES, length)))
 
     def certified(self, round: int) -> str | None:
         """The digest of the state of that round, which the link that carried it on names; None where none has."""
@@ -220,28 +217,6 @@ class ChainStore:
         return self.folder / f"update-{digest}.bin"
 
 
-def read_chain(path: Path, until: str | None = None) -> list[Certificate]:
-    """Certificates in a chain file; stops at the first damaged line (a torn write).
-
-    Args:
-        path: of the file, which may be another peer's.
-        until: the lineage id that ends it; None: read all.
-    """
-    chain: list[Certificate] = []
-    if not path.exists():
-        return chain
-    with path.open("rb") as file:
-        while line := file.readline(MAX_LINE_BYTES):
-            try:
-                chain.append(parse_json(Certificate, line))
-            except ProtocolError as error:
-                log.warning("%s: ignoring what follows round %d: %s", path, len(chain), error)
-                break
-            if chain[-1].link.id == until:
-                break
-    return chain
-
-
 def _written_at(path: Path) -> int:
     """0 if it is gone meanwhile."""
     with contextlib.suppress(FileNotFoundError):
@@ -249,27 +224,12 @@ def _written_at(path: Path) -> int:
     return 0
 
 
-def _append(path: Path, lines: bytes) -> None:
-    """All of it, or nothing."""
-    with path.open("ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            if file.write(lines) < len(lines):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
-            file.truncate(before)
-            raise
-
-
-def _write(path: Path, *payloads: Payload, durable: bool = False) -> None:
+def _write(path: Path, *payloads: Payload) -> None:
     """The whole file, or what was there before."""
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
             file.writelines(payloads)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -105,7 +105,7 @@ class LiveSnapshotter:
                     if self._stopped or not self._owned.valid or not history.leads_through(*began):
                         return None
                     await run_offloaded(CHUNK * (1 + len(state.buffers)), writer.copy, column)
-                    way = ReplayPlan(state.lineage_id, history.chain[min(writer.rounds.values()) : state.round])
+                    way = ReplayPlan(state.lineage_id, list(history.chain[min(writer.rounds.values()) : state.round]))
                 await asyncio.to_thread(partial(writer.put, column, aside=turn.aside))
         return way
 

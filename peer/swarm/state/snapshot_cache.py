@@ -143,7 +143,7 @@ class SnapshotCache(SnapshotFiles):
         history, file = self._history, self.files[-1].meta.round
         for round in range(max(file + 1, self._state.round - MAX_AGE_ROUNDS), file + MAX_AGE_ROUNDS + 1):
             if history.leads_through(round, lineage_id):
-                chain = history.chain[file:round]
+                chain = list(history.chain[file:round])
                 kept = all(history.update(one.link.update_digest) is not None for one in chain[:-1])
                 return chain if kept else None  # the last one may just be written
         return None

@@ -68,7 +68,7 @@ class StateStore(OwnedState):
         except OSError as error:
             log.error("the update of round %d is not kept for peers that catch up: %s", self.state.round, error)
 
-    async def adopt(self, path: Path, chain: list[Certificate]) -> None:
+    async def adopt(self, path: Path, chain: Sequence[Certificate]) -> None:
         """Take a verified snapshot file as the state, and its verified chain."""
         async with self._lock:
             await self.written()

@@ -57,7 +57,7 @@ from peer.protocol.wire import (
 from peer.swarm.catchup.partial_file import PartialFile
 from peer.swarm.group.roster import JOIN_DOMAIN, RosterAuthority, RosterMessage
 from peer.swarm.net.dht_validator import SealedRecordValidator
-from peer.swarm.state.chain import read_chain
+from peer.swarm.state.certificate_file import CertificateFile
 from peer.swarm.state.snapshot_file import chunk_lengths
 from tests.network.chaos.parser import Parser
 from tests.network.chaos.payloads import evidence, payloads
@@ -229,7 +229,9 @@ def _files(run: Run, folder: Path) -> list[Parser]:
     def chain(data: bytes) -> Any:
         path = folder / "chain.jsonl"
         path.write_bytes(data)
-        return len(read_chain(path))
+        file = CertificateFile(path, run.history.genesis)
+        file.load()
+        return len(file)
 
     def rounds(data: bytes) -> Any:
         path = folder / ROUNDS_FILE

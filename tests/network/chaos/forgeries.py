@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.link.messages import Anchor
-from peer.swarm.state.chain import read_chain
 from peer.system.death_signal import die_with_parent
+from tests.chain_files import read_chain
 from tests.network.chaos import forger
 from tests.network.chaos.forger import Forgery
 from tests.network.chaos.namespaces import Internet

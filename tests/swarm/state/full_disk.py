@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.state.chain import ChainStore, read_chain
+from peer.swarm.state.chain import ChainStore
+from tests.chain_files import read_chain
 from tests.outer.reference import reduced
 from tests.swarm.runs import Run, contributions
 

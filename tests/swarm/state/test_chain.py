@@ -7,8 +7,9 @@ from blake3 import blake3
 from peer.outer.state.outer_state import CHUNK, state_digest
 from peer.protocol.lineage import check_chain
 from peer.swarm.state import chain as history_module
-from peer.swarm.state.chain import ChainStore, read_chain
+from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_file import SnapshotFile, chunk_lengths, load_snapshot
+from tests.chain_files import read_chain
 from tests.outer.reference import reduced
 from tests.swarm.runs import NUMEL, RUN, TOKENS, Run, contributions, make_state
 
@@ -57,15 +58,16 @@ def test_a_torn_last_line_costs_that_line_at_every_offset(run, caplog):
     run.commit(2)
     path, whole = run.history.chain_path, run.history.chain
     content = path.read_bytes()
-    first = content.index(b"\n") + 1
-    for length in range(first, len(content) - 1, 7):
+    first, again = content.index(b"\n") + 1, ChainStore(path.parent, run.history.genesis)
+    for length in (*range(first, len(content) - 1, 7), first - 1):
         path.write_bytes(content[:length])
-        assert read_chain(path) == whole[:1]
+        again.load_all()
+        assert again.chain == whole[:1]
+        assert path.read_bytes() == content[:first]
     assert "ignoring what follows round 1" in caplog.text
-    path.write_bytes(content[: first - 1])
-    assert read_chain(path) == whole[:1]
     path.write_bytes(b"\xff\n" + content)
-    assert read_chain(path) == []
+    again.load_all()
+    assert again.chain == []
 
 
 def test_rounds_go_on_after_a_torn_line(run):

@@ -152,7 +152,9 @@ class ContributionSlot:
         now = self._store.position
         if self.called and self._wanted:  # what the trainer hands over before it sees this anchor is void
             self._wanted, self._kept = False, self._kept or self._asked_at == now
-        self._trainer.tell(Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed))
+        self._trainer.tell(
+            Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed, swarm_tokens=now.weight)
+        )
 
     def begin_round(self) -> None:
         """A round is under way, until `release`."""

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COMPLETE = "the run is complete"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a peer is done: at the run's last round, or after its own number of committed rounds."""
+    """When a peer is done: at the run's last round or token, or after its own number of committed rounds."""
 
     total_rounds: int | None
+    tokens_total: int | None = None
     max_rounds: int | None
 
-    def reached(self, round: int, contributed: int) -> str | None:
-        """Which limit a peer has reached at this round with so many contributions, in words; None: it goes on."""
+    def reached(self, round: int, contributed: int, swarm_tokens: int = 0) -> str | None:
+        """Which limit a peer has reached, in words; None: it goes on.
+
+        Args:
+            round: of its anchor.
+            contributed: rounds that hold a contribution of it.
+            swarm_tokens: that went into its anchor, of all peers.
+        """
         if self.total_rounds is not None and round >= self.total_rounds:
-            return "the run is complete"
+            return COMPLETE
+        if self.tokens_total is not None and swarm_tokens >= self.tokens_total:
+            return COMPLETE
         if self.max_rounds is not None and contributed >= self.max_rounds:
             return f"made its {self.max_rounds} rounds (max_rounds); the run goes on without it"
         return None

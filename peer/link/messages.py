@@ -94,12 +94,15 @@ class WantSnapshot(Spec):
 
 
 class Anchor(Spec):
-    """The shared anchor is new. `contributed` is the snapshot that went into it, None when the peer only caught up."""
+    """The shared anchor is new. `contributed` is the snapshot that went into it, None when the peer only caught up;
+    `swarm_tokens` are those of all peers that have been committed up to it.
+    """
 
     kind: Literal["anchor"] = "anchor"
     round: int
     lineage_id: Digest
     contributed: int | None
+    swarm_tokens: int = 0
 
 
 class Merged(Spec):

@@ -35,6 +35,7 @@ class SwarmSync:
 
     Attributes:
         rounds_contributed: rounds that hold a contribution of this process.
+        swarm_tokens: of all peers, committed up to the anchor of `round`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SwarmSync:
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
         self._on_message = on_message
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger()
-        self.rounds_contributed = 0
+        self.rounds_contributed = self.swarm_tokens = 0
         self._resumed = False
         self._bad_steps = self._drops = 0
 
@@ -60,6 +61,7 @@ class SwarmSync:
             self._merge(anchor)
             return
         self._local.take(anchor.round)
+        self.swarm_tokens = anchor.swarm_tokens
         self.agent.send(Merged(round=anchor.round))
 
     def resume(self, progress: Mapping[str, Any]) -> None:
@@ -132,7 +134,7 @@ class SwarmSync:
     @property
     def goal(self) -> str | None:
         """What this peer has reached, in words; None while it has not."""
-        return self.limits.reached(self.round, self.rounds_contributed)
+        return self.limits.reached(self.round, self.rounds_contributed, self.swarm_tokens)
 
     @property
     def global_step(self) -> float:
@@ -228,6 +230,7 @@ class SwarmSync:
         self._tell_merged(message)
 
     def _tell_merged(self, message: Anchor) -> None:
+        self.swarm_tokens = message.swarm_tokens
         self._ledger.close()
         self.agent.send(Merged(round=message.round))
         self._on_message(message)

@@ -113,9 +113,11 @@ class DataSpec(Spec):
 
 
 class InnerSpec(Spec):
-    """The inner optimizer and its learning-rate schedule over the swarm's progress.
+    """The inner optimizer, its learning-rate schedule over the swarm's progress, and the size of a step.
 
-    Without `optimizer` it is the recipe's own: AdamW for most, Muon for `muloco`.
+    Without `optimizer` it is the recipe's own. `batch_sequences` are those of one step of one peer, however it cuts
+    them. `decay_fraction`: the part of the run after the warm-up in which the schedule `wsd` (warm-up, stable, decay)
+    decays. `router_loss`: the weight of the auxiliary loss of a mixture of experts; unset: the model's own.
     """
 
     optimizer: Literal["adamw", "muon", "sgd"] | None = None
@@ -126,9 +128,12 @@ class InnerSpec(Spec):
     eps: float = Field(default=1e-8, gt=0.0, le=1e-2)
     weight_decay: float = Field(default=0.1, ge=0.0, le=1.0)
     max_grad_norm: float = Field(default=1.0, gt=0.0)
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     warmup_steps: int = Field(default=50, ge=0)
     min_learning_rate_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
+    decay_fraction: float = Field(default=0.2, gt=0.0, le=1.0)
     batch_sequences: int = Field(default=8, ge=1, le=65536)
+    router_loss: float | None = Field(default=None, ge=0.0, le=100.0)
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> InnerSpec:
@@ -164,9 +169,14 @@ class RecipeSpec(Spec):
 
 
 class RoundSpec(Spec):
-    """When the run ends and how long a group waits; times are caps, deadlines derive from measurement."""
+    """When the run ends and how long a group waits; times are caps, deadlines derive from measurement.
+
+    It ends after `total` rounds or with the round in which the swarm's committed tokens reach `tokens_total`, whichever
+    comes first; without either it does not end.
+    """
 
     total: int | None = Field(default=None, ge=1, le=MAX_ROUNDS)
+    tokens_total: int | None = Field(default=None, ge=1, le=2**53)
     min_group: int = Field(default=2, ge=2, le=64)
     max_group: int = Field(default=16, ge=2, le=64)
     straggler_wait_s: float = Field(default=30.0, gt=0.0, le=3600.0)

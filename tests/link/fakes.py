@@ -97,7 +97,8 @@ class Peer:
         self.sync = SwarmSync(
             AgentConnection(self.agent, START, MAPPED),
             LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9)), Every(steps=STEPS),
-            Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own")), self.heard.append, lambda: self.now,
+            Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own"), tokens_total=limits.get("tokens")),
+            self.heard.append, lambda: self.now,
         )  # fmt: skip
 
     def begin(self, round=0):
@@ -109,7 +110,8 @@ class Peer:
             self.replica.flat += PUSH
             self.sync.after_step(Step())
 
-    def commit(self, shift, contributed, round=1):
+    def commit(self, shift, contributed, round=1, swarm_tokens=0):
         """The agent moves the anchor and says so."""
         self.memory.anchor += shift
-        self.agent.inbox.append(Anchor(round=round, lineage_id=LINEAGE, contributed=contributed))
+        anchor = Anchor(round=round, lineage_id=LINEAGE, contributed=contributed, swarm_tokens=swarm_tokens)
+        self.agent.inbox.append(anchor)

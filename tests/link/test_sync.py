@@ -173,6 +173,18 @@ def test_a_peer_is_finished_at_the_last_round_of_the_run(make):
     assert peer.sync.finished
 
 
+def test_a_peer_is_finished_with_the_swarms_last_token_however_many_rounds_that_took(make):
+    peer = make(tokens=1000).begin()
+    for round, tokens in ((3, 999), (4, 1000)):
+        assert not peer.sync.finished
+        peer.commit(shift=0.0, contributed=None, round=round, swarm_tokens=tokens)
+        peer.sync.poll()
+    assert peer.sync.goal == "the run is complete"
+    late = make(tokens=1000)
+    late.sync.begin(Anchor(round=9, lineage_id=LINEAGE, contributed=None, swarm_tokens=1000))
+    assert late.sync.finished, "a joiner knows it at once"
+
+
 def test_a_peer_is_finished_after_its_own_rounds_which_only_count_when_it_contributed(make):
     peer = make(own=1).begin(round=5)
     peer.commit(shift=0.0, contributed=None, round=6)

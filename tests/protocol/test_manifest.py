@@ -36,14 +36,14 @@ def test_the_run_id_is_the_same_on_every_machine_and_version():
     assert small().canonical() == (
         b'{"data":{"name":null,"revision":"main","sequence_length":128,"source":"python-stdlib","split":"train","subset":null,'
         b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,'
-        b'"betas":[0.9,0.95],"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
+        b'"betas":[0.9,0.95],"decay_fraction":0.2,"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
         b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
-        b'"warmup_steps":50,"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},'
+        b'"router_loss":null,"schedule":"cosine","warmup_steps":50,"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},'
         b'"pretrained":null,"revision":"main"},"name":"a","protocol":4,"recipe":{"aggregator":null,'
         b'"allocator":null,"average":null,"compressor":null,"exchange":null,"feedback":null,"local":null,'
         b'"merge":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
         b'"payload":null,"schedule":null,"steps_per_round":null,"straggler":null,"topology":null},'
-        b'"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,"timeout_s":120.0,"total":null},'
+        b'"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,"timeout_s":120.0,"tokens_total":null,"total":null},'
         b'"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"identity_work":null,"largest_weight":3,'
         b'"mode":"open","newcomers_share":0.2,"probation_rounds":10}}'
     )

@@ -42,8 +42,8 @@ class RunPlan:
         A manifest that names an aggregator is obeyed, whatever its mode.
 
         Raises:
-            UserError: as `swarm_recipe`; an open run of gossip rounds that no gate can guard, and groups larger than
-                the run's `rounds.max_group`.
+            UserError: as `swarm_recipe`; a run that ends by tokens where no anchor counts them; an open run of gossip
+                rounds that no gate can guard, and groups larger than the run's `rounds.max_group`.
         """
         recipe = swarm_recipe(manifest.recipe)
         limit, topology = manifest.rounds.max_group, recipe.topology
@@ -53,6 +53,11 @@ class RunPlan:
                 f"set topology: {{name: groups, size: {limit}}} or less: they still mix in a few rounds",
             )
         chosen = manifest.recipe.aggregator is not None
+        if manifest.rounds.tokens_total is not None and (recipe.gossips or recipe.payload == "gradient"):
+            raise UserError(
+                f"rounds.tokens_total: with recipe {manifest.recipe.name!r} no peer knows the swarm's tokens",
+                "set rounds.total instead",
+            )
         guarded = manifest.trust.mode == "private" or chosen or not isinstance(recipe.aggregator, Mean)
         if not guarded and recipe.gossips and (problem := unguarded(recipe)) is not None:
             raise UserError(

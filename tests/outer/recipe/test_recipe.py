@@ -27,7 +27,7 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, describe
 from peer.outer.recipe.resolve import resolve, swarm_recipe
 from peer.outer.topology.topologies import BandwidthMatching, Groups, Neighbours, RandomPairs
-from peer.protocol.manifest import RecipeSpec, RunManifest
+from peer.protocol.manifest import RecipeSpec, RoundSpec, RunManifest
 
 
 def recipe(name: str, **overrides: Any) -> Recipe:
@@ -335,6 +335,16 @@ def test_an_open_run_of_gossip_has_gates_where_they_can_judge_and_is_refused_whe
     assert "payload: parameters" in anchors.value.hint
     with pytest.raises(UserError, match="whose mean no aggregator guards"):
         RunPlan.of(manifest_of({**GROUPS, "aggregator": "median"}, mode="private"))
+
+
+@pytest.mark.parametrize("recipe", ["noloco", "demo"])
+def test_a_run_ends_by_tokens_only_where_an_anchor_counts_them(recipe: str) -> None:
+    manifest = manifest_of({"name": recipe}, mode="private")
+    by_tokens = manifest.model_copy(update={"rounds": RoundSpec(tokens_total=10**9)})
+    RunPlan.of(manifest)
+    with pytest.raises(UserError, match=f"rounds.tokens_total: with recipe '{recipe}' no peer knows") as told:
+        RunPlan.of(by_tokens)
+    assert told.value.hint == "set rounds.total instead"
 
 
 def test_groups_must_fit_the_runs_largest_group() -> None:

@@ -23,7 +23,7 @@ from peer.outer.state.outer_state import OuterState
 from peer.protocol.manifest import RunManifest, read_manifest
 from peer.protocol.pinning import on_hub
 from peer.system.death_signal import die_with_parent
-from peer.train.device import check_memory
+from peer.train.memory import check_memory
 from peer.train.model import build_model, check_trains, end_texts_with, measure_model
 
 

@@ -92,9 +92,17 @@ class PeerSettings(BaseModel):
     output_dir: UserPath = Field(Path("runs/peer"), description="folder for checkpoints, logs and the identity key")
     device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:1, mps")
     per_device_train_batch_size: Count | None = Field(
-        None, ge=1, le=65536, description="sequences in one step; unset: the manifest's")
+        None, ge=1, le=65536, description="sequences in one forward pass, of which a step makes several; unset: all")
+    auto_find_batch_size: bool = Field(False, description="halve per_device_train_batch_size when memory runs out")
     torch_threads: Count | None = Field(None, ge=1, le=1024, description="CPU threads; unset: torch's choice")
     bf16: bool = Field(False, description="compute in bfloat16 where the device can; parameters stay fp32")
+    fp16: bool = Field(False, description="compute in float16, for cards without bfloat16; parameters stay fp32")
+    tf32: bool = Field(True, description="let CUDA cards multiply fp32 matrices in TF32")
+    torch_compile: bool = Field(False, description="compile the model's forward and backward pass (torch.compile)")
+    gradient_checkpointing: bool = Field(
+        False, description="compute layers again in the backward pass: less memory, a third more work")
+    attn_implementation: Literal["auto", "sdpa", "flash_attention_2", "eager"] = Field(
+        "auto", description="how attention is computed; auto: the best that the architecture has")
     host_maddrs: HostAddresses = Field(("/ip4/0.0.0.0/tcp/0",), description="where to listen; port 0: any free port")
     announce_maddrs: AnnouncedAddresses = Field(
         (), description="addresses at which others reach this peer; empty: auto-detect")

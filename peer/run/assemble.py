@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +25,18 @@ from peer.link.messages import Mapped, Message, Published, Start
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
-from peer.outer.optim.inner_lr import SETTLED_STEPS, learning_rate
+from peer.outer.optim.inner_lr import SETTLED_STEPS, expected_steps, learning_rate
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
 from peer.protocol import hashing
 from peer.protocol.manifest import RunManifest
+from peer.run.hardware import compute_of, fitting, plan_in_words
 from peer.run.resume import CHAIN_FILE, Resumed, read_resumed, text_digest
 from peer.settings import PeerSettings
-from peer.train.device import check_fits, pick_device
+from peer.train.compute import prepare
+from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
@@ -112,25 +115,27 @@ def assemble(
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer)
     size = measure_model(manifest.model, tokenizer.vocab_size)
-    batch = settings.per_device_train_batch_size or manifest.inner.batch_sequences
-    kept = size.activation_bytes(batch, manifest.data.sequence_length)
-    check_fits(size.parameters, device, activation_bytes=kept)
+    compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device)
+    log.info("%s", plan_in_words(manifest, size, device, compute))
     text = load_text(settings, manifest, tokenizer, published.peer_id)
     model = build_initial_model(manifest)
     resumed = read_resumed(settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers)
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
     check_trains(manifest.model, model, manifest.data.sequence_length)
+    prepare(model, compute)
     optimizer = _optimizer(model, manifest, recipe, resumed)
-    limits = Limits(total_rounds=manifest.rounds.total, max_rounds=settings.max_rounds)
+    rounds = manifest.rounds
+    limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
     connection = AgentConnection(agent, start, shared.mapped)
     sync = _synchroniser(connection, recipe, shared, optimizer, limits, on_message, stopping)
     if resumed is not None:
         sync.resume(resumed.state["progress"])
-    rate = _rate_of(plan, sync, resumed is not None)
-    trainer = Trainer(model.train(), optimizer, recipe.inner_settings(manifest.inner), device, rate, bf16=settings.bf16)
+    rate = rate_of(plan, sync, resumed is not None)
+    inner = recipe.inner_settings(manifest.inner)
+    trainer = Trainer(model.train(), optimizer, inner, device, rate, compute=compute)
     return Peer(
         settings=settings,
         manifest=manifest,
@@ -217,7 +222,7 @@ def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenize
     """Documents -> packed tokens, split into training and validation."""
     documents = load_documents(manifest.data, settings.train_files, settings.output_dir / "cache")
     train, validation = split_documents(documents, manifest.data.validation_fraction)
-    batch = settings.per_device_train_batch_size or manifest.inner.batch_sequences
+    batch = manifest.inner.batch_sequences
     length = manifest.data.sequence_length
     packed = pack_documents(train["text"], tokenizer, length, batch)
     return Text(
@@ -234,17 +239,23 @@ def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenize
     )
 
 
-def _rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
+def rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float]:
+    """The rate of the next step, from the swarm's progress: a peer that joins or resumes has the right one at once."""
     manifest, recipe, shared = plan.manifest, plan.recipe, plan.rate
     if shared is not None:
         return lambda: shared(sync.round)
     total = manifest.rounds.total
     known = total is not None and recipe.votes is None  # of rounds that are called for, the number of steps is not
-    total_steps = recipe.rounds.begins(total + 1) if total is not None and known else None
+    of_rounds = float(recipe.rounds.begins(total + 1)) if total is not None and known else math.inf
 
     def rate() -> float:
         since_join = SETTLED_STEPS if resumed else sync.steps_since_join
-        return learning_rate(manifest.inner, sync.global_step, total_steps, since_join)
+        steps = of_rounds
+        if manifest.rounds.tokens_total is not None:
+            begun = recipe.rounds.begins(sync.round + 1)
+            goal = manifest.rounds.tokens_total
+            steps = min(steps, expected_steps(manifest.tokens_per_step, goal, sync.swarm_tokens, begun))
+        return learning_rate(manifest.inner, sync.global_step, steps if steps < math.inf else None, since_join)
 
     return rate
 

@@ -90,8 +90,9 @@ class PeerHooks:
         local = sync.anchor.clone()
         peer.replica.read(local)
         peer.replica.write(sync.result)
+        batch = peer.trainer.micro_batch or peer.text.batch_sequences
         try:
-            loss = evaluate(peer.model, peer.text.validation, max_sequences, peer.text.batch_sequences)
+            loss = evaluate(peer.model, peer.text.validation, max_sequences, batch)
         finally:
             peer.replica.write(local)
         self.validation.append((sync.round, loss))

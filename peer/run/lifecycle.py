@@ -19,6 +19,7 @@ from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.hardware import check_hardware
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.system.exit_signals import ending_signals
@@ -26,7 +27,7 @@ from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.metrics import MetricsFile, finite_json
 from peer.telemetry.write_guard import WriteGuard
-from peer.train.device import autocast, pick_device, set_threads
+from peer.train.device import set_threads
 from peer.train.evaluate import sample_text
 from peer.train.loop import train
 
@@ -89,7 +90,7 @@ def _prepare(
     settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, console: Console, guard: WriteGuard
 ) -> Start:
     setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
-    autocast(pick_device(settings.device), settings.bf16)  # a mistake is told before anything is dialled
+    check_hardware(settings)  # a mistake is told before anything is dialled
     set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return Start(

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from peer.errors import UserError
-from peer.train.step import language_loss
+from peer.train.batch import Batch
+from peer.train.loss import LanguageLoss
 
 TEMPERATURE = 0.8
 _DEFAULT_CONTEXT = 1024  # for architectures without a limit on positions
@@ -60,10 +61,10 @@ def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequence
             "each must be at least 1",
         )
     windows_nt = torch.stack([validation.window(i * len(validation) // count) for i in range(count)])
-    total = 0.0
+    loss, total = LanguageLoss(model), 0.0
     with _inference(model):
         for batch_bt in torch.split(windows_nt, batch_sequences):
-            total += language_loss(model, batch_bt.to(model.device)).item() * len(batch_bt)
+            total += loss.mean(Batch.of(batch_bt).to(model.device)) * len(batch_bt)
     return total / count
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +14,15 @@ from peer.errors import UserError
 from peer.hub import MODEL_FILES, check_download, fetch
 from peer.protocol.manifest import ModelSpec
 from peer.system.bounded_child import run_bounded
+from peer.train.batch import Batch
+from peer.train.loss import LanguageLoss
+from peer.train.memory import ModelSize
 from peer.train.model_config import cannot_load, guarded, load_config
-from peer.train.step import language_loss
 
 CAUSAL_CHECK_TOKENS = 16
 CPU_WORK = 20_000_000_000  # parameters times tokens: a few seconds
 WIDEST_VALUE = 8  # bytes: fp64, or fp32 twice
 OTHER_FILES_BYTES = 256 * 2**20  # tokenizers, indices, tied weights
-SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward keep more
 LOOKS_AHEAD = 1e-4  # of the largest logit; rounding moves less
 _POSITION_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions", "n_positions")
 
@@ -91,23 +91,6 @@ def _parameters(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """How large a model is: parameters (tied ones once), ids, width, layers."""
-
-    parameters: int
-    vocab_size: int
-    hidden_size: int
-    layers: int
-
-    def activation_bytes(self, sequences: int, sequence_length: int) -> int:
-        """The least that one step keeps in fp32 until its backward pass: logits and their gradient, and of each layer
-        the inputs of its matrix products.
-        """
-        per_token = 2 * self.vocab_size + SAVED_PER_LAYER * self.hidden_size * self.layers
-        return 4 * sequences * sequence_length * per_token
-
-
 def measure_model(spec: ModelSpec, vocab_size: int) -> ModelSize:
     """The size of a model, found in a child that may use little time and memory: its config is a stranger's.
 
@@ -171,9 +154,8 @@ def check_trains(spec: ModelSpec, model: PreTrainedModel, sequence_length: int) 
 
 
 def _loss_after_backward(model: PreTrainedModel, ids_bt: Tensor) -> float:
-    loss = language_loss(model, ids_bt)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item()
+    batch = Batch.of(ids_bt)
+    return LanguageLoss(model).backward(batch, batch.tokens).item()
 
 
 def _check_causal(spec: ModelSpec, model: PreTrainedModel, ids_bt: Tensor, others_bt: Tensor) -> None:

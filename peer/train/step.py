@@ -1,4 +1,4 @@
-"""One inner step: forward, backward, clip, optimizer."""
+"""One inner step: gradients of all its micro-batches, clip, optimizer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from peer.protocol.manifest import InnerSpec
 from peer.system.clock import Clock
-from peer.train.device import autocast
-from peer.train.optim import Optimizer, reset_broken_state
+from peer.train.batch import Batch
+from peer.train.compute import DEFAULT, Compute, is_compiled, is_out_of_memory, out_of_memory, uncompile
+from peer.train.loss import LanguageLoss
+from peer.train.optim import Optimizer, reset_state, state_is_finite
+from peer.train.precision import LossScale, autocast
+from peer.train.spikes import SpikeWatch
 
 log = logging.getLogger(__name__)
 
@@ -47,55 +50,110 @@ class Trainer:
 
     Args:
         model: already on `device`, in training mode.
-        inner: supplies the gradient norm to clip at.
-        bf16: bfloat16 matrix products (CUDA only).
+        inner: supplies the gradient norm to clip at, and the weight of a router's loss.
+        compute: how this peer computes; it changes no mathematics.
         clock: seconds, monotonic.
 
+    Attributes:
+        micro_batch: sequences of one forward pass; None: the whole step.
+        skipped_steps: how many were not finite.
+
     Raises:
-        UserError: bf16 on a device other than CUDA.
+        UserError: a precision that the device does not have.
     """
 
     def __init__(
         self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, device: torch.device,
-        lr_at: Callable[[], float], *, bf16: bool = False, clock: Clock = time.perf_counter,
+        lr_at: Callable[[], float], *, compute: Compute = DEFAULT, clock: Clock = time.perf_counter,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.skipped_steps = 0
-        self._skipped_in_row = 0
+        self.micro_batch = compute.micro_batch
+        self.skipped_steps = self._skipped_in_row = 0
+        self.spikes = SpikeWatch()
         self._max_grad_norm = inner.max_grad_norm
-        self._device = device
-        self._lr_at = lr_at
-        self._autocast = autocast(device, bf16)
-        self._clock = clock
+        self._device, self._lr_at, self._clock = device, lr_at, clock
+        self._loss = LanguageLoss(model, autocast(device, compute.precision), inner.router_loss)
+        self._scale = LossScale() if compute.precision == "fp16" else None
+        self._halve_on_out_of_memory = compute.auto_micro_batch
 
-    def step(self, batch_bt: Tensor) -> StepResult:
+    def step(self, batch: Batch | Tensor) -> StepResult:
         """Learn from one batch; a step whose loss or gradient is not finite is skipped, counted and reported.
 
         Args:
-            batch_bt: int64 [B, T + 1]; the first T tokens of a row are inputs, the last T labels.
+            batch: a batch, or int64 [B, T + 1]: the first T tokens of a row are inputs, the last T labels.
         """
-        started = self._clock()
-        rate = self._lr_at()
-        batch_bt = batch_bt.to(self._device, non_blocking=True)
-        with self._autocast:
-            loss = language_loss(self.model, batch_bt)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
-        # One transfer for both numbers: each would stall the device on its own.
-        loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
-        skipped = not (math.isfinite(loss_value) and math.isfinite(norm_value))
+        started, rate, batch = self._clock(), self._lr_at(), Batch.of(batch)
+        loss, norm = self._gradients(batch)
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if skipped:
-            self._skip(loss_value, norm_value)
+            self._skip(loss, norm)
         else:
             self._skipped_in_row = 0
+            self.spikes.see(loss)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        tokens = 0 if skipped else batch_bt.shape[0] * (batch_bt.shape[1] - 1)
-        return StepResult(loss=loss_value, tokens=tokens, grad_norm=norm_value, learning_rate=rate,
-                          seconds=self._clock() - started, skipped=skipped)
+        tokens = 0 if skipped else batch.tokens
+        seconds = self._clock() - started
+        return StepResult(
+            loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate, seconds=seconds, skipped=skipped
+        )
+
+    def forget_moments(self) -> None:
+        """The parameters are others now: the optimizer begins with an empty state."""
+        reset_state(self.optimizer)
+
+    def _gradients(self, batch: Batch) -> tuple[float, float]:
+        """-> (loss, norm of the gradient before it was clipped); an overflow of fp16 is tried again, scaled less."""
+        while True:
+            loss = self._recovering(batch)
+            if self._scale is not None:
+                self._scale.unscale_([p.grad for p in self.model.parameters() if p.grad is not None])
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+            # One transfer for both numbers: each would stall the device on its own.
+            loss_value, norm_value = torch.stack([loss, norm]).tolist()
+            if self._scale is None or math.isfinite(norm_value):
+                break
+            if not (math.isfinite(loss_value) and self._scale.shrink()):
+                return loss_value, norm_value
+            self.optimizer.zero_grad(set_to_none=True)
+        if self._scale is not None:
+            self._scale.grow()
+        return loss_value, norm_value
+
+    def _recovering(self, batch: Batch) -> Tensor:
+        """The loss, and its gradient; what this machine cannot do is tried again in a smaller or a plainer way."""
+        while True:
+            try:
+                return self._accumulate(batch)
+            except Exception as error:
+                self.optimizer.zero_grad(set_to_none=True)
+                if is_out_of_memory(error):
+                    if not self._halve(batch):
+                        raise out_of_memory(self._device, self.micro_batch or len(batch.inputs_bt)) from None
+                elif is_compiled(self.model):
+                    uncompile(self.model, error)
+                else:
+                    raise
+
+    def _accumulate(self, batch: Batch) -> Tensor:
+        micro_batches = batch.micro_batches(self.micro_batch or len(batch.inputs_bt))
+        scale = 1.0 if self._scale is None else self._scale.value
+        losses = [self._loss.backward(micro.to(self._device), batch.tokens, scale) for micro in micro_batches]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _halve(self, batch: Batch) -> bool:
+        """Whether fewer sequences at a time may help."""
+        sequences = min(self.micro_batch or len(batch.inputs_bt), len(batch.inputs_bt))
+        if not self._halve_on_out_of_memory or sequences == 1:
+            return False
+        self.micro_batch = sequences // 2
+        log.warning("out of memory with %d sequences at a time: going on with %d", sequences, self.micro_batch)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return True
 
     def _skip(self, loss: float, norm: float) -> None:
         """Count it; of many in a row the 1st, the 10th, the 100th is reported."""
@@ -103,16 +161,6 @@ class Trainer:
         self._skipped_in_row += 1
         if math.log10(self._skipped_in_row).is_integer():
             log.warning("step skipped: loss %s, gradient norm %s (skipped so far: %d)", loss, norm, self.skipped_steps)
-        if reset_broken_state(self.optimizer):
+        if not state_is_finite(self.optimizer):
+            reset_state(self.optimizer)
             log.warning("the state of the inner optimizer is not finite: it begins again")
-
-
-def language_loss(model: nn.Module, batch_bt: Tensor) -> Tensor:
-    """Mean next-token cross entropy in nats, computed in fp32.
-
-    Args:
-        model: a causal language model of transformers.
-        batch_bt: int64 [B, T + 1].
-    """
-    logits_btv = model(input_ids=batch_bt[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits_btv.flatten(0, 1).float(), batch_bt[:, 1:].flatten())

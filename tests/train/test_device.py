@@ -6,7 +6,7 @@ import torch
 from peer.errors import UserError
 from peer.system import resources
 from peer.train import device as room
-from peer.train.device import autocast, available_memory, check_fits, pick_device, set_threads
+from peer.train.device import available_memory, pick_device, set_threads
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -52,31 +52,8 @@ def test_threads_are_bounded_by_the_cores_that_this_process_may_use(monkeypatch)
         assert counts[-1] == expected
 
 
-def test_bf16_is_for_cuda_only():
-    with autocast(CPU, bf16=False):
-        assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.float32
-    with pytest.raises(UserError, match="bf16=True needs a CUDA device; this peer trains on cpu"):
-        autocast(CPU, bf16=True)
-
-
 def test_available_memory_is_that_of_the_device(monkeypatch):
     monkeypatch.setattr(resources, "available_memory", lambda: 7)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 9))
     assert available_memory(CPU) == 7
     assert available_memory(CUDA) == 5
-
-
-def test_a_model_must_fit_with_its_moments_and_its_agent():
-    million = 1_000_000
-    check_fits(million, CPU, lambda _: 28 * million)
-    with pytest.raises(UserError, match=r"1\.0M parameters needs 0\.03 GiB; 0\.03 GiB free on cpu"):
-        check_fits(million, CPU, lambda _: 28 * million - 1)
-    check_fits(million, CUDA, {CUDA: 16 * million, CPU: 12 * million}.__getitem__)
-    check_fits(million, CPU, lambda _: 29 * million, activation_bytes=million)
-    with pytest.raises(UserError, match=r"of them for activations; 0\.03 GiB free on cpu") as caught:
-        check_fits(million, CPU, lambda _: 29 * million, activation_bytes=million + 1)
-    assert "--per-device-train-batch-size" in caught.value.hint
-    with pytest.raises(UserError, match="free on cuda:0"):
-        check_fits(million, CUDA, {CUDA: 16 * million - 1, CPU: GIB}.__getitem__)
-    with pytest.raises(UserError, match="free on cpu"):
-        check_fits(million, CUDA, {CUDA: GIB, CPU: 12 * million - 1}.__getitem__)

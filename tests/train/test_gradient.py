@@ -8,7 +8,8 @@ from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
 from peer.train.gradient import KeptGradient
 from peer.train.optim import load_optimizer_tensors, optimizer_tensors
-from peer.train.step import Trainer, language_loss
+from peer.train.step import Trainer
+from tests.train.plain import plain_loss
 from tests.train.tiny import random_batches, tiny_model
 
 INNER = InnerSpec(optimizer="sgd", learning_rate=0.25)
@@ -23,7 +24,7 @@ def kept_trainer(rate=0.25, max_grad_norm=1.0):
 
 
 def flat_gradient(model, layout, batch, max_norm):
-    language_loss(model, batch).backward()
+    plain_loss(model, batch).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     flat = torch.zeros(layout.numel)
     named = dict(model.named_parameters())

@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec
+from peer.train.batch import Batch
+from peer.train.loss import LanguageLoss
 from peer.train.optim import build_optimizer, optimizer_tensors
-from peer.train.step import Trainer, language_loss
+from peer.train.step import Trainer
 from tests.train.tiny import random_batches, tiny_model
 
 INNER = InnerSpec(max_grad_norm=0.05)
@@ -27,7 +28,7 @@ def test_the_loss_is_next_token_cross_entropy():
     model, batch = tiny_model(), random_batches(1)[0]
     logits = model(input_ids=batch).logits
     rows = [F.cross_entropy(logits[row, t], batch[row, t + 1]) for row in range(2) for t in range(8)]
-    assert language_loss(model, batch).item() == pytest.approx(torch.stack(rows).mean().item(), abs=1e-6)
+    assert LanguageLoss(model).mean(Batch.of(batch)) == pytest.approx(torch.stack(rows).mean().item(), abs=1e-6)
 
 
 def test_what_a_step_reports():
@@ -113,8 +114,3 @@ def test_an_optimizer_state_that_is_not_finite_begins_again(caplog, optimizer):
         parameter.data.copy_(value)
     assert not trainer.step(batch).skipped
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-
-
-def test_bf16_needs_cuda():
-    with pytest.raises(UserError, match="bf16=True needs a CUDA device"):
-        make_trainer(bf16=True)

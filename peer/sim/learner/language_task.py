@@ -41,4 +41,5 @@ def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedToke
         UserError: the model cannot be built.
     """
     model = build_initial_model(manifest.model_copy(update={"seed": seed}))
-    return LanguageTask(model, *windows, manifest.inner.batch_sequences, seed)
+    inner = manifest.inner
+    return LanguageTask(model, *windows, inner.batch_sequences, seed, router_loss=inner.router_loss)

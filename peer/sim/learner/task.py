@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from peer.data.batches import Batches, DataState
 from peer.data.packing import PackedTokens
 from peer.outer.state.flat_layout import FlatLayout
+from peer.train.batch import Batch
 from peer.train.evaluate import evaluate
-from peer.train.step import language_loss
+from peer.train.loss import LanguageLoss
 
 
 class Task(Protocol):
@@ -48,6 +49,7 @@ class LanguageTask:
         batch_sequences: of one inner step of one peer.
         data_seed: the peers' orders derive from it.
         interim_sequences: validation windows of an evaluation before the end.
+        router_loss: see `LanguageLoss`.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class LanguageTask:
         batch_sequences: int,
         data_seed: int,
         interim_sequences: int = 64,
+        router_loss: float | None = None,
     ) -> None:
         self.layout = FlatLayout.of(model)
         self.tokens_per_step = batch_sequences * train.sequence_length
-        self._model = model
+        self._model, self._loss = model, LanguageLoss(model, router_loss=router_loss)
         self._train, self._validation = train, validation
         self._batch_sequences, self._data_seed = batch_sequences, data_seed
         self._interim_sequences = interim_sequences
@@ -86,9 +89,8 @@ class LanguageTask:
         ):
             parameter.data = value
             parameter.grad = gradient
-        loss = language_loss(self._model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
+        parts = Batch.of(batch)
+        return self._loss.backward(parts, parts.tokens).item()
 
     def validate(self, parameters: Tensor, *, final: bool) -> float:
         """See `Task.validate`; nats per token."""

@@ -1,0 +1,68 @@
+"""A volunteer's settings and this machine -> how the peer computes its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from peer.errors import UserError
+from peer.protocol.manifest import RunManifest
+from peer.settings import PeerSettings
+from peer.train.compute import Compute
+from peer.train.device import pick_device
+from peer.train.memory import Footprint, ModelSize
+from peer.train.precision import Precision, allow_tf32, autocast
+
+
+def check_hardware(settings: PeerSettings) -> None:
+    """Raise UserError for a device that is not there, or cannot compute as the settings ask; let it use TF32 or not."""
+    autocast(pick_device(settings.device), _precision(settings))
+    allow_tf32(settings.tf32)
+
+
+def compute_of(settings: PeerSettings, manifest: RunManifest) -> Compute:
+    """The choices of this peer; it makes no more sequences at a time than a step has."""
+    step = manifest.inner.batch_sequences
+    return Compute(
+        micro_batch=min(step, settings.per_device_train_batch_size or step),
+        auto_micro_batch=settings.auto_find_batch_size,
+        precision=_precision(settings),
+        compiled=settings.torch_compile,
+        checkpointing=settings.gradient_checkpointing,
+        attention=None if settings.attn_implementation == "auto" else settings.attn_implementation,
+    )
+
+
+def fitting(compute: Compute, size: ModelSize, sequence_length: int, device: torch.device) -> Compute:
+    """The same, with as few sequences at a time as memory allows if the peer is to find that out.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    while True:
+        assert compute.micro_batch is not None
+        try:
+            Footprint.of(size, compute.micro_batch * sequence_length, device, compute).check(device)
+        except UserError:
+            if not compute.auto_micro_batch or compute.micro_batch == 1:
+                raise
+            compute = replace(compute, micro_batch=compute.micro_batch // 2)
+        else:
+            return compute
+
+
+def plan_in_words(manifest: RunManifest, size: ModelSize, device: torch.device, compute: Compute) -> str:
+    """One line of what a step is, and what it takes."""
+    assert compute.micro_batch is not None
+    step, length = manifest.inner.batch_sequences, manifest.data.sequence_length
+    parts = -(-step // compute.micro_batch)
+    cut = f" in {parts} micro-batches of {compute.micro_batch}" if parts > 1 else ""
+    needs = Footprint.of(size, compute.micro_batch * length, device, compute).in_words(device)
+    return f"a step: {step} sequences of {length} tokens{cut}, {compute.precision} on {device}; {needs}"
+
+
+def _precision(settings: PeerSettings) -> Precision:
+    if settings.bf16 and settings.fp16:
+        raise UserError("bf16=True and fp16=True: a peer computes in one of them", "leave fp16 off")
+    return "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32"

@@ -1,0 +1,131 @@
+"""What a peer's training takes of its device and of this machine's memory, before any of it is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from peer.errors import UserError
+from peer.train.compute import Compute
+from peer.train.device import available_memory
+from peer.train.loss import chunk_bytes
+
+WEIGHT_BYTES = 8  # of a parameter: fp32 weight and gradient
+MOMENT_BYTES = 8  # two of Adam, fp32
+MOMENT_BYTES_8BIT = 2
+# Of a parameter in RAM: shared with the agent are anchor, momentum and snapshot; base and a scratch are the trainer's.
+SHARED_BYTES, BASE_BYTES = 12, 8
+SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward keep more
+LOGITS_KEPT = 2  # times fp32: logits and their gradient
+_GIB = 2**30
+Free = Callable[[torch.device], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """How large a model is: parameters (tied ones once), ids, width, layers."""
+
+    parameters: int
+    vocab_size: int
+    hidden_size: int
+    layers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """The least bytes that training takes.
+
+    Attributes:
+        parameters: of the model.
+        training: weights, gradients and moments, on the device.
+        activations: of one micro-batch until its backward pass, on the device.
+        agent: in RAM, the shared state and the trainer's copy of the anchor.
+    """
+
+    parameters: int
+    training: int
+    activations: int
+    agent: int
+
+    @classmethod
+    def of(
+        cls, size: ModelSize, tokens: int, device: torch.device, compute: Compute, moment_bytes: int = MOMENT_BYTES
+    ) -> Footprint:
+        """Of a model that learns from so many tokens in one forward pass."""
+        return cls(
+            parameters=size.parameters,
+            training=size.parameters * (WEIGHT_BYTES + moment_bytes),
+            activations=activation_bytes(size, tokens, device, compute),
+            agent=size.parameters * (SHARED_BYTES + BASE_BYTES),
+        )
+
+    def check(self, device: torch.device, free_bytes: Free = available_memory) -> None:
+        """Refuse a model that cannot fit, before any of it is allocated.
+
+        Args:
+            free_bytes: of a device, or of RAM within the limits of this container.
+
+        Raises:
+            UserError: GiB needed and GiB free, on the device or in RAM.
+        """
+        ram = torch.device("cpu")
+        own = device.type == "cuda"
+        _check(self.parameters, self.training + (0 if own else self.agent), device if own else ram, free_bytes)
+        if own:
+            _check(self.parameters, self.agent, ram, free_bytes)
+        needed = self.training + self.activations + (0 if own else self.agent)
+        free = free_bytes(device)
+        if needed > free:
+            raise UserError(
+                f"a step needs {needed / _GIB:.2f} GiB, {self.activations / _GIB:.2f} GiB of them for activations; "
+                f"{free / _GIB:.2f} GiB free on {device}",
+                "lower --per-device-train-batch-size, use --gradient-checkpointing or --bf16, free memory, "
+                "or use a larger machine",
+            )
+
+    def in_words(self, device: torch.device, free_bytes: Free = available_memory) -> str:
+        """One line: what will be used of what is free."""
+        own, ram = device.type == "cuda", torch.device("cpu")
+        needed = self.training + self.activations + (0 if own else self.agent)
+        agent = f"{self.agent / _GIB:.2f} GiB of RAM for the agent"
+        more = f", and {agent} of {free_bytes(ram) / _GIB:.2f}" if own else ""
+        return (
+            f"needs at least {needed / _GIB:.2f} of {free_bytes(device) / _GIB:.2f} GiB free on {device} "
+            f"({self.training / _GIB:.2f} weights, gradients and moments, {self.activations / _GIB:.2f} activations"
+            f"{'' if own else ', ' + agent}){more}"
+        )
+
+
+def activation_bytes(size: ModelSize, tokens: int, device: torch.device, compute: Compute) -> int:
+    """The least that one forward pass keeps until its backward pass: of each layer the inputs of its matrix products
+    (with recomputation its input alone, and one layer in full), and fp32 logits with their gradient, as far as they are
+    made at once.
+    """
+    value_bytes = 4 if compute.precision == "fp32" else 2
+    layer = SAVED_PER_LAYER * size.hidden_size * value_bytes
+    layers = 4 * size.hidden_size * size.layers + layer if compute.checkpointing else layer * size.layers
+    logits = min(4 * size.vocab_size * tokens, max(chunk_bytes(device), 4 * size.vocab_size))
+    return tokens * layers + LOGITS_KEPT * logits
+
+
+def check_memory(
+    parameters: int, bytes_per_parameter: int, place: torch.device, free_bytes: Free = available_memory
+) -> None:
+    """Refuse what needs more than the free memory of one place.
+
+    Raises:
+        UserError: GiB needed and GiB free.
+    """
+    _check(parameters, parameters * bytes_per_parameter, place, free_bytes)
+
+
+def _check(parameters: int, needed: int, place: torch.device, free_bytes: Free) -> None:
+    free = free_bytes(place)
+    if needed > free:
+        raise UserError(
+            f"a model of {parameters / 1e6:.1f}M parameters needs {needed / _GIB:.2f} GiB; "
+            f"{free / _GIB:.2f} GiB free on {place}",
+            "free memory (or raise the limit of its container), use a larger machine, or choose a smaller model",
+        )

@@ -32,10 +32,12 @@ class SwarmSync:
         local: the local parameters, and the anchor that they were trained from.
         on_message: called with every message that the trainer's side wants to see (rounds, swarm, saved).
         clock: monotonic seconds.
+        on_drop: called when local progress was dropped: the inner optimizer's moments are of other parameters.
 
     Attributes:
         rounds_contributed: rounds that hold a contribution of this process.
         swarm_tokens: of all peers, committed up to the anchor of `round`.
+        drops: how often local progress was dropped.
     """
 
     def __init__(
@@ -46,13 +48,14 @@ class SwarmSync:
         limits: Limits,
         on_message: Callable[[Message], None],
         clock: Clock = time.monotonic,
+        on_drop: Callable[[], None] = lambda: None,
     ) -> None:
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
-        self._on_message = on_message
+        self._on_message, self._on_drop = on_message, on_drop
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger()
         self.rounds_contributed = self.swarm_tokens = 0
         self._resumed = False
-        self._bad_steps = self._drops = 0
+        self._bad_steps = self.drops = self._fresh_since = 0
 
     def begin(self, anchor: Anchor) -> None:
         """Take the first anchor of this process: as the local parameters, or after `resume` under the resumed ones."""
@@ -116,12 +119,17 @@ class SwarmSync:
         return self._tally.tokens_per_s
 
     @property
-    def steps_since_join(self) -> int:
-        return self._tally.steps_since_join
+    def steps_since_fresh(self) -> int:
+        """Since the inner optimizer had no moments: steps of this process, or since its progress was dropped."""
+        return self._tally.steps_since_join - self._fresh_since
 
     @property
     def seconds_waiting(self) -> float:
         return self._tally.seconds_waiting
+
+    @property
+    def longest_wait_s(self) -> float:
+        return self._tally.longest_wait_s
 
     @property
     def steps_since_snapshot(self) -> int:
@@ -178,15 +186,17 @@ class SwarmSync:
 
     def _drop_progress(self) -> None:
         """Go on from what the swarm has agreed on, or will have: nothing comes of parameters that are not finite."""
-        self._drops += 1
-        if self._drops & (self._drops - 1) == 0:  # once, and then ever more rarely
+        self.drops += 1
+        if self.drops & (self.drops - 1) == 0:  # once, and then ever more rarely
             lost = self._ledger.unsent(self.tokens)
             log.warning(
                 "loss or parameters are not finite (NaN or infinity): dropping up to %d tokens of local progress and "
-                "continuing from the anchor of round %d (%d times so far)", lost, self.round, self._drops,
+                "continuing from the anchor of round %d (%d times so far)", lost, self.round, self.drops,
             )  # fmt: skip
         self._local.drop(self._sent_parameters)
         self._ledger.drop(self.tokens)
+        self._fresh_since = self._tally.steps_since_join
+        self._on_drop()
 
     @property
     def _sent_parameters(self) -> bool:

@@ -33,6 +33,7 @@ class TrainingTally:
         step, tokens: trained in all, by earlier processes too.
         steps_since_join: of this process.
         seconds_waiting: spent on the swarm instead of on steps.
+        longest_wait_s: of these, the most between two steps.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -40,7 +41,7 @@ class TrainingTally:
         self.step = 0
         self.tokens = 0
         self.steps_since_join = 0
-        self.seconds_waiting = 0.0
+        self.seconds_waiting = self.longest_wait_s = 0.0
         self._loss: float | None = None
         self._tokens_before = 0
         self._started = clock()
@@ -67,7 +68,9 @@ class TrainingTally:
         """The time inside is not spent on steps."""
         began = self._clock()
         yield
-        self.seconds_waiting += self._clock() - began
+        waited_s = self._clock() - began
+        self.seconds_waiting += waited_s
+        self.longest_wait_s = max(self.longest_wait_s, waited_s)
 
     @property
     def tokens_per_s(self) -> float:

@@ -61,7 +61,7 @@ def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequence
             "each must be at least 1",
         )
     windows_nt = torch.stack([validation.window(i * len(validation) // count) for i in range(count)])
-    loss, total = LanguageLoss(model), 0.0
+    loss, total = LanguageLoss(model, router_loss=0.0), 0.0
     with _inference(model):
         for batch_bt in torch.split(windows_nt, batch_sequences):
             total += loss.mean(Batch.of(batch_bt).to(model.device)) * len(batch_bt)

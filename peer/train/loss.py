@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from peer.train.batch import IGNORED, Batch
 from peer.train.head import SplitHead
 
+log = logging.getLogger(__name__)
 # fp32 logits at a time. A GPU needs many rows to be busy: each part reads the head and adds to its gradient.
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 2**26, 2**29
 Context = Callable[[], AbstractContextManager[object]]
@@ -142,4 +144,24 @@ def router_weight(model: PreTrainedModel, wanted: float | None) -> float:
     own = getattr(text, "router_aux_loss_coef", None)
     if own is None or not hasattr(text, "output_router_logits"):
         return 0.0
-    return float(own if wanted is None else wanted)
+    weight = float(own if wanted is None else wanted)
+    if weight and not _balances(model):
+        log.info("the router of this architecture has no auxiliary loss: trained without")
+        return 0.0
+    return weight
+
+
+@torch.no_grad()
+def _balances(model: PreTrainedModel) -> bool:
+    """Whether the auxiliary loss can be had: some architectures have its weight alone, or fail to compute it."""
+    ids_bt = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    was_training = model.training
+    model.train(False)
+    try:
+        output = model(input_ids=ids_bt, use_cache=False, output_router_logits=True)
+    except Exception as error:  # each architecture has code of its own
+        log.debug("no auxiliary loss", exc_info=error)
+        return False
+    finally:
+        model.train(was_training)
+    return isinstance(getattr(output, "aux_loss", None), Tensor)

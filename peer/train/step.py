@@ -55,6 +55,7 @@ class Trainer:
         clock: seconds, monotonic.
 
     Attributes:
+        precision: of matrix products.
         micro_batch: sequences of one forward pass; None: the whole step.
         skipped_steps: how many were not finite.
 
@@ -68,7 +69,7 @@ class Trainer:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.micro_batch = compute.micro_batch
+        self.precision, self.micro_batch = compute.precision, compute.micro_batch
         self.skipped_steps = self._skipped_in_row = 0
         self.spikes = SpikeWatch()
         self._max_grad_norm = inner.max_grad_norm
@@ -100,10 +101,6 @@ class Trainer:
         return StepResult(
             loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate, seconds=seconds, skipped=skipped
         )
-
-    def forget_moments(self) -> None:
-        """The parameters are others now: the optimizer begins with an empty state."""
-        reset_state(self.optimizer)
 
     def _gradients(self, batch: Batch) -> tuple[float, float]:
         """-> (loss, norm of the gradient before it was clipped); an overflow of fp16 is tried again, scaled less."""

@@ -92,13 +92,14 @@ class Peer:
 
     def __init__(self, descriptor, **limits):
         self.agent, self.replica, self.heard, self.now = FakeAgent(), Replica(), [], 0.0
+        self.fresh = []  # steps at which the moments were forgotten
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
         self.sync = SwarmSync(
             AgentConnection(self.agent, START, MAPPED),
             LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9)), Every(steps=STEPS),
             Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own"), tokens_total=limits.get("tokens")),
-            self.heard.append, lambda: self.now,
+            self.heard.append, lambda: self.now, lambda: self.fresh.append(self.sync.step),
         )  # fmt: skip
 
     def begin(self, round=0):

@@ -256,6 +256,8 @@ def test_parameters_that_are_not_finite_are_dropped_for_the_anchor_and_said_once
         peer.replica.flat[3] = value
         peer.sync.after_step(SPOILT)
         assert torch.equal(peer.replica.flat, torch.arange(NUMEL).float())
+        assert peer.sync.steps_since_fresh == 0, "they warm up again"
+    assert peer.fresh == [3, 4, 5]
     assert [record.levelname[:4] for record in caplog.records] == ["WARN", "WARN"]
     assert "dropping up to 20 tokens of local progress" in caplog.messages[0]
     (snapshot,) = peer.agent.take(Snapshot)
@@ -299,5 +301,7 @@ def test_one_step_that_is_skipped_loses_nothing_and_ten_in_a_row_all(peer):
         peer.agent.take(Snapshot)
         peer.sync._ledger.close()
     assert torch.equal(peer.replica.flat, before)
+    assert peer.fresh == []
     peer.sync.after_step(SPOILT)
+    assert peer.fresh == [11]
     assert torch.equal(peer.replica.flat, torch.arange(NUMEL).float())

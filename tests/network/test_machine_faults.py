@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -92,25 +92,30 @@ if "peer.cli" in sys.orig_argv:
 """
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("bootstrap", [manifest()], indirect=True)
 def test_parameters_that_become_nan_cost_one_peer_its_progress_and_nothing_else(
     tmp_path: Path, bootstrap: BootstrapProcess
 ) -> None:
-    """As of a broken processor: the weights of one peer are NaN at once."""
+    """As of a broken processor: the weights of one peer of four are NaN at once."""
     (tmp_path / "sitecustomize.py").write_text(SPOIL)
     flag = tmp_path / "spoil"
     env = {"PYTHONPATH": str(tmp_path), "SPOILT_BY": str(flag)}
-    with (
-        closing(JoinedPeer(tmp_path / "other", bootstrap.address)) as other,
-        closing(JoinedPeer(tmp_path / "spoilt", bootstrap.address, "--save-steps", "5", env=env)) as spoilt,
-    ):
-        spoilt.wait_for(lambda: len(spoilt.committed) > 1)
+    with ExitStack() as stack:
+        others = [stack.enter_context(closing(JoinedPeer(tmp_path / f"other{index}", bootstrap.address)))
+                  for index in range(3)]
+        flags = ("--save-steps", "5")
+        spoilt = stack.enter_context(closing(JoinedPeer(tmp_path / "spoilt", bootstrap.address, *flags, env=env)))
+        spoilt.wait_for(lambda: any(len(event["members"]) == 4 for event in spoilt.committed), 150.0)
         flag.touch()
         spoilt.wait_for(lambda: not flag.exists())
-        before = other.round
-        other.wait_for(lambda: other.round >= before + 5 and spoilt.round >= before + 5)
-        since = [event for event in other.events("round") if event["round"] > before]
-        assert {event["status"] for event in since} == {"committed"}
+        before = max(other.round for other in others)
+        spoilt.wait_for(lambda: min(peer.round for peer in (*others, spoilt)) >= before + 5, 100.0)
+        own_id = spoilt.events("start")[-1]["peer_id"]
+        for other in others:
+            since = [event for event in other.events("round") if event["round"] > before]
+            assert {event["status"] for event in since} == {"committed"}, "each within its deadline"
+            assert all(own_id in event["members"] for event in since if event["round"] > before + 1), "it is back"
         spoilt.process.send_signal(signal.SIGTERM)
         assert spoilt.process.wait(30.0) == 0, spoilt.log_text()
         assert [line.split(":")[0] for line in spoilt.said("warning")] == [

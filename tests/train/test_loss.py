@@ -111,3 +111,13 @@ def test_the_routers_loss_is_the_models_own_or_the_manifests(architecture):
     assert torch.allclose(own[1][name] - without[1][name], of_router, atol=1e-7)
     double = gradient_of(model, batch, router_loss=0.04)
     assert torch.allclose(double[1][name] - without[1][name], 2 * of_router, atol=1e-7)
+
+
+@pytest.mark.parametrize("architecture", ["doge", "flint"])
+def test_a_router_that_has_a_weight_but_no_loss_trains_without(architecture, caplog):
+    model = build_model(ModelSpec(architecture=architecture, config=tiny_config(architecture)), 259, 3)
+    with caplog.at_level(logging.INFO):
+        _, gradient = gradient_of(model, masked(tokens=6))
+    assert [text for text in caplog.messages if "has no auxiliary loss" in text]
+    assert gradient
+    assert model.training

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +40,7 @@ from peer.train.compute import prepare
 from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
-from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors
+from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors, reset_state
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ def _synchroniser(
 ) -> SwarmSync:
     parts: dict[str, Any] = {
         "agent": agent, "local": LocalAnchor(shared.memory, shared.replica, recipe.optimizer), "limits": limits,
-        "on_message": on_message,
+        "on_message": on_message, "on_drop": partial(reset_state, optimizer),
     }  # fmt: skip
     if recipe.votes is not None:
         return VotingSync(recipe.votes, **parts)
@@ -249,13 +250,13 @@ def rate_of(plan: RunPlan, sync: SwarmSync, resumed: bool) -> Callable[[], float
     of_rounds = float(recipe.rounds.begins(total + 1)) if total is not None and known else math.inf
 
     def rate() -> float:
-        since_join = SETTLED_STEPS if resumed else sync.steps_since_join
+        fresh_since = SETTLED_STEPS if resumed and not sync.drops else sync.steps_since_fresh
         steps = of_rounds
         if manifest.rounds.tokens_total is not None:
             begun = recipe.rounds.begins(sync.round + 1)
             goal = manifest.rounds.tokens_total
             steps = min(steps, expected_steps(manifest.tokens_per_step, goal, sync.swarm_tokens, begun))
-        return learning_rate(manifest.inner, sync.global_step, steps if steps < math.inf else None, since_join)
+        return learning_rate(manifest.inner, sync.global_step, steps if steps < math.inf else None, fresh_since)
 
     return rate
 

@@ -20,8 +20,15 @@ from peer.telemetry.write_guard import WriteGuard
 from peer.train.evaluate import evaluate
 from peer.train.optim import optimizer_tensors
 from peer.train.step import StepResult
+from peer.train.utilisation import Throughput, TimedBatches, flops_per_token, memory_used, peak_flops
 
 log = logging.getLogger(__name__)
+
+
+def throughput_of(peer: Peer) -> Throughput:
+    """What a peer's steps make of its device."""
+    flops = flops_per_token(peer.model, peer.manifest.data.sequence_length)
+    return Throughput(flops, peak_flops(peer.model.device, peer.trainer.precision))
 
 
 class PeerHooks:
@@ -31,6 +38,7 @@ class PeerHooks:
         guard: of all that only reports.
 
     Attributes:
+        batches: those of the peer, timed.
         validation: (round, loss of the anchor), in order.
     """
 
@@ -44,6 +52,8 @@ class PeerHooks:
         writer = CheckpointWriter(folder, peer.settings.save_total_limit)
         self._saving = Saving(peer.agent, writer, self._inner_state, self._guard)
         self._data_state = peer.batches.state
+        self.batches = TimedBatches(peer.batches)
+        self._throughput = throughput_of(peer)
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
         self.records: list[RoundRecord] = []
@@ -138,7 +148,7 @@ class PeerHooks:
     # -- what a person sees -----------------------------------------------------------------------------------------
 
     def _log_step(self, result: StepResult) -> None:
-        sync = self._peer.sync
+        sync, trainer = self._peer.sync, self._peer.trainer
         self._metrics.write(
             "step",
             step=sync.step,
@@ -146,8 +156,16 @@ class PeerHooks:
             loss=result.loss,
             tokens=sync.tokens,
             tokens_per_s=sync.tokens_per_s,
+            **self._throughput.since_last(sync.tokens),
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
+            skipped_steps=trainer.skipped_steps,
+            loss_spikes=trainer.spikes.count,
+            micro_batch=trainer.micro_batch,
+            data_wait_s=self.batches.seconds,
+            handover_wait_s=sync.seconds_waiting,
+            longest_handover_s=sync.longest_wait_s,
+            memory_bytes=memory_used(self._peer.model.device),
         )
 
     def _note_round(self, record: RoundRecord) -> None:

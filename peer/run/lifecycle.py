@@ -130,7 +130,7 @@ def _run(
         if settings.eval_every_rounds:
             hooks.validate(settings.eval_sequences)
         table.note(f"training from round {anchor.round}")
-        train(peer.trainer, peer.batches, peer.sync, hooks)
+        train(peer.trainer, hooks.batches, peer.sync, hooks)
         return _wind_down(peer, hooks, metrics, anchor.round)
 
 
@@ -244,6 +244,8 @@ def _report(
         "state_bytes_received": stopped.state_bytes_received if stopped else None,
         "seconds_waiting": sync.seconds_waiting,
         "seconds_training": hooks.seconds_training,
+        "skipped_steps": peer.trainer.skipped_steps,
+        "loss_spikes": peer.trainer.spikes.count,
         "numel": peer.mapped.numel,
         "val_loss_first": losses[0] if losses else None,
         "val_loss_last": losses[-1] if losses else None,

@@ -25,6 +25,11 @@ def usable_cores() -> int:
     return max(1, int(min([len(os.sched_getaffinity(0)), *_quotas()])))
 
 
+def resident_memory() -> int:
+    """Bytes of RAM that this process takes, of shared memory what it has touched."""
+    return int(_text(PROC / "self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _available_ram() -> int:
     with contextlib.suppress(OSError):
         for line in (PROC / "meminfo").read_text().splitlines():

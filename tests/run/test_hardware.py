@@ -75,7 +75,7 @@ def test_what_a_step_is_and_takes_is_one_line(monkeypatch):
 class Progress:
     """How far the swarm is."""
 
-    steps_since_join = 1000
+    steps_since_fresh, drops = 1000, 0
 
     def __init__(self, round: int, steps: int, swarm_tokens: int) -> None:
         self.round, self.global_step, self.swarm_tokens = round, 10.0 * round + steps, swarm_tokens

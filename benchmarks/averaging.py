@@ -23,6 +23,7 @@ from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group, link_of
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.outer.state.wire_format import AnyUpdate, WireFormat
@@ -32,7 +33,7 @@ from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.strategy_choice import strategy_of
+from peer.swarm.round.strategy_choice import strategies_of
 
 FED_BACK = swarm_recipe(RecipeSpec(name="lagoon"))  # for int2: with error feedback on both legs, as it is meant
 T = TypeVar("T")
@@ -140,8 +141,8 @@ async def start(setup: MemberSetup, node: Node, answers: TextIO) -> Callable[[],
     rosters = RosterAuthority(node.identity, RUN, RoundSpec(max_group=setup.peers), WeightRule(nominal_tokens=TOKENS))
     recipe, chain = FED_BACK if setup.codec == FED_BACK.compressor else RECIPE, list[Certificate]()
     wire = ReduceFormat(setup.numel, compressor(setup.codec))
-    strategy = strategy_of(recipe, wire, node.identity, lambda: chain)
-    exchange = Exchange(node, rosters, setup.timeout_s, strategy)
+    strategies = strategies_of(recipe, Fragments.of(wire), node.identity, lambda: chain)
+    exchange = Exchange(node, rosters, setup.timeout_s, strategies)
     await exchange.start()
     member = AtollMember(setup, node, exchange, rosters, chain, wire, asyncio.get_running_loop())
     return lambda: serve(member, answers)

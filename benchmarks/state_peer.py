@@ -35,7 +35,7 @@ from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.strategy_choice import strategy_of
+from peer.swarm.round.strategy_choice import strategies_of
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 
@@ -66,8 +66,8 @@ class StatePeer:
         self.store = self._new_keeper("0", setup.folder)
         rounds, rule = RoundSpec(max_group=max(2, self._members)), WeightRule(nominal_tokens=TOKENS)
         self.rosters = RosterAuthority(node.identity, RUN, rounds, rule)
-        strategy = strategy_of(RECIPE, self.state.wire, node.identity, lambda: self.store.history.chain)
-        self.exchange = Exchange(node, self.rosters, setup.timeout_s, strategy)
+        strategies = strategies_of(RECIPE, self.state.fragments, node.identity, lambda: self.store.history.chain)
+        self.exchange = Exchange(node, self.rosters, setup.timeout_s, strategies)
         self.group: Group | None = None
         self.phases: list[dict[str, float]] = []  # seconds of each round
         self._sequence = self._fetches = 0

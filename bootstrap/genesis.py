@@ -40,13 +40,14 @@ class Figures(Spec):
     Attributes:
         manifest: what it was built from, without a genesis.
         digest: of the state.
+        fragments: elements of each.
         chunks: digests of its chunks.
         commits: what the branches that it names on the hub were then, by section.
     """
 
     manifest: RunManifest
     digest: Digest
-    numel: Annotated[int, Field(ge=1)]
+    fragments: tuple[Annotated[int, Field(ge=1)], ...]
     num_buffers: Annotated[int, Field(ge=0)]
     chunks: tuple[Digest, ...]
     commits: dict[Literal["model", "tokenizer", "data"], Commit] = Field(default_factory=dict)
@@ -188,7 +189,7 @@ class GenesisBuild:
 
         try:
             digests = [bytes.fromhex(digest) for digest in figures.chunks]
-            if state_digest(digests, figures.numel, figures.num_buffers) != figures.digest:
+            if state_digest(digests, figures.fragments, figures.num_buffers) != figures.digest:
                 raise ProtocolError("its figures contradict each other")
             with self._state_path.open("rb") as file:
                 for (place, size), digest in zip(chunk_places(_meta_of(figures)), digests, strict=True):
@@ -226,7 +227,7 @@ def _meta_of(figures: Figures) -> SnapshotMeta:
     return SnapshotMeta(
         round=0,
         lineage_id=figures.digest,
-        numel=figures.numel,
+        fragments=figures.fragments,
         num_buffers=figures.num_buffers,
         num_chunks=len(figures.chunks),
     )

@@ -86,7 +86,7 @@ async def _follow(
     checkpoints = NewestCheckpoint.of(history.folder, manifest, node.peer_id)
     await CheckpointExchange(node, run_id, checkpoints).start()
     rules = ChainRules.of(
-        manifest, plan.weight_rule, checkpoints, node.peer_id, published.opened_at,
+        plan, checkpoints, node.peer_id, published.opened_at,
         node.timing.least_round_s(plan.recipe.fewest_steps, manifest.rounds.straggler_wait_s),
     )  # fmt: skip
     scout = ChainScout(DonorRequests(node, run_id), run_id, rules, history)

@@ -38,12 +38,12 @@ def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
 
 def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     """The outer state at round 0: the model's parameters as the anchor, zero buffers."""
-    layout = FlatLayout.of(model)
+    layout = FlatLayout.of(model, plan.recipe.num_fragments)
     anchor = torch.empty(layout.numel)
     layout.copy_to_flat(model, anchor)
     optimizer = plan.recipe.optimizer
     buffers = [torch.full((layout.numel,), value) for value in optimizer.initial_values]
-    return OuterState(anchor, buffers, optimizer, plan.wire_format(layout.shapes))
+    return OuterState(anchor, buffers, optimizer, plan.fragments(layout.shapes, layout.sizes))
 
 
 def checked_genesis(manifest: RunManifest) -> OuterState:
@@ -81,8 +81,8 @@ def main() -> None:
     digests = [digest.hex() for digest in state.chunk_digests()]
     commits = {section: revision for section, _, revision in on_hub(manifest)}
     figures = {
-        "digest": state.digest(), "numel": state.numel, "num_buffers": len(state.buffers), "chunks": digests,
-        "commits": commits,
+        "digest": state.digest(), "num_buffers": len(state.buffers), "chunks": digests,
+        "fragments": state.fragments.sizes, "commits": commits,
     }  # fmt: skip
     print(json.dumps(figures))
 

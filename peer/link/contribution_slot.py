@@ -145,16 +145,21 @@ class ContributionSlot:
         self._wanted, self._asked_at = True, self._store.position
         self._trainer.tell(WantSnapshot(after=self.reports.sequence))
 
-    def announce_anchor(self, contributed: int | None) -> None:
-        """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another."""
+    def announce_anchor(self, contributed: int | None, fragment: int | None = None) -> None:
+        """The anchor is new; `contributed` is the snapshot that went into it. One that still waits is of another.
+
+        Args:
+            fragment: the only one that is new; None: any may be.
+        """
         self.merged.clear()
         self.due = None
         now = self._store.position
         if self.called and self._wanted:  # what the trainer hands over before it sees this anchor is void
             self._wanted, self._kept = False, self._kept or self._asked_at == now
-        self._trainer.tell(
-            Anchor(round=now.round, lineage_id=now.lineage_id, contributed=contributed, swarm_tokens=now.weight)
-        )
+        self._trainer.tell(Anchor(
+            round=now.round, lineage_id=now.lineage_id, contributed=contributed, fragment=fragment,
+            swarm_tokens=now.weight,
+        ))  # fmt: skip
 
     def begin_round(self) -> None:
         """A round is under way, until `release`."""

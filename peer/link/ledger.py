@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from peer.link.messages import Anchor, Snapshot
 
 
 class ContributionLedger:
     """The contributions of one peer.
+
+    Args:
+        fragments: that are synchronised by themselves.
 
     Attributes:
         steps: trained since the last contribution that was committed.
@@ -14,32 +19,42 @@ class ContributionLedger:
         armed: this process has read the newest anchor, and an agent is there to take a contribution.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fragments: int = 1) -> None:
         self.steps = 0
         self.outstanding: int | None = None
         self.armed = True
         self._sequence = 0
-        self._tokens_in_base = 0
+        self._tokens_in_base = [0] * fragments
+        self._sent = 0  # the fragment that was handed over last
         self._marked_steps = 0
         self._marked_tokens = 0
 
-    def resume(self, steps: int, tokens: int, unsent_tokens: int) -> None:
-        """Earlier processes have trained these, of which the anchor lacks some."""
-        self.steps, self._tokens_in_base = steps, tokens - unsent_tokens
+    def resume(self, steps: int, tokens: int, unsent_tokens: Sequence[int]) -> None:
+        """Earlier processes have trained these, of which the anchor of each fragment lacks some."""
+        self.steps, self._tokens_in_base = steps, [tokens - unsent for unsent in unsent_tokens]
 
-    def unsent(self, tokens: int) -> int:
+    def unsent(self, tokens: int, fragment: int = 0) -> int:
         """How many of so many tokens the anchor does not hold."""
-        return tokens - self._tokens_in_base
+        return tokens - self._tokens_in_base[fragment]
+
+    def all_unsent(self, tokens: int) -> list[int]:
+        """As `unsent`, of each fragment."""
+        return [tokens - held for held in self._tokens_in_base]
 
     def mark(self, tokens: int) -> None:
         """The next snapshot is of this moment."""
         self._marked_steps, self._marked_tokens = self.steps, tokens
 
-    def hand_over(self) -> Snapshot:
+    def hand_over(self, fragment: int = 0) -> Snapshot:
         """The message with which the marked snapshot is handed over, or once more."""
         self._sequence += 1
-        self.outstanding = self._sequence
-        return Snapshot(sequence=self._sequence, tokens=max(1, self.unsent(self._marked_tokens)))
+        self.outstanding, self._sent = self._sequence, fragment
+        return Snapshot(sequence=self._sequence, tokens=max(1, self.unsent(self._marked_tokens, fragment)))
+
+    @property
+    def sent(self) -> int | None:
+        """The fragment of the outstanding snapshot."""
+        return None if self.outstanding is None else self._sent
 
     def is_in(self, anchor: Anchor) -> bool:
         """Whether the outstanding snapshot went into this anchor."""
@@ -50,17 +65,20 @@ class ContributionLedger:
         self.settle(self._marked_steps, self._marked_tokens)
 
     def settle(self, steps: int, tokens: int) -> None:
-        """Nothing of so many steps since the last anchor, and of all tokens up to these, will be sent any more."""
+        """Nothing of so many steps since the last anchor, and of all tokens up to these, will be sent any more: of the
+        fragment that was handed over last.
+        """
         self.steps -= steps
-        self._tokens_in_base = tokens
+        self._tokens_in_base[self._sent] = tokens
 
     def drop(self, tokens: int) -> None:
         """Of so many tokens, those are lost that were trained since the outstanding snapshot, or since the anchor.
 
         The steps count: the next contribution is due when it was, and no member of the group waits for it.
         """
-        kept = self._marked_tokens if self.outstanding is not None else self._tokens_in_base
-        self._tokens_in_base += tokens - kept
+        for fragment, held in enumerate(self._tokens_in_base):
+            kept = self._marked_tokens if fragment == self.sent else held
+            self._tokens_in_base[fragment] += tokens - kept
         self._marked_tokens = tokens
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -10,15 +12,17 @@ from torch import Tensor
 from peer.link.memory import SharedState
 from peer.outer.aggregate.gram import largest_magnitude
 from peer.outer.optim.optimizers import OuterOptimizer
-from peer.outer.state.carry import carry_progress_
+from peer.outer.policy.merge_rules import Carry, MergeRule
 from peer.outer.state.outer_state import LARGEST_VALUE
+
+CARRY: Final = Carry()
 
 
 class LocalParameters(Protocol):
-    """The local parameters, as one flat fp32 vector on the CPU."""
+    """The local parameters as one flat fp32 vector on the CPU, of which a call moves a range that begins at `start`."""
 
-    def read(self, out: Tensor) -> None: ...
-    def write(self, flat: Tensor) -> None: ...
+    def read(self, out: Tensor, start: int = 0) -> None: ...
+    def write(self, flat: Tensor, start: int = 0) -> None: ...
 
 
 class LocalAnchor:
@@ -26,6 +30,8 @@ class LocalAnchor:
 
     Args:
         optimizer: says what the run yields: the anchor, or an average of anchors.
+        rule: how the parameters take up a new anchor.
+        sizes: elements of each fragment, where there are several.
 
     Attributes:
         round: of the copy.
@@ -33,12 +39,21 @@ class LocalAnchor:
         scratch: fp32 [P], for any use between two merges.
     """
 
-    def __init__(self, memory: SharedState, replica: LocalParameters, optimizer: OuterOptimizer) -> None:
-        self.memory, self.replica, self._optimizer = memory, replica, optimizer
+    def __init__(
+        self, memory: SharedState, replica: LocalParameters, optimizer: OuterOptimizer, rule: MergeRule = CARRY,
+        sizes: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.memory, self.replica, self._optimizer, self._rule = memory, replica, optimizer, rule
+        self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
         self.round = 0
         self.base = torch.empty_like(memory.anchor)
         self.scratch = torch.empty_like(memory.anchor)
         self._result: Tensor | None = None
+
+    @property
+    def fragments(self) -> int:
+        """How many there are."""
+        return len(self._bounds)
 
     @property
     def result(self) -> Tensor:
@@ -50,36 +65,52 @@ class LocalAnchor:
         self.replica.write(self.memory.anchor)
         self.keep(round)
 
-    def carry(self, round: int, contributed: bool) -> None:
-        """local <- anchor + (local - base): keeps every step that the new anchor does not hold yet.
+    def merge(self, round: int, fragment: int | None, sent: int | None) -> None:
+        """Take up the new anchor as the recipe says; with `Carry` every step is kept that it does not hold yet.
 
         Args:
             round: of the new anchor.
-            contributed: the snapshot went into it; the base is the snapshot then.
+            fragment: the only one that is new; None: any may be.
+            sent: the fragment whose snapshot went into it.
         """
-        self.replica.read(self.scratch)
-        carry_progress_(self.scratch, self.memory.snapshot if contributed else self.base, self.memory.anchor)
-        self.replica.write(self.scratch)
-        self.keep(round)
+        for index, (start, stop) in enumerate(self._bounds):
+            anchor, before = self.memory.anchor[start:stop], self.base[start:stop]
+            same = len(self._bounds) > 1 and fragment is None and torch.equal(anchor, before)
+            if same or fragment not in (None, index):
+                continue
+            self.replica.read(local := self.scratch[: stop - start], start)
+            self._rule.merge_(local, self.memory.snapshot[: stop - start] if index == sent else before, before, anchor)
+            self.replica.write(local, start)
+            before.copy_(anchor)
+        self._keep_result(round)
+
+    def read(self, fragment: int) -> bool:
+        """Copy a fragment of the local parameters into the shared snapshot; whether it fits."""
+        start, stop = self._bounds[fragment]
+        self.replica.read(local := self.memory.snapshot[: stop - start], start)
+        return self._fits(local, start)
 
     @property
     def usable(self) -> bool:
         """Whether the local parameters are finite, and a contribution that can be averaged and applied."""
         self.replica.read(self.scratch)
-        return self.fits(self.scratch)
+        return self._fits(self.scratch, 0)
 
-    def fits(self, local: Tensor) -> bool:
-        """As `usable`, for fp32 [P]."""
-        torch.sub(local, self.base, out=self.scratch)
-        return largest_magnitude(self.scratch) <= LARGEST_VALUE  # NaN compares as false
+    def _fits(self, local: Tensor, start: int) -> bool:
+        difference = torch.sub(local, self.base[start : start + local.numel()], out=self.scratch[: local.numel()])
+        return largest_magnitude(difference) <= LARGEST_VALUE  # NaN compares as false
 
-    def drop(self, outstanding: bool) -> None:
-        """local <- the snapshot that is on its way, if one is, else the anchor."""
-        self.replica.write(self.memory.snapshot if outstanding else self.base)
+    def drop(self, sent: int | None) -> None:
+        """local <- the anchor, but for a fragment whose snapshot is on its way: that snapshot."""
+        for index, (start, stop) in enumerate(self._bounds):
+            self.replica.write(self.memory.snapshot[: stop - start] if index == sent else self.base[start:stop], start)
 
     def keep(self, round: int) -> None:
         """Copy what the agent may change again as soon as it hears that this process has merged."""
-        self.round = round
         self.base.copy_(self.memory.anchor)
+        self._keep_result(round)
+
+    def _keep_result(self, round: int) -> None:
+        self.round = round
         result = self._optimizer.result(self.memory.anchor, self.memory.buffers, round)
         self._result = None if result is self.memory.anchor else result

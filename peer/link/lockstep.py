@@ -111,8 +111,8 @@ class LockstepSync(SwarmSync):
             self.agent.send(self._ledger.hand_over())
 
     @property
-    def _sent_parameters(self) -> bool:
-        return False  # a gradient
+    def _sent_parameters(self) -> int | None:
+        return None  # a gradient
 
     def _hand_over(self) -> None:
         self._ledger.mark(self.tokens)

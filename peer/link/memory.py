@@ -3,7 +3,7 @@
 The trainer owns the descriptor, so the state outlives an agent that crashes: the next agent finds a head, checks the
 state digest that it names, and resumes from it. Nothing is left behind in any file system.
 
-layout, in bytes: head 4096 | anchor 4P | snapshot 4P | outer buffers 4P each
+layout, in bytes: head 4096 | anchor 4P | snapshot 4S, of the largest fragment | outer buffers 4P each
 head: which of two slots counts, 0 for none (one byte, at 0) | at 8 and at 2048 a slot (length, CRC-32, JSON)
 
 A head is written to the inactive slot, which then becomes active: a crash during the write leaves the previous head.
@@ -16,6 +16,7 @@ import mmap
 import os
 import struct
 import zlib
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -47,20 +48,23 @@ class SharedState:
         descriptor: the memfd; stays owned by the caller.
         numel: parameters P.
         num_buffers: outer buffers of P elements each.
+        sent: elements S of the largest fragment; None: P.
 
     Attributes:
-        anchor, snapshot: fp32 [P].
+        anchor: fp32 [P].
+        snapshot: fp32 [S]; a smaller fragment lies at its start.
         buffers: list of fp32 [P].
     """
 
-    def __init__(self, descriptor: int, numel: int, num_buffers: int) -> None:
-        size = HEAD_BYTES + 4 * numel * (2 + num_buffers)
+    def __init__(self, descriptor: int, numel: int, num_buffers: int, sent: int | None = None) -> None:
+        lengths = [numel, numel if sent is None else sent, *[numel] * num_buffers]
+        size = HEAD_BYTES + 4 * sum(lengths)
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
         self._map = mmap.mmap(descriptor, size)
         vectors = [
-            torch.frombuffer(self._map, dtype=torch.float32, count=numel, offset=HEAD_BYTES + 4 * numel * index)
-            for index in range(2 + num_buffers)
+            torch.frombuffer(self._map, dtype=torch.float32, count=length, offset=HEAD_BYTES + 4 * start)
+            for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False)
         ]
         self.anchor: Tensor = vectors[0]
         self.snapshot: Tensor = vectors[1]

@@ -53,13 +53,14 @@ class Published(Spec):
 
 class Mapped(Spec):
     """The trainer built the model; the shared memory has its size and holds the genesis anchor or a resumed state.
-    `shapes`: of the parameters, in the order of the flat vector.
+    `shapes`: of the parameters, in the order of the flat vector. `fragments`: elements of each, if there are several.
     """
 
     kind: Literal["mapped"] = "mapped"
     numel: int
     num_buffers: int
     shapes: tuple[tuple[int, ...], ...] = ()
+    fragments: tuple[int, ...] = ()
     chain_path: str | None = None
 
 
@@ -77,7 +78,9 @@ class Progress(Spec):
 
 
 class Snapshot(Spec):
-    """The local parameters were copied into the shared snapshot; `tokens` were trained since the last contribution."""
+    """The local parameters were copied into the shared snapshot: of the next round's fragment; `tokens` were trained
+    since its last contribution.
+    """
 
     kind: Literal["snapshot"] = "snapshot"
     sequence: int
@@ -95,13 +98,15 @@ class WantSnapshot(Spec):
 
 class Anchor(Spec):
     """The shared anchor is new. `contributed` is the snapshot that went into it, None when the peer only caught up;
-    `swarm_tokens` are those of all peers that have been committed up to it.
+    `fragment` is the only one that is new, None: any may be; `swarm_tokens` are those of all peers that have been
+    committed up to it.
     """
 
     kind: Literal["anchor"] = "anchor"
     round: int
     lineage_id: Digest
     contributed: int | None
+    fragment: int | None = None
     swarm_tokens: int = 0
 
 

@@ -15,10 +15,10 @@ from peer.link.ledger import ContributionLedger
 from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import SharedState
-from peer.link.messages import Anchor, Merged, Message, WantSnapshot
+from peer.link.messages import Anchor, Merged, Message, Saved, WantSnapshot
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
-from peer.outer.policy.schedules import Every
+from peer.outer.policy.regular import Regular
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class SwarmSync:
         self,
         agent: AgentConnection,
         local: LocalAnchor,
-        schedule: Every,
+        schedule: Regular,
         limits: Limits,
         on_message: Callable[[Message], None],
         clock: Clock = time.monotonic,
@@ -52,7 +52,9 @@ class SwarmSync:
     ) -> None:
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
         self._on_message, self._on_drop = on_message, on_drop
-        self._tally, self._ledger = TrainingTally(clock), ContributionLedger()
+        self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
+        self._held: Anchor | None = None  # until it is time to merge it
+        self._sent_at = 0
         self.rounds_contributed = self.swarm_tokens = 0
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
@@ -64,7 +66,7 @@ class SwarmSync:
             self._merge(anchor)
             return
         self._local.take(anchor.round)
-        self.swarm_tokens = anchor.swarm_tokens
+        self.swarm_tokens = anchor.swarm_tokens // self._local.fragments
         self.agent.send(Merged(round=anchor.round))
 
     def resume(self, progress: Mapping[str, Any]) -> None:
@@ -83,7 +85,7 @@ class SwarmSync:
             "step": self.step,
             "tokens": self.tokens,
             "steps_since_snapshot": self.steps_since_snapshot,
-            "unsent_tokens": self._ledger.unsent(self.tokens),
+            "unsent_tokens": self._ledger.all_unsent(self.tokens),
         }
 
     @property
@@ -150,6 +152,11 @@ class SwarmSync:
         return self.schedule.global_step(self.round, self.steps_since_snapshot)
 
     @property
+    def _fragment(self) -> int:
+        """That the next round is of."""
+        return self.schedule.turn(self.round).fragment
+
+    @property
     def _due(self) -> bool:
         """Enough has been trained for a round."""
         return self.steps_since_snapshot >= self._steps_of_round
@@ -169,6 +176,8 @@ class SwarmSync:
         with self._tally.waiting():
             try:
                 self.poll()
+                if self._held is not None:
+                    self._merge(self._held)
                 if self._ledger.armed and self._ledger.outstanding is None and self._due:
                     self._hand_over()
                 self._show_progress()
@@ -180,7 +189,7 @@ class SwarmSync:
         self._ledger.steps += 1
         finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
         self._bad_steps = 0 if finite else self._bad_steps + 1
-        hopeless = self._bad_steps % HOPELESS_STEPS == 0 and self._ledger.unsent(self.tokens) > 0
+        hopeless = self._bad_steps % HOPELESS_STEPS == 0 and max(self._ledger.all_unsent(self.tokens)) > 0
         if not finite and (hopeless or not self._local.usable):
             self._drop_progress()
 
@@ -188,7 +197,7 @@ class SwarmSync:
         """Go on from what the swarm has agreed on, or will have: nothing comes of parameters that are not finite."""
         self.drops += 1
         if self.drops & (self.drops - 1) == 0:  # once, and then ever more rarely
-            lost = self._ledger.unsent(self.tokens)
+            lost = max(self._ledger.all_unsent(self.tokens))
             log.warning(
                 "loss or parameters are not finite (NaN or infinity): dropping up to %d tokens of local progress and "
                 "continuing from the anchor of round %d (%d times so far)", lost, self.round, self.drops,
@@ -199,13 +208,13 @@ class SwarmSync:
         self._on_drop()
 
     @property
-    def _sent_parameters(self) -> bool:
-        """The shared snapshot holds parameters that are on their way into the anchor."""
-        return self._ledger.outstanding is not None
+    def _sent_parameters(self) -> int | None:
+        """The fragment whose parameters are on their way into the anchor, and lie in the shared snapshot."""
+        return self._ledger.sent
 
     def _show_progress(self) -> None:
         if self._tally.report_due():
-            self.agent.send(self._tally.report(self._ledger.unsent(self.tokens), self._due_in_s))
+            self.agent.send(self._tally.report(self._ledger.unsent(self.tokens, self._fragment), self._due_in_s))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle every message that has arrived, after waiting at most `timeout_s` for the first."""
@@ -215,6 +224,8 @@ class SwarmSync:
             elif isinstance(message, WantSnapshot):
                 self._wanted(message)
             else:
+                if isinstance(message, Saved) and self._held is not None:  # parameters and outer state are of one round
+                    self._take_up(self._held)
                 self._on_message(message)
 
     def _wanted(self, message: WantSnapshot) -> None:
@@ -222,25 +233,33 @@ class SwarmSync:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._local.replica.read(self.memory.snapshot)
-        if not self._local.fits(self.memory.snapshot):
+        if not self._local.read(self._fragment):
             self._ledger.outstanding = None  # the agent asks for another one: that is void
             self._drop_progress()
-            self._local.replica.read(self.memory.snapshot)
+            self._local.read(self._fragment)
         self._ledger.armed = False
         self._ledger.mark(self.tokens)
-        self.agent.send(self._ledger.hand_over())
+        self._sent_at = self.step
+        self.agent.send(self._ledger.hand_over(self._fragment))
 
     def _merge(self, message: Anchor) -> None:
+        """Merge a new anchor, one with this peer's contribution not before `overlap_steps` after that was sent."""
+        if self._ledger.is_in(message) and self.step < self._sent_at + self.schedule.overlap_steps:
+            self._held = message
+        else:
+            self._take_up(message)
+
+    def _take_up(self, message: Anchor) -> None:
+        self._held = None
         contributed = self._ledger.is_in(message)
-        self._local.carry(message.round, contributed)
+        self._local.merge(message.round, message.fragment, self._ledger.sent if contributed else None)
         if contributed:
             self.rounds_contributed += 1
             self._ledger.settle_marked()
         self._tell_merged(message)
 
     def _tell_merged(self, message: Anchor) -> None:
-        self.swarm_tokens = message.swarm_tokens
+        self.swarm_tokens = message.swarm_tokens // self._local.fragments  # each holds all of a peer's tokens
         self._ledger.close()
         self.agent.send(Merged(round=message.round))
         self._on_message(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -111,18 +111,22 @@ class RosterLimits:
     Attributes:
         min_members, max_members: group size.
         rule: what the members weigh.
+        fragment: (rounds before) -> the fragment that a round is of.
     """
 
     min_members: int = 1
     max_members: int = 64
     rule: WeightRule = field(default_factory=WeightRule)
+    fragment: Callable[[int], int] = field(default=lambda _: 0, repr=False)
 
     def check(self, link: Link, seen: Mapping[str, int]) -> None:
-        """Raise ProtocolError when the link's roster is outside.
+        """Raise ProtocolError when the link's roster is outside, or it is of another fragment than the schedule's.
 
         Args:
             seen: rounds that each peer was in before this one, on this lineage.
         """
+        if link.fragment != self.fragment(link.round):
+            raise ProtocolError(f"round {link.round} is of fragment {link.fragment}; not {self.fragment(link.round)}")
         if not self.min_members <= len(link.roster) <= self.max_members:
             raise ProtocolError(f"round {link.round} has {len(link.roster)} members; the run allows {self}")
         allowed = self.rule.weigh([(member.peer_id, member.tokens) for member in link.roster], seen)

@@ -20,7 +20,7 @@ from peer.protocol.plain_json import TEXT_PATTERN, Key, PlainJson
 from peer.protocol.problems import DIGEST_PATTERN, NAME_PATTERN, explain_validation, show_value
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
 

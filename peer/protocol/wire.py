@@ -240,11 +240,14 @@ class AuditRequest(Spec):
 
 
 class SnapshotMeta(Spec):
-    """What a snapshot is before its chunks come: checked against the certificate, then each chunk against this."""
+    """What a snapshot is before its chunks come: checked against the certificate, then each chunk against this.
+
+    `fragments`: elements of each.
+    """
 
     round: Count
     lineage_id: Digest
-    numel: Annotated[int, Field(ge=1, lt=2**40)]
+    fragments: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**40)], ...], Field(min_length=1, max_length=1024)]
     num_buffers: Annotated[int, Field(ge=0, le=4)]
     num_chunks: Annotated[int, Field(ge=1, lt=MAX_CHUNKS)]
 

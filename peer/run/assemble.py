@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,11 +52,11 @@ class ModelReplica:
     def __init__(self, layout: FlatLayout, model: PreTrainedModel) -> None:
         self._layout, self._model = layout, model
 
-    def read(self, out: Tensor) -> None:
-        self._layout.copy_to_flat(self._model, out)
+    def read(self, out: Tensor, start: int = 0) -> None:
+        self._layout.copy_to_flat(self._model, out, start)
 
-    def write(self, flat: Tensor) -> None:
-        self._layout.copy_from_flat(flat, self._model)
+    def write(self, flat: Tensor, start: int = 0) -> None:
+        self._layout.copy_from_flat(flat, self._model, start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,18 +165,20 @@ class Shared:
 
 def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed: Resumed | None) -> Shared:
     """The shared memory with the genesis anchor in it; on resume with the resumed state, and the model likewise."""
-    layout, optimizer = FlatLayout.of(model), recipe.optimizer
-    memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers)
+    layout, optimizer = FlatLayout.of(model, recipe.num_fragments), recipe.optimizer
+    largest = max(layout.sizes, default=layout.numel)
+    memory = SharedState(agent.memory_descriptor, layout.numel, optimizer.num_buffers, largest)
     layout.copy_to_flat(model, memory.anchor)
     for buffer, value in zip(memory.buffers, optimizer.initial_values, strict=True):
         buffer.fill_(value)
     if resumed is not None:
-        _fill_memory(memory, resumed)
+        _fill_memory(memory, resumed, layout.sizes)
         layout.copy_from_flat(resumed.tensors["inner"]["parameters"], model)
     mapped = Mapped(
         numel=layout.numel,
         num_buffers=optimizer.num_buffers,
         shapes=layout.shapes,
+        fragments=layout.sizes,
         chain_path=str(resumed.folder / CHAIN_FILE) if resumed and (resumed.folder / CHAIN_FILE).exists() else None,
     )
     return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
@@ -191,9 +193,11 @@ def _synchroniser(
     on_message: Callable[[Message], None],
     stopping: Callable[[], bool],
 ) -> SwarmSync:
+    sizes = shared.mapped.fragments
+    local = LocalAnchor(shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, sizes)
     parts: dict[str, Any] = {
-        "agent": agent, "local": LocalAnchor(shared.memory, shared.replica, recipe.optimizer), "limits": limits,
-        "on_message": on_message, "on_drop": partial(reset_state, optimizer),
+        "agent": agent, "local": local, "limits": limits, "on_message": on_message,
+        "on_drop": partial(reset_state, optimizer),
     }  # fmt: skip
     if recipe.votes is not None:
         return VotingSync(recipe.votes, **parts)
@@ -266,7 +270,7 @@ def _seed_of(peer_id: str) -> int:
     return int.from_bytes(peer_id.encode()[-8:], "big") % 2**31
 
 
-def _fill_memory(memory: SharedState, resumed: Resumed) -> None:
+def _fill_memory(memory: SharedState, resumed: Resumed, sizes: Sequence[int]) -> None:
     """The resumed outer state becomes the shared state; its agent verifies it against the chain."""
     outer = resumed.tensors["outer"]
     memory.anchor.copy_(outer["anchor"])
@@ -275,5 +279,5 @@ def _fill_memory(memory: SharedState, resumed: Resumed) -> None:
     memory.head = Head(
         round=resumed.state["progress"]["round"],
         lineage_id=resumed.state["lineage_id"],
-        state_digest=digest_of((memory.anchor, *memory.buffers)),
+        state_digest=digest_of((memory.anchor, *memory.buffers), sizes or None),
     )

@@ -37,7 +37,7 @@ class ResumedAt(Spec):
     step: Count
     tokens: Count
     steps_since_snapshot: Count
-    unsent_tokens: Count
+    unsent_tokens: Annotated[list[Count], Field(min_length=1, max_length=1024)]
 
 
 class Order(Spec):

@@ -65,7 +65,7 @@ def test_what_the_child_builds_is_the_state_that_any_peer_builds(built):
         buffer.numpy().tobytes() for buffer in state.buffers
     )
     figures = json.loads(built.figures.read_bytes())
-    assert (figures["digest"], figures["numel"]) == (state.digest(), state.numel)
+    assert (figures["digest"], figures["fragments"]) == (state.digest(), [state.numel])
 
 
 def test_a_node_that_starts_again_finds_it_and_builds_nothing(node):

@@ -80,11 +80,11 @@ class Replica:
     def __init__(self):
         self.flat = torch.full((NUMEL,), 99.0)
 
-    def read(self, out):
-        out.copy_(self.flat)
+    def read(self, out, start=0):
+        out.copy_(self.flat[start : start + len(out)])
 
-    def write(self, flat):
-        self.flat.copy_(flat)
+    def write(self, flat, start=0):
+        self.flat[start : start + len(flat)] = flat
 
 
 class Peer:

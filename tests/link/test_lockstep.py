@@ -237,7 +237,7 @@ def test_the_last_anchor_ends_the_wait(peer):
 
 
 def test_after_a_resume_the_gradient_of_before_is_not_claimed(peer):
-    peer.sync.resume({"round": 0, "step": 4, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": 10})
+    peer.sync.resume({"round": 0, "step": 4, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": [10]})
     peer.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
     peer.agent.plan = [peer.commits]
     peer.sync.after_step(Step())

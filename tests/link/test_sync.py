@@ -219,14 +219,14 @@ def test_unsent_tokens_are_those_that_no_anchor_holds(peer):
     peer.commit(shift=0.0, contributed=1)
     peer.sync.poll()
     assert peer.sync.progress() == {
-        "round": 1, "step": 5, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": 10
+        "round": 1, "step": 5, "tokens": 50, "steps_since_snapshot": 1, "unsent_tokens": [10]
     }  # fmt: skip
 
 
 def test_a_resumed_peer_keeps_its_progress_under_the_new_anchor(make):
     peer = make()
     peer.replica.flat.copy_(torch.arange(NUMEL) + 3.0)  # the checkpoint's parameters: 3 ahead of its anchor
-    saved = {"round": 5, "step": 22, "tokens": 220, "steps_since_snapshot": 2, "unsent_tokens": 20}
+    saved = {"round": 5, "step": 22, "tokens": 220, "steps_since_snapshot": 2, "unsent_tokens": [20]}
     peer.sync.resume(saved)
     assert peer.sync.progress() == saved
     peer.memory.anchor += 16.0
@@ -271,11 +271,11 @@ def test_what_is_on_its_way_is_not_lost_with_what_came_after_it(peer):
     peer.replica.flat[0] = math.nan
     peer.sync.after_step(SPOILT)
     assert torch.equal(peer.replica.flat, sent)
-    assert peer.sync.progress()["unsent_tokens"] == 10 * STEPS
+    assert peer.sync.progress()["unsent_tokens"] == [10 * STEPS]
     peer.commit(3.0, contributed=1)
     peer.sync.poll()
     assert torch.equal(peer.replica.flat, torch.arange(NUMEL) + 3.0)
-    assert peer.sync.progress()["unsent_tokens"] == 0
+    assert peer.sync.progress()["unsent_tokens"] == [0]
     assert peer.sync.rounds_contributed == 1
 
 

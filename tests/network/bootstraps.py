@@ -89,6 +89,10 @@ class BootstrapProcess:
         """The initial state, anchor first."""
         return torch.frombuffer(bytearray((self.folder / "genesis.bin").read_bytes()), dtype=torch.float32)
 
+    def fragments(self) -> tuple[int, ...]:
+        """Elements of each fragment of the model."""
+        return tuple(json.loads((self.folder / "genesis.json").read_text())["fragments"])
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -38,12 +38,13 @@ class TestSwarm:
 
     def __init__(
         self, folder: Path, *, hidden: int = 16, steps: int = 5, wait: float = 5.0, total: int | None = None,
-        recipe: str = DILOCO, min_group: int = 2,
-    ) -> None:
+        recipe: str = DILOCO, min_group: int = 2, layers: int = 1,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.shapes: tuple[tuple[int, ...], ...] | None = None  # of the "model"; one vector
         rounds = f", min_group: {min_group}" + (f", total: {total}" if total else "")
-        self.manifest_text = MANIFEST.format(hidden=hidden, recipe=recipe, steps=steps, wait=wait, total=rounds)
+        text = MANIFEST.format(hidden=hidden, recipe=recipe, steps=steps, wait=wait, total=rounds)
+        self.manifest_text = text.replace("num_hidden_layers: 1", f"num_hidden_layers: {layers}")
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []
         self._turns = 0
@@ -63,7 +64,7 @@ class TestSwarm:
         members = [self._launch(name, address, len(self.members) + index) for index, name in enumerate(names)]
         self.members += members
         for member in members:
-            self._connect(member, bootstrap.genesis() if genesis is None else genesis)
+            self._connect(member, bootstrap.genesis() if genesis is None else genesis, bootstrap.fragments())
         for member in members:
             assert member.sync is not None
             anchor = member.agent.expect(Anchor, 60.0)
@@ -95,28 +96,30 @@ class TestSwarm:
     def _agent(self, folder: Path) -> AgentProcess:
         return ForkedAgent(folder / "agent.log")
 
-    def _connect(self, member: Member, genesis: Tensor) -> None:
+    def _connect(self, member: Member, genesis: Tensor, fragments: tuple[int, ...]) -> None:
         published = member.agent.expect(Published, 60.0)
         assert isinstance(published, Published)
-        self._map(member, published, genesis, self.shapes)
+        self._map(member, published, genesis, self.shapes or tuple((size,) for size in fragments), fragments)
 
     @staticmethod
     def _map(
-        member: Member, published: Published, genesis: Tensor, shapes: tuple[tuple[int, ...], ...] | None = None
-    ) -> None:
+        member: Member, published: Published, genesis: Tensor, shapes: tuple[tuple[int, ...], ...] | None = None,
+        fragments: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         """Build the member's "model" once the manifest is known."""
         manifest = RunManifest.model_validate(published.manifest)
         member.peer_id, member.maddrs, member.client = published.peer_id, published.maddrs, published.client
         recipe = RunPlan.of(manifest).recipe
         buffers = recipe.optimizer.num_buffers
         numel = genesis.numel() // (1 + buffers)
-        memory = SharedState(member.agent.memory_descriptor, numel, buffers)
+        largest = max(fragments, default=numel)
+        memory = SharedState(member.agent.memory_descriptor, numel, buffers, largest)
         memory.anchor.copy_(genesis[:numel])
-        mapped = Mapped(numel=numel, num_buffers=buffers, shapes=shapes or ((numel,),))
+        mapped = Mapped(numel=numel, num_buffers=buffers, shapes=shapes or ((numel,),), fragments=fragments)
         member.replica = VectorReplica(torch.empty(numel))
         parts: dict[str, Any] = {
             "agent": AgentConnection(member.agent, member.start, mapped),
-            "local": LocalAnchor(memory, member.replica, recipe.optimizer),
+            "local": LocalAnchor(memory, member.replica, recipe.optimizer, recipe.late_merge, fragments),
             "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
         }  # fmt: skip
         if isinstance(recipe.schedule, GradientChange):

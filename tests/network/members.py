@@ -31,11 +31,11 @@ class VectorReplica:
     def __init__(self, flat: Tensor) -> None:
         self.flat = flat
 
-    def read(self, out: Tensor) -> None:
-        out.copy_(self.flat)
+    def read(self, out: Tensor, start: int = 0) -> None:
+        out.copy_(self.flat[start : start + out.numel()])
 
-    def write(self, flat: Tensor) -> None:
-        self.flat.copy_(flat)
+    def write(self, flat: Tensor, start: int = 0) -> None:
+        self.flat[start : start + flat.numel()].copy_(flat)
 
 
 @dataclass

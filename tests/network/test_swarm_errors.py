@@ -68,7 +68,7 @@ def _copied_key(here: Path, places: Places) -> None:
 
 
 def _foreign_checkpoint(here: Path, _: Places) -> None:
-    progress = {"round": 3, "step": 3, "tokens": 9, "steps_since_snapshot": 0, "unsent_tokens": 0}
+    progress = {"round": 3, "step": 3, "tokens": 9, "steps_since_snapshot": 0, "unsent_tokens": [0]}
     state = {
         "run_id": "f" * 64, "lineage_id": "f" * 64, "round": 3, "progress": progress, "origin": {},
         "data": {"seed": 1, "epoch": 0, "position": 0},
@@ -85,7 +85,7 @@ IN_THE_SWARM = {
         _nothing, f"<live> --run-id {'0' * 64}",
         ("manifest hash mismatch: the swarm runs <hash>, not 0000000000", "check --run-id")),
     "incompatible protocol version": (
-        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 4", "upgrade atoll")),
+        _nothing, "<newer>", ("uses protocol version 999; this atoll speaks 5", "upgrade atoll")),
     "no manifest": (
         _nothing, "<empty>", ("holds no manifest (waited 10 s)", "the address that of an Atoll bootstrap")),
     "identity in use on this machine": (

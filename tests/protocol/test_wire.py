@@ -33,7 +33,7 @@ MESSAGES = [
     wire.AbortMessage(reason="deadline passed", culprit=PEER),
     wire.HistoryRequest(what="update", run_id=DIGEST, digest=DIGEST),
     wire.HistoryRequest(what="chunks", run_id=DIGEST, digest=DIGEST, indexes=(0, 7, 2**24 - 1)),
-    wire.SnapshotMeta(round=3, lineage_id=DIGEST, numel=100, num_buffers=1, num_chunks=2),
+    wire.SnapshotMeta(round=3, lineage_id=DIGEST, fragments=(100,), num_buffers=1, num_chunks=2),
 ]
 
 
@@ -128,8 +128,8 @@ OUT_OF_RANGE = {
     "long reason": (wire.AbortMessage, {"reason": "x" * 301}),
     "long culprit": (wire.AbortMessage, {"reason": "x", "culprit": "x" * 65}),
     "short signature": (wire.VoteMessage, {"link_id": DIGEST, "signature": "0" * 127}),
-    "no parameters": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "numel": 0}),
-    "2^40 parameters": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "numel": 2**40}),
+    "no parameters": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "fragments": (0,)}),
+    "2^40 parameters": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "fragments": (2**40,)}),
     "2^24 chunks": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "num_chunks": 2**24}),
     "five buffers": (wire.SnapshotMeta, {**MESSAGES[-1].model_dump(), "num_buffers": 5}),
     "what": (wire.HistoryRequest, {"what": "../key", "run_id": DIGEST}),

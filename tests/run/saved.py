@@ -19,7 +19,7 @@ def state_of(run_id: str, step: int, round: int) -> dict[str, Any]:
         "run_id": run_id,
         "lineage_id": "a" * 64,
         "round": round,
-        "progress": {"step": step, "round": round, "tokens": 9, "steps_since_snapshot": 1, "unsent_tokens": 3},
+        "progress": {"step": step, "round": round, "tokens": 9, "steps_since_snapshot": 1, "unsent_tokens": [3]},
         "data": {"seed": 1, "epoch": 0, "position": 3},
         "origin": ORIGIN,
     }

@@ -9,6 +9,7 @@ from peer.outer.compress.registry import compressor
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import SLICE, ReduceFormat
 from peer.protocol.lineage import Position
@@ -16,7 +17,7 @@ from peer.protocol.manifest import RecipeSpec, RoundSpec
 from peer.protocol.weights import WeightRule
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.strategy_choice import strategy_of
+from peer.swarm.round.strategy_choice import strategies_of
 from peer.swarm.trust.guard import Guard
 from peer.swarm.trust.judge import Judge
 from peer.swarm.trust.recompute import Recomputer
@@ -46,12 +47,12 @@ class Seat:
         self.rosters = RosterAuthority(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
         self.calls = 0
         self.chain = []
-        self.recomputer = Recomputer(written, recipe, lambda: self.chain)
+        self.recomputer = Recomputer(Fragments.of(written), recipe, lambda: self.chain)
         judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, judge, folder / str(index), self, self.rosters, rng=Never()) if folder else None
-        strategy = strategy_of(recipe, written, node.identity, lambda: self.chain)
-        self.exchange = Exchange(node, self.rosters, 20.0, strategy, self.called, self.guard)
+        strategies = strategies_of(recipe, Fragments.of(written), node.identity, lambda: self.chain)
+        self.exchange = Exchange(node, self.rosters, 20.0, strategies, self.called, self.guard)
         self.weight = 0
         self.streams = 0
         opening = node.open

@@ -69,7 +69,7 @@ class ScriptedDonor:
         self.meta = SnapshotMeta(
             round=state.round,
             lineage_id=state.lineage_id,
-            numel=state.numel,
+            fragments=state.fragments.sizes,
             num_buffers=len(state.buffers),
             num_chunks=len(self.digests),
         )
@@ -101,7 +101,7 @@ class ScriptedDonor:
                 await stream.send(Kind.DATA, payload[start : start + 400])
         elif request.what == "state":
             if self.meta is not None and request.digest == self.meta.lineage_id:
-                digest = state_digest(self.digests, self.meta.numel, self.meta.num_buffers)
+                digest = state_digest(self.digests, self.meta.fragments, self.meta.num_buffers)
                 await stream.send(Kind.DATA, bytes.fromhex(digest))
         elif self.meta is not None:
             for _ in range(self.writing):

@@ -7,6 +7,7 @@ import hashlib
 
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, Group
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.reduced_update import SLICE
 from peer.protocol.lineage import Link, Member
 from peer.protocol.manifest import RecipeSpec, RoundSpec
@@ -14,7 +15,7 @@ from peer.protocol.weights import WeightRule
 from peer.protocol.wire import HelloMessage, JoinMessage, Kind, group_id
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.round.exchange import Exchange
-from peer.swarm.round.strategy_choice import strategy_of
+from peer.swarm.round.strategy_choice import strategies_of
 from tests.swarm.runs import RUN, contributions, make_state
 
 NAME = f"atoll/{RUN[:16]}/round"
@@ -25,7 +26,7 @@ RECIPE = swarm_recipe(RecipeSpec(name="opendiloco"))
 def exchange_of(node, timeout_s, recipe, wire):
     """That of a member, which starts from genesis."""
     rosters = RosterAuthority(node.identity, RUN, RoundSpec(), WeightRule())
-    return Exchange(node, rosters, timeout_s, strategy_of(recipe, wire, node.identity, list))
+    return Exchange(node, rosters, timeout_s, strategies_of(recipe, Fragments.of(wire), node.identity, list))
 
 
 class Table:

@@ -11,6 +11,7 @@ import torch
 from peer.outer.compress.registry import compressor
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.recipe.resolve import swarm_recipe
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.protocol.evidence import Evidence
 from peer.protocol.identity import Identity
@@ -51,7 +52,7 @@ class Workshop:
         self.me = self.people[0]
         self.wire = ReduceFormat(numel, compressor(recipe.compressor), elements)
         self.restart()
-        self.judge = Judge(RUN, Recomputer(self.wire, recipe, lambda: self.chain))
+        self.judge = Judge(RUN, Recomputer(Fragments.of(self.wire), recipe, lambda: self.chain))
 
     def restart(self):
         """The reducer loses its memory."""

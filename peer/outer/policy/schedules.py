@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import UserError
+from peer.outer.policy.regular import Regular
+from peer.outer.state.fragments import Turn, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Every:
+class Every(Regular):
     """A round of the one fragment 0 every H steps (DiLoCo, arXiv 2311.08105), with a growing H if asked for.
 
     H_r = min(max_steps, round(steps growth^(r // growth_every_rounds))), r = 0 for the first round after the warm
@@ -80,18 +82,13 @@ class Every:
                 "1 to 5 cost nothing measurable (arXiv 2501.18512)",
             )
 
-    def length(self, round: int) -> int:
-        """Inner steps of round number `round`, counted from 1."""
-        return self.begins(round + 1) - self.begins(round)
-
     def longest(self, rounds: int | None) -> int:
-        """The most inner steps of any of the first `rounds` rounds; of an endless run with endless growth, H."""
+        """See `Regular.longest`; of an endless run with endless growth, H."""
         if rounds is None:
             return self.steps if self.max_steps is None else max(self.steps, self.max_steps)
         return max(self.length(1), self.length(max(1, rounds)))
 
     def begins(self, round: int) -> int:
-        """Inner steps that were made before round number `round` began, if no peer was late."""
         warm = self.warm_start_steps // self.warm_start_every
         if round - 1 <= warm:
             return (round - 1) * self.warm_start_every
@@ -103,13 +100,8 @@ class Every:
                 return at
         raise AssertionError("the last level never ends")
 
-    def global_step(self, rounds: int, steps_in_round: int) -> float:
-        """The run's progress in inner steps of one peer after `rounds` rounds: what learning-rate schedules follow.
-
-        A joiner gets the swarm's rate from the round number, and a peer that waits for a late round does not run
-        ahead of the others: no more of its steps count than the round has.
-        """
-        return float(self.begins(rounds + 1) + min(steps_in_round, self.length(rounds + 1)))
+    def turn(self, round: int) -> Turn:
+        return whole(round)
 
     def events(self, step: int) -> tuple[Event, ...]:
         round = self._round_at(step)
@@ -145,7 +137,7 @@ class Every:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strided:
+class Strided(Regular):
     """Fragment p is sent at the steps t > 0 with t mod H = p H // F: each once per H (arXiv 2501.18512, algorithm 2).
 
     Attributes:
@@ -170,6 +162,16 @@ class Strided:
     def offset(self, fragment: int) -> int:
         """t_p = p H // F."""
         return fragment * self.period // self.num_fragments
+
+    def turn(self, round: int) -> Turn:
+        """Fragment 1 comes first: fragment 0 would be due at step 0."""
+        return Turn((round + 1) % self.num_fragments, round // self.num_fragments)
+
+    def begins(self, round: int) -> int:
+        return (round - 1) // self.num_fragments * self.period + self.offset((round - 1) % self.num_fragments)
+
+    def longest(self, rounds: int | None) -> int:  # noqa: ARG002
+        return self.period
 
     def events(self, step: int) -> tuple[Event, ...]:
         turns, phase = divmod(step, self.period)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from peer.errors import UserError
 from peer.outer.aggregate.base import Mean
@@ -15,6 +17,7 @@ from peer.outer.optim.inner_lr import shared_rate
 from peer.outer.recipe.recipe import Recipe, word_of
 from peer.outer.recipe.resolve import swarm_recipe, unguarded
 from peer.outer.recipe.validation import checked
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.gathered_update import GatherFormat
 from peer.outer.state.reduced_update import ReduceFormat
 from peer.outer.state.wire_format import WireFormat
@@ -80,9 +83,23 @@ class RunPlan:
         inner, total = self.manifest.inner, self.manifest.rounds.total
         return shared_rate(inner, total) if self.recipe.payload == "gradient" else None
 
-    def wire_format(self, shapes: Shapes) -> WireFormat:
-        """How contributions and updates are written, of a model with these parameters."""
-        return wire_format(self.recipe, shapes, self.manifest.seed)
+    def fragments(self, shapes: Shapes, sizes: Sequence[int] = ()) -> Fragments:
+        """How contributions and updates are written, of a model with these parameters.
+
+        Args:
+            sizes: elements of each fragment, in the order of the flat vector; none: it is whole.
+        """
+        ends = iter(list(accumulate(sizes)) or [numel_of(shapes)])
+        end, at = next(ends), 0
+        cut: list[list[tuple[int, ...]]] = [[]]
+        for shape in shapes:
+            if at == end:
+                end = next(ends)
+                cut.append([])
+            cut[-1].append(tuple(shape))
+            at += math.prod(shape)
+        wires = [wire_format(self.recipe, own, self.manifest.seed, index) for index, own in enumerate(cut)]
+        return Fragments(wires, self.recipe.turns)
 
     def in_words(self) -> str:
         """One line: the mode of the run and what becomes of its members' contributions."""
@@ -101,14 +118,14 @@ class RunPlan:
         return f"open: aggregator {name}{warning}, {weights}{gossip}"
 
 
-def wire_format(recipe: Recipe, shapes: Shapes, seed: int) -> WireFormat:
+def wire_format(recipe: Recipe, shapes: Shapes, seed: int, fragment: int = 0) -> WireFormat:
     """What a run's contributions and updates look like.
 
     Args:
-        shapes: of the model's parameters, in the order of the flat vector.
+        shapes: of the fragment's parameters, in the order of the flat vector.
         seed: the run's.
     """
     numel = numel_of(shapes)
     if recipe.exchange == "reduce":
         return ReduceFormat(numel, compressor(recipe.compressor))
-    return GatherFormat(numel, recipe.codec().bind(shapes), recipe.aggregator.shaped(shapes), seed)
+    return GatherFormat(numel, recipe.codec().bind(shapes), recipe.aggregator.shaped(shapes), seed, fragment)

@@ -17,10 +17,12 @@ from peer.outer.optim.optimizers import Averaged, OuterOptimizer, Sgd
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
+from peer.outer.policy.regular import Regular
 from peer.outer.policy.schedules import Every, GradientChange, Strided, Timer
 from peer.outer.policy.straggler import ComputeTimeout, Quorum, StragglerPolicy, WaitAll
 from peer.outer.policy.work_allocation import AdaptiveTopK, EvenSplit, TimeBalanced, WorkAllocator
 from peer.outer.recipe.registry import AGGREGATORS, OUTER
+from peer.outer.state.fragments import Turns, whole
 from peer.outer.state.gossip_mixing import a2cid2_coefficients, chi
 from peer.outer.topology.topologies import AllPeers, BandwidthMatching, Groups, Neighbours, RandomPairs, Topology
 from peer.protocol.manifest import InnerSpec
@@ -129,6 +131,11 @@ class Recipe:
         return self.schedule.num_fragments if isinstance(self.schedule, Strided) else 1
 
     @property
+    def late_merge(self) -> MergeRule:
+        """How a trainer that never waits takes up a round: in place of the anchor alone, with the steps made since."""
+        return Carry() if self.merge == Mix(alpha=0.0) else self.merge
+
+    @property
     def votes(self) -> GradientChange | None:
         """What calls for rounds, where peers do; else rounds begin by themselves."""
         return self.schedule if isinstance(self.schedule, GradientChange) else None
@@ -171,14 +178,26 @@ class Recipe:
 
     @property
     def fewest_steps(self) -> int:
-        """Inner steps of a regular contribution in the shortest round of a swarm."""
-        return 1 if isinstance(self.schedule, GradientChange) else min(self.rounds.length(1), self.rounds.steps)
+        """Inner steps from one round of a swarm to the next, at least."""
+        if isinstance(self.schedule, GradientChange):
+            return 1
+        shortest = self.rounds.length(1)
+        return min(shortest, self.schedule.steps) if isinstance(self.schedule, Every) else shortest
 
     @property
-    def rounds(self) -> Every:
+    def rounds(self) -> Regular:
         """The schedule of a recipe whose rounds begin by themselves, on a swarm."""
-        assert isinstance(self.schedule, Every), f"{self.name} has no rounds of one fragment"
+        assert isinstance(self.schedule, Regular), f"{self.name} has no rounds that begin by themselves"
         return self.schedule
+
+    @property
+    def turns(self) -> Turns:
+        """What each round of a swarm is of."""
+        return self.schedule.turn if isinstance(self.schedule, Regular) else whole
+
+    def fragment_of(self, round: int) -> int:
+        """The fragment that the round is of which follows `round` rounds."""
+        return self.turns(round).fragment
 
     def with_fragments(self, count: int) -> Recipe:
         """The same recipe with so many fragments."""

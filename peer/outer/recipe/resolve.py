@@ -11,7 +11,7 @@ from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.local_rules import Plain
 from peer.outer.policy.merge_rules import Carry, Mix
-from peer.outer.policy.schedules import Every, GradientChange
+from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
@@ -79,12 +79,14 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     else:
         overlap = recipe.accumulates and recipe.steps_per_round == 1
         scheduled = isinstance(recipe.schedule, Every) and recipe.overlap_steps <= overlap
+        if isinstance(recipe.schedule, Strided):
+            scheduled = not gossips and recipe.overlap_steps <= recipe.fewest_steps
     able = {
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
-        ("schedule", "every, with overlap_steps 0; or gradient-change, without gossip"): scheduled,
-        ("merge", "carry"): isinstance(recipe.merge, Carry) or recipe.merge == Mix(alpha=0.0),
+        ("schedule", "every, with overlap_steps 0; or strided or gradient-change, without gossip"): scheduled,
+        ("merge", "carry, or mix"): isinstance(recipe.merge, Carry | Mix),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
         ("allocator", "even"): recipe.allocator == EvenSplit(),

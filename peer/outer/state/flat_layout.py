@@ -26,35 +26,53 @@ class FlatLayout:
     """Where each parameter of a model lies in the flat vector.
 
     Attributes:
-        names: parameter names in the model's own order; tied weights appear once, under their first name.
+        names: parameter names, fragment by fragment, in the model's own order within each; tied weights appear once,
+            under their first name.
         offsets: index of each parameter's first element in the flat vector.
         numel: length of the flat vector.
+        sizes: elements of each fragment, where there are several.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
     numel: int
+    sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, model: torch.nn.Module) -> FlatLayout:
-        """The layout of all floating-point parameters of `model`, trainable or not."""
-        names, shapes, offsets, numel = [], [], [], 0
-        for name, parameter in _floating_parameters(model):
-            names.append(name)
-            shapes.append(tuple(parameter.shape))
-            offsets.append(numel)
-            numel += parameter.numel()
-        return cls(names=tuple(names), shapes=tuple(shapes), offsets=tuple(offsets), numel=numel)
+    def of(cls, model: torch.nn.Module, num_fragments: int = 1) -> FlatLayout:
+        """The layout of all floating-point parameters of `model`, trainable or not.
 
-    def copy_to_flat(self, model: torch.nn.Module, out: Tensor) -> None:
-        """Copy the model's parameters, of any device and dtype, into `out` (fp32 [numel], CPU)."""
-        for parameter, view in self._pairs(model, out):
+        Args:
+            num_fragments: of `strided_fragments`; each is one range of the flat vector.
+
+        Raises:
+            UserError: more fragments than blocks.
+        """
+        named = [(name, tuple(parameter.shape)) for name, parameter in _floating_parameters(model)]
+        if num_fragments > 1:
+            of_each = fragment_of_each([name for name, _ in named], num_fragments=num_fragments)
+            named = [one for fragment in range(num_fragments) for one, own in zip(named, of_each, strict=True)
+                     if own == fragment]  # fmt: skip
+            sizes = [0] * num_fragments
+            for (_, shape), fragment in zip(named, sorted(of_each), strict=True):
+                sizes[fragment] += math.prod(shape)
+        offsets = list(itertools.accumulate((math.prod(shape) for _, shape in named), initial=0))
+        return cls(
+            names=tuple(name for name, _ in named), shapes=tuple(shape for _, shape in named),
+            offsets=tuple(offsets[:-1]), numel=offsets[-1], sizes=tuple(sizes) if num_fragments > 1 else (),
+        )  # fmt: skip
+
+    def copy_to_flat(self, model: torch.nn.Module, out: Tensor, start: int = 0) -> None:
+        """Copy the model's parameters, of any device and dtype, into `out` (fp32, CPU): as many as it holds from
+        element `start` on; both ends are those of parameters.
+        """
+        for parameter, view in self._pairs(model, out, start):
             view.copy_(parameter)
 
-    def copy_from_flat(self, flat: Tensor, model: torch.nn.Module) -> None:
-        """Copy `flat` (fp32 [numel], CPU) into the model's parameters, rounding to each parameter's dtype."""
-        for parameter, view in self._pairs(model, flat):
+    def copy_from_flat(self, flat: Tensor, model: torch.nn.Module, start: int = 0) -> None:
+        """The inverse of `copy_to_flat`, rounding to each parameter's dtype."""
+        for parameter, view in self._pairs(model, flat, start):
             parameter.copy_(view)
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -82,17 +100,21 @@ class FlatLayout:
         described = json.dumps(list(zip(self.names, self.shapes, strict=True)), separators=(",", ":"))
         return hashlib.sha256(described.encode()).hexdigest()
 
-    def _pairs(self, model: torch.nn.Module, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        assert flat.shape == (self.numel,), f"flat vector is {tuple(flat.shape)}, the layout needs ({self.numel},)"
+    def _pairs(self, model: torch.nn.Module, flat: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        stop = first + flat.numel()
+        fits = flat.dim() == 1 and stop <= self.numel
+        assert fits, f"flat vector is {tuple(flat.shape)} from {first} on, the layout has ({self.numel},)"
         assert flat.dtype == torch.float32, f"flat vector is {flat.dtype}, must be torch.float32"
         assert flat.device.type == "cpu", f"flat vector is on {flat.device}, must be on the CPU"
-        parameters = _floating_parameters(model)
-        for (name, parameter), expected, shape, offset in zip(
-            parameters, self.names, self.shapes, self.offsets, strict=True
-        ):
-            assert name == expected, f"parameter {name!r} where the layout has {expected!r}"
+        parameters, copied = dict(_floating_parameters(model)), 0
+        assert parameters.keys() == set(self.names), f"parameters {sorted(parameters.keys() ^ set(self.names))} differ"
+        for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
+            parameter = parameters[name]
             assert parameter.shape == shape, f"{name} has shape {tuple(parameter.shape)}, the layout has {shape}"
-            yield parameter.detach(), flat[offset : offset + parameter.numel()].view(shape)
+            if first <= offset and offset + parameter.numel() <= stop:
+                copied += parameter.numel()
+                yield parameter.detach(), flat[offset - first :][: parameter.numel()].view(shape)
+        assert copied == flat.numel(), f"flat vector is {flat.numel()} long; the parameters in it have {copied}"
 
 
 @lru_cache(maxsize=256)  # auditors ask for every round since a reducer came
@@ -150,18 +172,29 @@ def strided_fragments(
         UserError: both numbers or none, or one out of its range.
     """
     assert len(names) == len(shapes), f"{len(names)} names and {len(shapes)} shapes"
+    of_each = fragment_of_each(names, blocks_per_fragment=blocks_per_fragment, num_fragments=num_fragments)
+    fragments: list[list[tuple[int, int]]] = [[] for _ in range(max(of_each, default=0) + 1)]
+    start = 0
+    for fragment, shape in zip(of_each, shapes, strict=True):
+        stop = start + math.prod(shape)
+        _append(fragments[fragment], start, stop)
+        start = stop
+    return tuple(tuple(ranges) for ranges in fragments)
+
+
+def fragment_of_each(
+    names: Sequence[str], *, blocks_per_fragment: int | None = None, num_fragments: int | None = None
+) -> list[int]:
+    """The fragment that each parameter belongs to; see `strided_fragments`."""
     blocks = [_block(name) for name in names]
     ranks = {block: rank for rank, block in enumerate(sorted({block for block in blocks if block is not None}))}
     count = _fragment_count(len(ranks), blocks_per_fragment, num_fragments)
-    fragments: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    fragment_of_others, start = 0, 0
-    for block, shape in zip(blocks, shapes, strict=True):
+    found, others = [], 0
+    for block in blocks:
         if block is not None:
-            fragment_of_others = count - 1
-        stop = start + math.prod(shape)
-        _append(fragments[fragment_of_others if block is None else ranks[block] % count], start, stop)
-        start = stop
-    return tuple(tuple(ranges) for ranges in fragments)
+            others = count - 1
+        found.append(others if block is None else ranks[block] % count)
+    return found
 
 
 def _fragment_count(num_blocks: int, blocks_per_fragment: int | None, num_fragments: int | None) -> int:

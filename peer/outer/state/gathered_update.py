@@ -67,12 +67,14 @@ class GatherFormat(WireFormat):
         codec: of whole contributions: of fixed size, and bound to the model's shapes.
         aggregator: what every member makes of the payloads, in roster order.
         seed: the run's; of what is random in a codec.
+        fragment: that the vector is.
     """
 
     numel: int
     codec: Codec
     aggregator: Aggregator
     seed: int = 0
+    fragment: int = 0
 
     @property
     def wire_bytes(self) -> int:
@@ -81,7 +83,7 @@ class GatherFormat(WireFormat):
 
     def seed_at(self, round: int) -> int:
         """Of the codec, for the round that carries a state of `round` rounds on."""
-        return round_seed(self.seed, 0, round + 1)
+        return round_seed(self.seed, self.fragment, round + 1)
 
     def broadcast_bytes(self, members: int, place: int) -> list[int]:  # noqa: ARG002
         full, rest = divmod(self.wire_bytes, SLICE_BYTES)

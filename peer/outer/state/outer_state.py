@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -14,12 +15,14 @@ from peer.outer.math.source import Source
 from peer.outer.math.step import Aggregate, step_
 from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
+from peer.outer.state.fragments import Fragments, Part
 from peer.outer.state.wire_format import AnyUpdate, WireFormat
 from peer.protocol import hashing
 
 CHUNK = 1 << 20  # elements; part of the protocol, since the digest is a digest of chunk digests
 LARGEST_VALUE = 2.0**48  # of an update: the sum of 2^24 such squares is within fp32's range
 _DIGEST_TAG = b"atoll-state-2"
+_FRAGMENTS_TAG = b"atoll-fragments-1"
 
 
 class OuterState:
@@ -28,7 +31,7 @@ class OuterState:
     Args:
         anchor: fp32 [P] on the CPU; used in place and never reallocated, so that it may live in shared memory.
         buffers: `optimizer.num_buffers` times fp32 [P], likewise.
-        wire: how contributions and updates are written.
+        wire: how contributions and updates are written; `Fragments` where rounds are of one of several.
         round: rounds applied since genesis.
         lineage_id: id of the last link of the lineage, 64 hex digits; the digest itself at genesis.
         rate: where peers send the gradient of every step: (rounds applied) -> the learning rate of the step that
@@ -40,13 +43,14 @@ class OuterState:
         anchor: Tensor,
         buffers: list[Tensor],
         optimizer: OuterOptimizer,
-        wire: WireFormat,
+        wire: WireFormat | Fragments,
         round: int = 0,
         lineage_id: str = "",
         rate: Callable[[int], float] | None = None,
     ) -> None:
         assert len(buffers) == optimizer.num_buffers, f"{len(buffers)} buffers; need {optimizer.num_buffers}"
-        assert wire.numel == anchor.numel(), f"payloads of {wire.numel} values; the anchor has {anchor.numel()}"
+        fragments = Fragments.of(wire)
+        assert fragments.numel == anchor.numel(), f"payloads of {fragments.numel} values; anchor of {anchor.numel()}"
         for tensor in (anchor, *buffers):
             assert tensor.shape == (anchor.numel(),), f"shape {tuple(tensor.shape)}; need ({anchor.numel()},)"
             assert tensor.dtype == torch.float32, f"{tensor.dtype}; need torch.float32"
@@ -55,7 +59,8 @@ class OuterState:
         self.anchor = anchor
         self.buffers = buffers
         self.optimizer = optimizer
-        self.wire = wire
+        self.fragments = fragments
+        self._digests: dict[int, str] = {}  # of fragments; of several, only the one that has changed is hashed
         self.round = round
         self.lineage_id = lineage_id
         self.rate = rate
@@ -65,12 +70,34 @@ class OuterState:
         """P, the elements of the anchor and of each buffer."""
         return self.anchor.numel()
 
+    @property
+    def part(self) -> Part:
+        """The fragment that the next round is of."""
+        return self.fragments.at(self.round)
+
+    @property
+    def wire(self) -> WireFormat:
+        """How that round is written."""
+        return self.part.wire
+
     def chunk_digests(self) -> list[bytes]:
-        return chunk_digests((self.anchor, *self.buffers))
+        return chunk_digests((self.anchor, *self.buffers), self.fragments.sizes)
 
     def digest(self) -> str:
-        """`state_digest` of this state as it is now."""
-        return digest_of((self.anchor, *self.buffers))
+        """`state_digest` of this state as it is now.
+
+        With several fragments, those are not read again that no update has changed since the last time.
+        """
+        if len(self.fragments) == 1:
+            return digest_of((self.anchor, *self.buffers))
+        for index, (start, stop) in enumerate(self.fragments.bounds):
+            if index not in self._digests:
+                self._digests[index] = digest_of([tensor[start:stop] for tensor in (self.anchor, *self.buffers)])
+        return _combined([self._digests[index] for index in range(len(self.fragments))])
+
+    def replaced(self) -> None:
+        """All of the state was written by other means than `apply`."""
+        self._digests.clear()
 
     @property
     def result(self) -> Tensor:
@@ -78,11 +105,13 @@ class OuterState:
         return self.optimizer.result(self.anchor, self.buffers, self.round)
 
     def source(self, local: Tensor) -> Source:
-        """What a peer contributes whose parameters are `local` (fp32 [P], CPU): the pseudo-gradient.
+        """What a peer contributes whose parameters are `local` (fp32, CPU; its fragment first): the pseudo-gradient.
 
         Where peers send gradients, `local` is one, scaled by the rate, and is sent as it is.
         """
-        return Source(local, self.anchor if self.rate is None else None)
+        part = self.part
+        anchor = self.anchor[part.start : part.stop] if self.rate is None else None
+        return Source(local[: part.stop - part.start], anchor)
 
     def split_update(self, payload: Payload, weights: Sequence[int], round: int | None = None) -> AnyUpdate:
         """The update that a donor sent, of members with these weights; raises as `WireFormat.split`.
@@ -90,7 +119,8 @@ class OuterState:
         Args:
             round: rounds of the state that it carried on, if that is not this one as it is.
         """
-        return self.wire.split(payload, weights, self.round if round is None else round)
+        part = self.part if round is None else self.fragments.at(round)
+        return part.wire.split(payload, weights, part.rounds)
 
     def check(self, update: AnyUpdate) -> None:
         """Refuse an update that must not be committed, since it could carry the state beyond fp32's range.
@@ -98,8 +128,8 @@ class OuterState:
         Raises:
             NonFiniteError: it may hold values above LARGEST_VALUE.
         """
-        assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        for start, stop in tile_ranges(0, self.numel):
+        self._check_size(update)
+        for start, stop in tile_ranges(0, update.numel):
             coded = update.coded(start, stop)
             if coded is None:
                 low, high = torch.aminmax(update.decode_range(start, stop))
@@ -115,8 +145,11 @@ class OuterState:
 
         Cannot fail half-way: an `Update` was checked when it was made.
         """
-        assert update.numel == self.numel, f"update of {update.numel} values on a state of {self.numel}"
-        self.carry_on(Vectors(self.anchor, self.buffers), update, 0, self.numel, self.round)
+        part = self._check_size(update)
+        own = slice(part.start, part.stop)
+        vectors = Vectors(self.anchor[own], [buffer[own] for buffer in self.buffers])
+        self._digests.pop(part.index, None)
+        self.carry_on(vectors, update, part.start, part.stop, self.round)
         self.round = round
         self.lineage_id = lineage_id
 
@@ -126,46 +159,81 @@ class OuterState:
         Args:
             vectors: these elements and no others, fp32 [stop - start] each: of this state, or of a copy.
             update: the one that carried that state on.
-            start: a multiple of TILE_ELEMENTS; so is `stop`, unless it is the end.
+            start: of the update's fragment: a multiple of TILE_ELEMENTS from its start; so is `stop`, unless it is the
+                end.
         """
-        scale = 1.0 if self.rate is None else self.rate(round)
-        step_(self.optimizer, vectors, ((0, stop - start),), update, start=start, round=round, lr_scale=scale)
+        part, scale = self.fragments.at(round), 1.0 if self.rate is None else self.rate(round)
+        first = start - part.start
+        step_(self.optimizer, vectors, ((0, stop - start),), update, start=first, round=part.rounds, lr_scale=scale)
+
+    def _check_size(self, update: AnyUpdate) -> Part:
+        part = self.part
+        size = part.stop - part.start
+        assert update.numel == size, f"update of {update.numel} values on a fragment of {size}"
+        return part
 
 
-def chunk_digests(tensors: Sequence[Tensor]) -> list[bytes]:
-    """BLAKE3 (32 bytes) of each CHUNK of elements as raw little-endian fp32: the anchor's, then each buffer's."""
-    return [
-        hashing.digest(_bytes_of(tensor[start:stop]))
-        for tensor in tensors
-        for start, stop in chunks(tensor.numel(), CHUNK)
-    ]
+def chunk_digests(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[bytes]:
+    """BLAKE3 (32 bytes) of each column as raw little-endian fp32: the anchor's, then each buffer's.
+
+    Args:
+        sizes: elements of each fragment.
+    """
+    return [hashing.digest(_bytes_of(tensor[start:stop])) for tensor in tensors for start, stop in columns(sizes)]
 
 
-def digest_of(tensors: Sequence[Tensor]) -> str:
-    """`state_digest` of an anchor and its buffers, fp32 [P] each on the CPU."""
-    return state_digest(chunk_digests(tensors), tensors[0].numel(), len(tensors) - 1)
+def digest_of(tensors: Sequence[Tensor], sizes: Sequence[int] | None = None) -> str:
+    """`state_digest` of an anchor and its buffers, fp32 [P] each on the CPU; `sizes`: of fragments, if it has some."""
+    sizes = (tensors[0].numel(),) if sizes is None else sizes
+    return state_digest(chunk_digests(tensors, sizes), sizes, len(tensors) - 1)
 
 
-def state_digest(digests: Sequence[bytes], numel: int, num_buffers: int) -> str:
-    """SHA-256 over tag, P (u64 LE), number of buffers (u8) and the chunk digests, as 64 hex digits.
+def state_digest(digests: Sequence[bytes], sizes: Sequence[int], num_buffers: int) -> str:
+    """Of a fragment: SHA-256 over tag, P (u64 LE), number of buffers (u8) and its chunk digests, as 64 hex digits.
 
+    Of several fragments it is SHA-256 over another tag, their number (u16 LE) and their digests.
     A joiner checks the list of chunk digests that a donor sent with it, and then each chunk as it arrives.
+
+    Args:
+        digests: of the columns, as `chunk_digests` has them.
+        sizes: elements of each fragment.
 
     Raises:
         ProtocolError: not one 32-byte digest per chunk.
     """
-    expected = (1 + num_buffers) * -(-numel // CHUNK)
-    if len(digests) != expected or any(len(digest) != 32 for digest in digests):
-        raise ProtocolError(f"{len(digests)} chunk digests; must be {expected} of 32 bytes")
-    header = _DIGEST_TAG + numel.to_bytes(8, "little") + num_buffers.to_bytes(1, "little")
-    return hashlib.sha256(header + b"".join(digests)).hexdigest()
+    counts = [-(-size // CHUNK) for size in sizes]
+    width = sum(counts)
+    if len(digests) != (1 + num_buffers) * width or any(len(digest) != 32 for digest in digests):
+        raise ProtocolError(f"{len(digests)} chunk digests; must be {(1 + num_buffers) * width} of 32 bytes")
+    found, first = [], 0
+    for size, count in zip(sizes, counts, strict=True):
+        own = (digests[row * width + first :][:count] for row in range(1 + num_buffers))
+        header = _DIGEST_TAG + size.to_bytes(8, "little") + num_buffers.to_bytes(1, "little")
+        found.append(hashlib.sha256(header + b"".join(itertools.chain(*own))).hexdigest())
+        first += count
+    return _combined(found)
+
+
+def _combined(digests: Sequence[str]) -> str:
+    if len(digests) == 1:
+        return digests[0]
+    header = _FRAGMENTS_TAG + len(digests).to_bytes(2, "little")
+    return hashlib.sha256(header + b"".join(map(bytes.fromhex, digests))).hexdigest()
+
+
+def columns(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[start, stop) of the chunks of consecutive fragments of these sizes; none holds elements of two."""
+    first = 0
+    for size in sizes:
+        for start, stop in chunks(size, CHUNK):
+            yield first + start, first + stop
+        first += size
 
 
 def chunks(numel: int, size: int) -> Iterator[tuple[int, int]]:
     """[start, stop) of consecutive chunks of `size` elements; the last may be shorter."""
     for start in range(0, numel, size):
         yield start, min(start + size, numel)
-
 
 
 def _bytes_of(chunk: Tensor) -> memoryview:

@@ -134,9 +134,9 @@ class AgentSession:
     def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
         plan, manifest = context.plan, context.plan.manifest
         assert manifest.genesis is not None
-        memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers)
-        wire, optimizer = plan.wire_format(mapped.shapes), plan.recipe.optimizer
-        state = OuterState(memory.anchor, memory.buffers, optimizer, wire, 0, manifest.genesis, plan.rate)
+        fragments, optimizer = plan.fragments(mapped.shapes, mapped.fragments), plan.recipe.optimizer
+        memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers, max(fragments.sizes))
+        state = OuterState(memory.anchor, memory.buffers, optimizer, fragments, 0, manifest.genesis, plan.rate)
         history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)
         log.info("run %s, %s", manifest.run_id[:16], plan.in_words())
         if plan.recipe.gossips:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import ProtocolError
+from peer.outer.recipe.plan import RunPlan
 from peer.protocol.chain import extended, id_of, shared_links, tally_of
 from peer.protocol.checkpoints import Checkpoint, choose
 from peer.protocol.fork_choice import FINAL_LINKS, ForkRule, ForkVerdict
 from peer.protocol.lineage import Certificate, RosterLimits, check_chain, heavier
-from peer.protocol.manifest import MAX_ROUNDS, RunManifest
+from peer.protocol.manifest import MAX_ROUNDS
 from peer.protocol.records import PeerRecord
-from peer.protocol.weights import WeightRule
 from peer.swarm.catchup.newest_checkpoint import NewestCheckpoint
 from peer.swarm.state.chain import ChainStore
 
@@ -57,12 +57,12 @@ class ChainRules:
 
     @classmethod
     def of(
-        cls, manifest: RunManifest, weights: WeightRule, checkpoints: NewestCheckpoint, own_id: str,
-        opened_at: float, round_s: float,
-    ) -> ChainRules:  # fmt: skip
+        cls, plan: RunPlan, checkpoints: NewestCheckpoint, own_id: str, opened_at: float, round_s: float
+    ) -> ChainRules:
         """The rules of a run."""
+        manifest, fragment_of = plan.manifest, plan.recipe.fragment_of
         return cls(
-            limits=RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, weights),
+            limits=RosterLimits(manifest.rounds.min_group, manifest.rounds.max_group, plan.weight_rule, fragment_of),
             rule=ForkRule.of(manifest.trust), checkpoints=checkpoints, total=manifest.rounds.total, own_id=own_id,
             opened_at=opened_at, round_s=round_s,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from peer.outer.state.outer_state import OuterState
@@ -54,8 +55,9 @@ class DonorRequests:
         state = local.state
         async with self._asking(donor, request) as stream:
             meta = await self._receive_meta(stream)
-            if (meta.numel, meta.num_buffers) != (state.numel, len(state.buffers)):
-                raise CatchUpError(f"{donor} has {meta.numel} parameters; this run has {state.numel}")
+            if (meta.fragments, meta.num_buffers) != (state.fragments.sizes, len(state.buffers)):
+                there, here = _in_words(meta.fragments), _in_words(state.fragments.sizes)
+                raise CatchUpError(f"{donor} has {there}; this run has {here}")
             num_chunks = len(chunk_lengths(meta))
             if meta.num_chunks != num_chunks:
                 raise CatchUpError(f"{donor} has {meta.num_chunks} chunks; this run has {num_chunks}")
@@ -85,7 +87,7 @@ class DonorRequests:
     async def update(self, donor: str, certificate: Certificate, state: OuterState) -> bytearray | None:
         """The certified update; None if the donor does not have it."""
         digest = certificate.link.update_digest
-        limit = state.wire.update_bytes(len(certificate.link.roster))
+        limit = state.fragments.at(certificate.link.round).wire.update_bytes(len(certificate.link.roster))
         payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
         async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
@@ -135,3 +137,7 @@ class DonorRequests:
         """The next DATA body, None at END."""
         kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=self._node.timing.frame_timeout_s)
         return body if kind is Kind.DATA else None
+
+
+def _in_words(fragments: Sequence[int]) -> str:
+    return f"{sum(fragments)} parameters" + (f" in {len(fragments)} fragments" if len(fragments) > 1 else "")

@@ -194,8 +194,8 @@ class HistoryClient:
             if after:
                 _compare(donor, digests, meta, after[0].link.state_digest)
             else:
-                link, offered = chain[-1].link, {donor: state_digest(digests, meta.numel, meta.num_buffers)}
-                patience_s = self.timing.state_patience_s + meta.numel / HASHED_PER_S
+                link, offered = chain[-1].link, {donor: state_digest(digests, meta.fragments, meta.num_buffers)}
+                patience_s = self.timing.state_patience_s + sum(meta.fragments) / HASHED_PER_S
                 said = await self.said(link, [*donors, *members_of(link, witnesses)], patience_s, offered)
                 donors = donors_matching_quorum(donors, link, said)
             path, served = await self._chunks(donors, meta, digests, open_stream)
@@ -240,5 +240,5 @@ class HistoryClient:
 
 
 def _compare(donor: str, digests: list[bytes], meta: SnapshotMeta, certified: str) -> None:
-    if state_digest(digests, meta.numel, meta.num_buffers) != certified:
+    if state_digest(digests, meta.fragments, meta.num_buffers) != certified:
         raise CatchUpError(f"{donor} serves another state than the certified {certified[:12]}")

@@ -42,6 +42,7 @@ class RosterAuthority:
         run_id, rounds: the run, its group limits and waiting times.
         seen: in how many rounds of the lineage that this peer is on each peer was.
         work: what the run asks of identities.
+        fragment: (rounds before) -> the fragment that a round is of.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class RosterAuthority:
         rule: WeightRule,
         seen: Callable[[], Mapping[str, int]] = dict,
         work: IdentityWork = NO_WORK,
+        fragment: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self._identity, self.run_id, self.rounds = identity, run_id, rounds
-        self._rule, self._seen, self._work = rule, seen, work
+        self._rule, self._seen, self._work, self._fragment = rule, seen, work, fragment
 
     def rounds_of(self, peer_id: str) -> int:
         """In how many rounds of this lineage that peer was."""
@@ -86,7 +88,8 @@ class RosterAuthority:
     def join(self, position: Position, tokens: int, group: str | None = None) -> tuple[JoinMessage, bytes]:
         """This peer's join for the next round at `position`, and the same sealed; `group`: of the persistent group."""
         join = JoinMessage(
-            run_id=self.run_id, round=position.round, parent=position.lineage_id, tokens=tokens, group=group,
+            run_id=self.run_id, fragment=self._fragment(position.round), round=position.round,
+            parent=position.lineage_id, tokens=tokens, group=group,
             nonce=secrets.token_hex(NONCE_BYTES), work=self._work.nonce,
         )  # fmt: skip
         return join, seal(self._identity, JOIN_DOMAIN, dump_json(join))
@@ -104,7 +107,8 @@ class RosterAuthority:
         self._check_work(signer, join)
         if join.group != group:
             raise ProtocolError(f"{remote} handed in a join for another group")
-        if join.fragment != 0 or (join.parent == position.lineage_id and join.round != position.round):
+        elsewhere = join.parent == position.lineage_id and join.round != position.round
+        if elsewhere or join.fragment != self._fragment(join.round):
             raise ProtocolError(f"{remote} wants fragment {join.fragment} of round {join.round}, which does not exist")
         return join
 

@@ -26,7 +26,7 @@ from peer.swarm.lineage.retry import RetryPolicy
 from peer.swarm.loop import RoundLoop, RunContext, read_directory
 from peer.swarm.round.exchange import Exchange
 from peer.swarm.round.giving_up import StalledError
-from peer.swarm.round.strategy_choice import strategy_of
+from peer.swarm.round.strategy_choice import strategies_of
 from peer.swarm.state.store import StateStore
 from peer.swarm.trust.guard import guard_of
 
@@ -41,17 +41,18 @@ class LineageRounds(RoundLoop[StateStore]):
         manifest, recipe, rule = plan.manifest, plan.recipe, plan.weight_rule
         super().__init__(context, store, called=recipe.votes is not None)
         rosters = RosterAuthority(
-            node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work
-        )
+            node.identity, manifest.run_id, manifest.rounds, rule, lambda: store.history.seen, context.work,
+            recipe.fragment_of,
+        )  # fmt: skip
         self._guard = guard_of(node, directory, rosters, recipe, store, self)
         self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler)
-        strategy = strategy_of(recipe, store.state.wire, node.identity, lambda: store.history.chain)
+        strategies = strategies_of(recipe, store.state.fragments, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
-        self._exchange = Exchange(node, rosters, timeout_s, strategy, self._matchmaker.gathering, self._guard)
+        self._exchange = Exchange(node, rosters, timeout_s, strategies, self._matchmaker.gathering, self._guard)
         self.checkpoints = NewestCheckpoint.of(store.history.folder, manifest, context.organiser)
         self._checkpoint_exchange = CheckpointExchange(node, manifest.run_id, self.checkpoints)
         rules = ChainRules.of(
-            manifest, rule, self.checkpoints, node.peer_id, context.opened_at,
+            plan, self.checkpoints, node.peer_id, context.opened_at,
             node.timing.least_round_s(recipe.fewest_steps, manifest.rounds.straggler_wait_s),
         )  # fmt: skip
         self._fork_choice = ForkChoice(node, directory, manifest.run_id, rules, store, self, context.trainer)
@@ -275,7 +276,7 @@ class LineageRounds(RoundLoop[StateStore]):
         await self.slot.merged.wait()
         await self.store.apply(update, certificate, due.sequence)
         self._matchmaker.committed(group)
-        self.slot.announce_anchor(due.sequence)
+        self.slot.announce_anchor(due.sequence, certificate.link.fragment)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
         await self._exchange.release(group, abort, None if self.leaving or self.finished else self.position())

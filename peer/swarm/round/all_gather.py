@@ -24,7 +24,7 @@ class AllGather(ExchangeStrategy):
         See `ExchangeStrategy.produce`.
         """
         self.say_what_is_borne(len(group.members))
-        whole = memoryview(await contribute(0, self._wire.numel, None))
+        whole = memoryview(await contribute(0, self.wire.numel, None))
         slices = list(_cut(whole, buffers.broadcast_bytes(buffers.me)))
         bound = await self.compute(_leaves_of, slices)
         buffers.own.leaves.set_result(bound)

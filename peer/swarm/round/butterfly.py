@@ -25,14 +25,18 @@ class ButterflyAllReduce(ExchangeStrategy):
 
     Args:
         chain: -> what has been committed, to the state that the next round starts from.
+        fragment: that `wire` writes.
     """
 
-    def __init__(self, recipe: Recipe, wire: WireFormat, identity: Identity, chain: Chain) -> None:
+    def __init__(
+        self, recipe: Recipe, wire: WireFormat, identity: Identity, chain: Chain, fragment: int = 0
+    ) -> None:
         super().__init__(identity, recipe, wire)
         self._small = is_small(wire.numel)
         self._lost_in_reducing: ReducerResidual | None = None
         if recipe.feedback is not None:
-            self._lost_in_reducing = ReducerResidual(recipe.feedback.on_return, wire, identity.peer_id, chain)
+            own_id = identity.peer_id
+            self._lost_in_reducing = ReducerResidual(recipe.feedback.on_return, wire, own_id, chain, fragment)
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """See `ExchangeStrategy.compute`; of a small state, slices are less work than the way to a thread."""
@@ -55,7 +59,7 @@ class ButterflyAllReduce(ExchangeStrategy):
         self.say_what_is_borne(members)
         lost, residual = self._lost_in_reducing, None
         if lost is not None:
-            residual = await self.compute(lost.begin, *self._wire.bounds(members)[buffers.me], keep)
+            residual = await self.compute(lost.begin, *self.wire.bounds(members)[buffers.me], keep)
         aggregation = Aggregation(self._aggregator, [member.tokens for member in group.members])
         leaves, outputs = {peer_id: Leaves() for peer_id in buffers.order}, Leaves()
 
@@ -64,7 +68,7 @@ class ButterflyAllReduce(ExchangeStrategy):
                 if peer_id != group.me:
                     leaves[peer_id].add(payload)
             with blamed(buffers.order):
-                reduced = self._wire.reduce(aggregation, payloads, start, stop, lost)
+                reduced = self.wire.reduce(aggregation, payloads, start, stop, lost)
             outputs.add(reduced)
             return reduced
 

@@ -48,6 +48,7 @@ class Exchange:
 
     Args:
         rosters: of the run; checks the joins of a persistent group.
+        strategies: (rounds before) -> the arithmetic of the round that follows.
         on_join: called when another member of the persistent group is ready for the next round.
         observer: sees what was signed, audits it, and is told of violations of the protocol; None: none.
     """
@@ -57,11 +58,12 @@ class Exchange:
         node: Node,
         rosters: RosterAuthority,
         timeout_s: float,
-        strategy: ExchangeStrategy,
+        strategies: Callable[[int], ExchangeStrategy],
         on_join: Callable[[], None] = lambda: None,
         observer: RoundObserver | None = None,
     ) -> None:
-        self._node, self._strategy, self._clock = node, strategy, node.clock
+        self._node, self._strategies, self._clock = node, strategies, node.clock
+        self._strategy = strategies(0)
         timing = node.timing
         self._budget = DeadlineEstimator(timeout_s, timing.min_exchange_s, timing.soft_exchange_s)
         self._lateness, self._pool = Lateness(timing.late_s), BufferPool()
@@ -97,6 +99,7 @@ class Exchange:
         persistent = self._group
         assert persistent is not None
         buffers = self._buffers = persistent.buffers
+        self._strategy = self._strategies(state.round)
         self._pool.wake(buffers.wire_bytes)
         buffers.opened = min(buffers.opened, self._clock())
         join, sealed = self._rosters.join(position, due.tokens, persistent.identifier)
@@ -281,8 +284,9 @@ class Exchange:
     async def _gather(self, group: Group, due: Due, state: OuterState) -> RoundBuffers:
         """Open the streams of a group that has just been matched."""
         await self.dissolve(RoundAborted("match", "another group has formed"))
+        self._strategy = self._strategies(state.round)
         order = tuple(member.peer_id for member in group.members)
-        buffers = RoundBuffers(order, group.index, state.wire, group, self._pool.lend)
+        buffers = RoundBuffers(order, group.index, self._strategy.wire, group, self._pool.lend)
         self._pool.wake(buffers.wire_bytes)
         open_join = partial(self._rosters.open_join, group=group.id)
         persistent = PersistentGroup(buffers, group.id, open_join, self, self._node.timing)
@@ -294,7 +298,8 @@ class Exchange:
     def _advance(self, persistent: PersistentGroup, before: RoundBuffers, position: Position) -> None:
         """The same members, in the order of the next round."""
         order = tuple(sorted(before.order, key=lambda peer_id: roster_key(position.lineage_id, peer_id)))
-        buffers = RoundBuffers(order, order.index(self._node.peer_id), before.wire, lend=before.lend)
+        wire = self._strategies(position.round).wire
+        buffers = RoundBuffers(order, order.index(self._node.peer_id), wire, lend=before.lend)
         buffers.senders = before.senders  # what is still being sent comes first
         persistent.advance(buffers, position)
 

@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 def origins(
-    chain: Sequence[Certificate], reducer: str, since: int, start: int, stop: int, bounds: Bounds
+    chain: Sequence[Certificate], reducer: str, since: int, start: int, stop: int, bounds: Bounds, fragment: int = 0
 ) -> list[Origin]:
     """Where a reducer has its residual of [start, stop) from, in order.
 
@@ -48,6 +48,7 @@ def origins(
         chain: what was committed before the round in question.
         since: the round before which it was zero.
         bounds: [start, stop) of each shard, for so many members; whole cells, as start and stop are.
+        fragment: that all of this is within.
     """
     found: list[Origin] = []
     missing = [(start, stop)] if start < stop else []
@@ -56,7 +57,7 @@ def origins(
             break
         link = certificate.link
         place = link.place(reducer)
-        if place is None:
+        if place is None or link.fragment != fragment:
             continue
         first, last = bounds(len(link.roster))[place]
         left = []
@@ -147,10 +148,14 @@ class ReducerResidual:
     Args:
         wire: how shards are cut.
         chain: -> what has been committed, to the state that the next round starts from.
+        fragment: that `wire` writes.
     """
 
-    def __init__(self, feedback: ErrorFeedback, wire: WireFormat, own_id: str, chain: Chain) -> None:
+    def __init__(
+        self, feedback: ErrorFeedback, wire: WireFormat, own_id: str, chain: Chain, fragment: int = 0
+    ) -> None:
         self._residual, self._own_id, self._chain = Residual(feedback, wire.numel), own_id, chain
+        self._fragment = fragment
         self._cell = wire.cell
         self._left: list[SignedResidual | None] = [None] * -(-wire.numel // self._cell)
         self._since = -1
@@ -215,7 +220,7 @@ class ReducerResidual:
         for certificate in itertools.islice(chain, round, None):
             link = certificate.link
             place = link.place(self._own_id)
-            if place is None:
+            if place is None or link.fragment != self._fragment:
                 continue
             mine = attempt is not None and attempt.round == link.round
             if attempt is None or not mine or attempt.digest.hex() not in link.residuals[place : place + 1]:

@@ -42,7 +42,7 @@ class ExchangeStrategy(ABC):
 
     def __init__(self, identity: Identity, recipe: Recipe, wire: WireFormat) -> None:
         self._identity, self._aggregator = identity, recipe.aggregator
-        self._wire, self._sender = wire, wire.sender(recipe.feedback)
+        self.wire, self._sender = wire, wire.sender(recipe.feedback)
         self._said_of = 0
         self._running: set[asyncio.Future[Any]] = set()
 
@@ -52,7 +52,7 @@ class ExchangeStrategy(ABC):
 
     def contribution(self, due: Due, state: OuterState) -> Contribute:
         """(start, stop, leaves) -> this slice of this peer's contribution, encoded and hashed in a thread."""
-        source, round = state.source(due.snapshot), state.round
+        source, round = state.source(due.snapshot), state.part.rounds
 
         def work(start: int, stop: int, leaves: Leaves | None) -> Payload:
             payload = self._sender.encode(source, start, stop, round)
@@ -93,7 +93,7 @@ class ExchangeStrategy(ABC):
         weights, received = [member.tokens for member in group.members], self._sender.received
         known, self._sender.received = {} if received is None else {buffers.me: received}, None
         with blamed(buffers.order, "contribution" if own.aggregation is None else "mean"):
-            update = await self.compute(self._wire.update, payloads, weights, state.round, known)
+            update = await self.compute(self.wire.update, payloads, weights, state.part.rounds, known)
         aggregation = own.aggregation or update.aggregation
         assert aggregation is not None, "contributions were neither reduced nor gathered"
         return Exchanged(update, aggregation.cosine, aggregation.drops(buffers.order))

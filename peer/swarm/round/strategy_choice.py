@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.identity import Identity
 from peer.swarm.round.all_gather import AllGather
@@ -11,14 +14,21 @@ from peer.swarm.round.reducer_residual import Chain
 from peer.swarm.round.strategy import ExchangeStrategy
 
 
-def strategy_of(recipe: Recipe, wire: WireFormat, identity: Identity, chain: Chain) -> ExchangeStrategy:
-    """The exchange of a recipe.
+def strategies_of(
+    recipe: Recipe, fragments: Fragments, identity: Identity, chain: Chain
+) -> Callable[[int], ExchangeStrategy]:
+    """(rounds before) -> the exchange of a recipe, with what error feedback keeps of the fragment.
 
     Args:
         recipe: what a reducer makes of the contributions to its shard, and whether losses are fed back.
         chain: -> what has been committed, to the state that the next round starts from: with error feedback a reducer
             carries on from what it says.
     """
-    if recipe.exchange == "reduce":
-        return ButterflyAllReduce(recipe, wire, identity, chain)
-    return AllGather(identity, recipe, wire)
+
+    def of_fragment(index: int, wire: WireFormat) -> ExchangeStrategy:
+        if recipe.exchange == "gather":
+            return AllGather(identity, recipe, wire)
+        return ButterflyAllReduce(recipe, wire, identity, chain, index)
+
+    strategies = [of_fragment(index, wire) for index, wire in enumerate(fragments.wires)]
+    return lambda round: strategies[fragments.turns(round).fragment]

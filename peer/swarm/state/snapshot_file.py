@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peer.outer.numerics.tiles import TILE_ELEMENTS, tile_ranges
 from peer.outer.optim.optimizers import Vectors
-from peer.outer.state.outer_state import CHUNK, OuterState, chunks, state_digest
+from peer.outer.state.outer_state import CHUNK, OuterState, columns, state_digest
 from peer.outer.state.wire_format import AnyUpdate
 from peer.protocol import hashing
 from peer.protocol.wire import SnapshotMeta
@@ -43,7 +43,7 @@ class SnapshotFile:
     def __init__(self, path: Path, meta: SnapshotMeta, digests: list[bytes], finished_at: int | None = None) -> None:
         self.path, self.meta, self.digests = path, meta, digests
         self.finished_at = meta.round if finished_at is None else finished_at
-        self.digest = state_digest(digests, meta.numel, meta.num_buffers)
+        self.digest = state_digest(digests, meta.fragments, meta.num_buffers)
         self.places = chunk_places(meta)
         self.readers = 0
         self._offered: set[str] = set()
@@ -96,11 +96,11 @@ class SnapshotFile:
 class SnapshotWriter:
     """A snapshot file under construction, of a state that may change meanwhile.
 
-    It is made of columns: a CHUNK of the anchor's elements, and the same of every buffer, which is all that an outer
-    step needs to carry them on. Each is copied as the state is by then. What is of an earlier round than the rest is
-    carried on in the file, by the updates that the state has taken: so the state is never held still for longer
-    than one copy. `finish` makes the file appear; leaving the context without it does not. What takes its time calls
-    `aside` between tiles of a few milliseconds.
+    It is made of columns: a CHUNK of the anchor's elements in one fragment, and the same of every buffer, which is all
+    that an outer step needs to carry them on. Each is copied as the state is by then. What is of an earlier round than
+    the rest is carried on in the file, by the updates that the state has taken: so the state is never held still for
+    longer than one copy. `finish` makes the file appear; leaving the context without it does not. What takes its time
+    calls `aside` between tiles of a few milliseconds.
 
     Args:
         temporary: where it is made. What is there already is written over: in a fraction of the time.
@@ -111,7 +111,7 @@ class SnapshotWriter:
 
     def __init__(self, temporary: Path, state: OuterState) -> None:
         self._temporary, self._state = temporary, state
-        self._bounds = list(chunks(state.numel, CHUNK))
+        self._bounds = list(columns(state.fragments.sizes))
         self._tensors = (state.anchor, *state.buffers)
         self._copied = [torch.empty(min(CHUNK, state.numel)) for _ in self._tensors]
         self._digests: dict[tuple[int, int], bytes] = {}
@@ -160,7 +160,13 @@ class SnapshotWriter:
                 view, place = view[written:], place + written
 
     def carry_on(self, column: int, update: AnyUpdate, *, final: bool, aside: Aside = go_on) -> None:
-        """Take the step of the column's round, in the file; hash what comes of it if it is `final`."""
+        """Take the step of the column's round, in the file, and hash what comes of it if it is `final`; a column of
+        another fragment stays as it is.
+        """
+        part = self._state.fragments.at(self.rounds[column])
+        if not part.start <= self._bounds[column][0] < part.stop:
+            self.rounds[column] += 1
+            return
         aside()
         self._read_own(column)
         anchor, *buffers = self._vectors(column)
@@ -193,7 +199,7 @@ class SnapshotWriter:
         meta = SnapshotMeta(
             round=round,
             lineage_id=lineage_id,
-            numel=self._state.numel,
+            fragments=self._state.fragments.sizes,
             num_buffers=len(self._tensors) - 1,
             num_chunks=len(digests),
         )
@@ -220,7 +226,7 @@ class SnapshotWriter:
 
 def chunk_lengths(meta: SnapshotMeta) -> list[int]:
     """Bytes of each chunk of a snapshot, in order."""
-    one_tensor = [4 * (stop - start) for start, stop in chunks(meta.numel, CHUNK)]
+    one_tensor = [4 * (stop - start) for start, stop in columns(meta.fragments)]
     return one_tensor * (1 + meta.num_buffers)
 
 
@@ -234,5 +240,6 @@ def load_snapshot(path: Path, state: OuterState) -> None:
     """Read a verified snapshot file into the state's tensors, in place."""
     with path.open("rb") as file:
         for tensor in (state.anchor, *state.buffers):
-            for start, stop in chunks(state.numel, CHUNK):
+            for start, stop in columns(state.fragments.sizes):
                 file.readinto(tensor[start:stop].numpy().data.cast("B"))
+    state.replaced()

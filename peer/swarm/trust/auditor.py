@@ -67,13 +67,13 @@ class Auditor:
 
     def draw(self, heard: ReducedShards) -> tuple[str, int] | None:
         """Whether to audit this round, and which slice: uniform over the slices of the others' shards."""
-        members = heard.sitting.members
+        round, members = heard.sitting.round, heard.sitting.members
         if self._rng.random() >= probability(len(members)):
             return None
         slices = [
             (member.peer_id, index)
             for place, member in enumerate(members)
-            if member.peer_id in heard.reduced and self._judge.recomputer.can_audit(len(members), place)
+            if member.peer_id in heard.reduced and self._judge.recomputer.can_audit(round, len(members), place)
             for index in range(len(heard.reduced[member.peer_id][1]))
         ]
         return self._rng.choice(slices) if slices else None
@@ -118,7 +118,7 @@ class Auditor:
     async def _slice_inputs(self, heard: ReducedShards, reducer: str, index: int) -> tuple[Reduction, list[Payload]]:
         """What a reducer shows of a slice: of this sitting, with payloads that match their digests."""
         sitting, members = heard.sitting, len(heard.sitting.members)
-        sizes = self._judge.recomputer.sizes(members, sitting.place(reducer), index)
+        sizes = self._judge.recomputer.sizes(sitting.round, members, sitting.place(reducer), index)
         async with self._asking(reducer, AuditRequest(what="slice", of=sitting.id.hex(), slice_index=index)) as stream:
             body = await self._answer(stream, Kind.EVIDENCE, MAX_EVIDENCE_BYTES)
             reduction = parse_json(Reduction, body)

@@ -48,7 +48,7 @@ def guard_of(
     node: Node, directory: Directory, rosters: RosterAuthority, recipe: Recipe, store: StateStore, host: GuardHost
 ) -> Guard:
     """The guard of a peer in its run; from now on banned peers are neither served nor listened to."""
-    judge = Judge(rosters.run_id, Recomputer(store.state.wire, recipe, lambda: store.history.chain))
+    judge = Judge(rosters.run_id, Recomputer(store.state.fragments, recipe, lambda: store.history.chain))
     folder, priority = store.history.folder / "bans", store.snapshot_cache.priority
     guard = Guard(node, judge, folder, host, rosters, priority)
     node.refuses = directory.banned = guard.banned
@@ -131,7 +131,8 @@ class Guard:
         self._audit_server.begins()
         self._members = tuple(peer_id for peer_id in buffers.order if peer_id != self._node.peer_id)
         self.meet(self._members)
-        return self._judge.recomputer.can_audit(len(buffers.order), buffers.me)
+        round = buffers.sitting.result().round
+        return self._judge.recomputer.can_audit(round, len(buffers.order), buffers.me)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
         """Offer these peers the evidence behind this peer's bans, unless it has done so."""

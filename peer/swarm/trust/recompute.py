@@ -13,6 +13,7 @@ from peer.outer.compress.base import NonFiniteError, Payload, PayloadError
 from peer.outer.compress.residual import Residual
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.wire_format import WireFormat
 from peer.protocol.evidence import Reduction, Residue
 from peer.protocol.statements import DIGEST_BYTES, climb, leaf_of, residual_of
@@ -30,31 +31,36 @@ class Recomputer:
         chain: -> this peer's lineage: with error feedback it holds the digests of the reducers' residuals.
     """
 
-    wire: WireFormat
+    fragments: Fragments
     recipe: Recipe
     chain: Chain
 
-    def can_audit(self, members: int, place: int) -> bool:
+    def wire(self, round: int) -> WireFormat:
+        """How that round is written, of so many rounds before it."""
+        return self.fragments.at(round).wire
+
+    def can_audit(self, round: int, members: int, place: int) -> bool:
         """Whether slices of that shard can be shown and recomputed within the limit of an audit.
 
         In gather rounds no member reduces: there is nothing to audit.
         """
-        sizes = self.wire.contributed_bytes(members, place)
+        sizes = self.wire(round).contributed_bytes(members, place)
         return bool(sizes) and members * sizes[0] <= MAX_AUDIT_BYTES
 
-    def sizes(self, members: int, place: int, index: int) -> list[int]:
+    def sizes(self, round: int, members: int, place: int, index: int) -> list[int]:
         """Bytes of what an audit of a slice must show: each member's payload; with error feedback then the residual of
         before the round, fp32, and the digests of its cells after it.
         """
-        inputs = [self.wire.broadcast_bytes(members, place)[index]] * members
+        wire = self.wire(round)
+        inputs = [wire.broadcast_bytes(members, place)[index]] * members
         if self.recipe.feedback is None:
             return inputs
-        start, stop = self.wire.slices(members, place)[index]
-        return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // self.wire.cell)]
+        start, stop = wire.slices(members, place)[index]
+        return [*inputs, 4 * (stop - start), DIGEST_BYTES * -(-(stop - start) // wire.cell)]
 
-    def shard(self, members: int, place: int) -> tuple[int, int]:
+    def shard(self, round: int, members: int, place: int) -> tuple[int, int]:
         """[start, stop) of what that member reduces."""
-        return self.wire.bounds(members)[place]
+        return self.wire(round).bounds(members)[place]
 
     def offence(self, finding: Reduction, payloads: Sequence[Payload]) -> str | None:
         """The offence of the reducer, in words; None if it reduced correctly.
@@ -68,16 +74,17 @@ class Recomputer:
         """
         sitting, residue = finding.sitting, finding.residue
         members, place = len(sitting.members), sitting.place(finding.reducer)
-        start, stop = self.wire.slices(members, place)[finding.slice_index]
+        wire = self.wire(sitting.round)
+        start, stop = wire.slices(members, place)[finding.slice_index]
         before = after = None
         if residue is not None:
             before = self._before(finding, residue, start, payloads[-2])
             after = self._after(finding, residue, start, payloads[-1])
         weights = [member.tokens for member in sitting.members]
-        reduced = self.recompute(payloads[:members], weights, start, stop, before)
+        reduced = self.recompute(wire, payloads[:members], weights, stop - start, before)
         if reduced is None or leaf_of(reduced).hex() != finding.output.leaf:
             return "reduced falsely"
-        if before is not None and leaves_of(before, self.wire.cell) != after:
+        if before is not None and leaves_of(before, wire.cell) != after:
             return "kept a false residual"
         return None
 
@@ -91,8 +98,9 @@ class Recomputer:
         sitting, chain = finding.sitting, self.chain()[: finding.sitting.round]
         if len(chain) < sitting.round or (chain and chain[-1].link.id != sitting.parent):
             raise ElsewhereError(f"round {sitting.round + 1} of {sitting.parent[:12]} is not in this lineage")
-        slice_ = self.wire.slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
-        found = origins(chain, finding.reducer, residue.since, *slice_, self.wire.bounds)
+        part = self.fragments.at(sitting.round)
+        slice_ = part.wire.slices(len(sitting.members), sitting.place(finding.reducer))[finding.slice_index]
+        found = origins(chain, finding.reducer, residue.since, *slice_, part.wire.bounds, part.index)
         if len(residue.carried) != sum(origin.link is not None for origin in found):
             raise NoEvidenceError(f"{len(residue.carried)} paths do not match the origins of the residual")
         return found
@@ -100,7 +108,7 @@ class Recomputer:
     def _before(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> Tensor:
         """The residual from `start` on that the reducer had to start from: the one it shows, if it matches."""
         values = torch.from_numpy(np.frombuffer(payload, "<f4").astype(np.float32))
-        paths = iter(residue.carried)
+        wire, paths = self.wire(finding.sitting.round), iter(residue.carried)
         for origin in self.origins(finding, residue):
             own = values[origin.start - start : origin.stop - start]
             if origin.link is None:
@@ -109,18 +117,19 @@ class Recomputer:
                 continue
             place = origin.link.place(finding.reducer)
             assert place is not None, "it has no seat where it was left with something"
-            first, last = self.wire.bounds(len(origin.link.roster))[place]
+            first, last = wire.bounds(len(origin.link.roster))[place]
             path = map(bytes.fromhex, next(paths))
-            cells = leaves_of(own, self.wire.cell), (origin.start - first) // self.wire.cell
-            root = climb(*cells, -(-(last - first) // self.wire.cell), path)
+            cells = leaves_of(own, wire.cell), (origin.start - first) // wire.cell
+            root = climb(*cells, -(-(last - first) // wire.cell), path)
             if residual_of(residue.since, (first, last), root).hex() not in origin.link.residuals[place : place + 1]:
                 raise NoEvidenceError("a residual that the reducer was not left with")
         return values
 
     def _after(self, finding: Reduction, residue: Residue, start: int, payload: Payload) -> list[bytes]:
         """The cells from `start` on that the reducer signed; raises NoEvidenceError for others."""
-        sitting, cell, leaves = finding.sitting, self.wire.cell, list(split(payload))
-        first, last = self.wire.bounds(len(sitting.members))[sitting.place(finding.reducer)]
+        sitting, wire, leaves = finding.sitting, self.wire(finding.sitting.round), list(split(payload))
+        cell = wire.cell
+        first, last = wire.bounds(len(sitting.members))[sitting.place(finding.reducer)]
         path = map(bytes.fromhex, residue.path)
         root = climb(leaves, (start - first) // cell, -(-(last - first) // cell), path)
         if root.hex() != residue.root:
@@ -128,19 +137,21 @@ class Recomputer:
         return leaves
 
     def recompute(
-        self, payloads: Sequence[Payload], weights: Sequence[int], start: int, stop: int, residual: Tensor | None = None
-    ) -> bytes | None:
+        self, wire: WireFormat, payloads: Sequence[Payload], weights: Sequence[int], numel: int,
+        residual: Tensor | None = None,
+    ) -> bytes | None:  # fmt: skip
         """What an honest reducer computes from these; None if it would abort.
 
         Args:
-            residual: fp32 [stop - start], with error feedback; becomes the residual after the round.
+            numel: of the slice.
+            residual: fp32 [numel], with error feedback; becomes the residual after the round.
         """
         feedback = None
         if residual is not None:
             assert self.recipe.feedback is not None, "a residual without error feedback"
-            feedback = Residual(self.recipe.feedback.on_return, stop - start, residual)
+            feedback = Residual(self.recipe.feedback.on_return, numel, residual)
         aggregation = Aggregation(self.recipe.aggregator, weights, stride=0)
         try:
-            return self.wire.reduce(aggregation, payloads, 0, stop - start, feedback)
+            return wire.reduce(aggregation, payloads, 0, numel, feedback)
         except (PayloadError, NonFiniteError, ValueError):
             return None

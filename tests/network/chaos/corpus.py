@@ -82,7 +82,7 @@ def _messages(run: Run) -> list[Parser]:
     """Frame headers and the small messages inside frames."""
     digest, other = "a" * 64, run.identities[0].peer_id
     met = tuple(sorted(identity.peer_id for identity in run.identities))
-    snapshot = SnapshotMeta(round=3, lineage_id=digest, numel=1000, num_buffers=1, num_chunks=2)
+    snapshot = SnapshotMeta(round=3, lineage_id=digest, fragments=(1000,), num_buffers=1, num_chunks=2)
     endpoint = DirectEndpoint(port=31338, fingerprint=digest, token="b" * 64)
     samples: list[Spec] = [
         AuditRequest(what="slice", of=digest, slice_index=3),
@@ -129,7 +129,7 @@ def _messages(run: Run) -> list[Parser]:
     def meta(data: bytes) -> Any:
         found = parse_json(SnapshotMeta, data)
         # sizes that a stranger announces must not become memory before they are compared with this run's
-        return len(chunk_lengths(found)) if found.numel < 1 << 24 else 0
+        return len(chunk_lengths(found)) if sum(found.fragments) < 1 << 24 else 0
 
     lists = Parser("chunk lists", meta, (dump_json(snapshot),))
     return [Parser("frame header", header, headers, share=3.0), *by_schema, lists]
@@ -224,7 +224,7 @@ def _files(run: Run, folder: Path) -> list[Parser]:
     lines = b"\n".join(dump_json(certificate) for certificate in run.history.chain)
     record = RoundRecord(status="committed", round=3, lineage_id="a" * 64, members=("x", "y"), weights=(1, 2))
     journal = record.model_dump_json(exclude_defaults=True).encode() + b"\n"
-    meta = SnapshotMeta(round=3, lineage_id="a" * 64, numel=1000, num_buffers=1, num_chunks=2)
+    meta = SnapshotMeta(round=3, lineage_id="a" * 64, fragments=(1000,), num_buffers=1, num_chunks=2)
 
     def chain(data: bytes) -> Any:
         path = folder / "chain.jsonl"

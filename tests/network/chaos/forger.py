@@ -22,7 +22,7 @@ import torch
 
 from peer.errors import ProtocolError
 from peer.outer.recipe.plan import RunPlan
-from peer.outer.state.outer_state import CHUNK, chunks, state_digest
+from peer.outer.state.outer_state import columns, state_digest
 from peer.protocol import hashing
 from peer.protocol.identity import Identity
 from peer.protocol.lineage import VOTE_DOMAIN, Certificate, Link, Member, Position, chain_weight
@@ -175,14 +175,14 @@ class Forger:
                     ) as stream:
                         meta = await self._requests._receive_meta(stream)
                         break
-        whole = torch.full((meta.numel,), POISON)
+        whole = torch.full((sum(meta.fragments),), POISON)
         self._meta = meta
         self._pieces = [
             whole[start:stop].numpy().tobytes()
-            for _ in range(1 + meta.num_buffers) for start, stop in chunks(meta.numel, CHUNK)
+            for _ in range(1 + meta.num_buffers) for start, stop in columns(meta.fragments)
         ]  # fmt: skip
         self._digests = [hashing.digest(piece) for piece in self._pieces]
-        self._state = state_digest(self._digests, meta.numel, meta.num_buffers)
+        self._state = state_digest(self._digests, meta.fragments, meta.num_buffers)
 
     async def _answer(self, stream: FrameStream) -> None:
         request = await stream.receive_message(Kind.REQUEST, HistoryRequest)

@@ -73,7 +73,7 @@ async def _(a: Attacker) -> None:
 async def _(a: Attacker) -> None:
     async def lie(stream: FrameStream) -> None:
         await stream.receive({Kind.REQUEST: 1 << 16})
-        meta = SnapshotMeta(round=9, lineage_id="e" * 64, numel=2**39, num_buffers=4, num_chunks=2**24 - 1)
+        meta = SnapshotMeta(round=9, lineage_id="e" * 64, fragments=(2**39,), num_buffers=4, num_chunks=2**24 - 1)
         await stream.send_message(Kind.META, meta)
         await stream.closed()
 

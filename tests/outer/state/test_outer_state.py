@@ -70,7 +70,7 @@ def test_digest_is_as_specified() -> None:
     )
     expected = hashlib.sha256(b"atoll-state-2" + struct.pack("<QB", 3, 1) + anchor + buffer).hexdigest()
     assert state.chunk_digests() == [anchor, buffer]
-    assert state.digest() == expected == state_digest([anchor, buffer], 3, 1)
+    assert state.digest() == expected == state_digest([anchor, buffer], [3], 1)
 
 
 def test_chunks_are_the_anchors_then_the_buffers() -> None:
@@ -94,7 +94,7 @@ def test_any_single_bit_changes_the_digest() -> None:
 @pytest.mark.parametrize("digests", [[], [bytes(32)], [bytes(32)] * 3, [bytes(32), bytes(31)]])
 def test_a_list_of_chunk_digests_that_does_not_fit_is_refused(digests: list[bytes]) -> None:
     with pytest.raises(ProtocolError, match="must be 2 of 32 bytes"):
-        state_digest(digests, 1000, 1)
+        state_digest(digests, [1000], 1)
 
 
 def test_contribution_is_the_pseudo_gradient_in_shards() -> None:
@@ -207,9 +207,9 @@ def test_no_outer_optimizer_leaves_fp32_with_the_largest_updates(
 
 def test_an_update_of_another_size_is_refused() -> None:
     state, update = make_state(1000, Fp32()), make_update(999, 1, Fp32())
-    with pytest.raises(AssertionError, match="update of 999 values on a state of 1000"):
+    with pytest.raises(AssertionError, match="update of 999 values on a fragment of 1000"):
         state.check(update)
-    with pytest.raises(AssertionError, match="update of 999 values on a state of 1000"):
+    with pytest.raises(AssertionError, match="update of 999 values on a fragment of 1000"):
         state.apply(update, 1, "")
 
 
@@ -224,7 +224,7 @@ def test_tensors_that_cannot_hold_a_state_are_refused() -> None:
         OuterState(torch.zeros(8)[::2], [torch.zeros(4)], NESTEROV, ReduceFormat(4, Fp32()))
     with pytest.raises(AssertionError, match="whole blocks of 3"):
         ReduceFormat(4, BlockInt8(block=3))
-    with pytest.raises(AssertionError, match="payloads of 5 values; the anchor has 4"):
+    with pytest.raises(AssertionError, match="payloads of 5 values; anchor of 4"):
         OuterState(torch.zeros(4), [torch.zeros(4)], NESTEROV, ReduceFormat(5, Fp32()))
 
 

@@ -250,8 +250,8 @@ async def test_other_damaged_snapshots(donor, joiner, damage):
     elif damage == "fewer chunks":
         donor.meta = donor.meta.model_copy(update={"num_chunks": 1})
     else:
-        field = {"numel": "numel", "buffers": "num_buffers"}[damage]
-        donor.meta = donor.meta.model_copy(update={field: getattr(donor.meta, field) + 1})
+        more = {"numel": {"fragments": (1001,)}, "buffers": {"num_buffers": donor.meta.num_buffers + 1}}[damage]
+        donor.meta = donor.meta.model_copy(update=more)
     await joiner.refuses(donor, ProtocolError, DAMAGE[damage])
 
 

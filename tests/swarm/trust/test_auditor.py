@@ -98,7 +98,7 @@ async def test_evidence_convinces_somebody_who_was_not_there(network, tmp_path):
     found = result.found
     copied = parse_json(Evidence, dump_json(found.evidence))
     state = circle.seats[0].state
-    stranger = Judge(RUN, Recomputer(state.wire, RECIPE, list))
+    stranger = Judge(RUN, Recomputer(state.fragments, RECIPE, list))
     assert stranger.judge(copied, found.payloads).culprit == circle.seats[0].peer_id
     assert stranger.needs(copied) == [len(payload) for payload in found.payloads]
     assert len(dump_json(found.evidence)) < 4096

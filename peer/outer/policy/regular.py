@@ -1,0 +1,41 @@
+"""What schedules have in common whose rounds begin by themselves: the rounds of a run, one after the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from peer.outer.state.fragments import Turn
+
+
+class Regular(ABC):
+    """Schedules whose rounds begin by themselves, one after the other: round number r of the run, counted from 1.
+
+    Attributes:
+        overlap_steps: steps between sending and applying.
+    """
+
+    overlap_steps: int
+
+    @abstractmethod
+    def begins(self, round: int) -> int:
+        """Inner steps that were made before round number `round` began, if no peer was late."""
+
+    @abstractmethod
+    def longest(self, rounds: int | None) -> int:
+        """The most inner steps that any contribution to the first `rounds` rounds holds; None: of an endless run."""
+
+    @abstractmethod
+    def turn(self, round: int) -> Turn:
+        """What the round is of that follows `round` rounds."""
+
+    def length(self, round: int) -> int:
+        """Inner steps of round number `round`, counted from 1."""
+        return self.begins(round + 1) - self.begins(round)
+
+    def global_step(self, rounds: int, steps_in_round: int) -> float:
+        """The run's progress in inner steps of one peer after `rounds` rounds: what learning-rate schedules follow.
+
+        A joiner gets the swarm's rate from the round number, and a peer that waits for a late round does not run
+        ahead of the others: no more of its steps count than the round has.
+        """
+        return float(self.begins(rounds + 1) + min(steps_in_round, self.length(rounds + 1)))

@@ -32,6 +32,7 @@ from peer.system.clock import Clock
 
 _MSGPACK_OVERHEAD = 16
 _REMEMBERED = 4096
+_REMEMBERED_S = 30.0  # twice as long as a peer's record lives; what lives longer is judged again
 _KEY_BYTES = 20
 
 
@@ -51,7 +52,7 @@ class Claims(NamedTuple):
     expires_at: float | None = None
 
 
-_judged: BoundedMap[bytes, Claims | None] = BoundedMap(_REMEMBERED)
+_judged: BoundedMap[bytes, tuple[float, Claims | None]] = BoundedMap(_REMEMBERED)  # each with when that was
 
 
 @lru_cache(64)
@@ -61,18 +62,21 @@ def key_id(key: str) -> bytes:
     return place
 
 
-def claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
+def claims_of(key: bytes, owner: str, blob: bytes, clock: Clock = time.monotonic) -> Claims | None:
     """The claims of a record that `owner` has signed and that belongs under this key; None if it is no such record.
 
-    Remembered: every reader of the directory receives a record from each node that stores it, every time.
+    Remembered for a while: every reader of the directory receives a record from each node that stores it, every time.
     """
     mark = hashing.digest(b"\0".join((key, owner.encode(errors="replace"), blob)))
     if mark not in _judged:
+        now = clock()
+        while _judged and (oldest := next(iter(_judged.items())))[1][0] < now - _REMEMBERED_S:
+            del _judged[oldest[0]]
         try:
-            _judged[mark] = _claims_of(key, owner, blob)
+            _judged[mark] = now, _claims_of(key, owner, blob)
         except (ProtocolError, ValueError, RecursionError):
-            _judged[mark] = None
-    return _judged[mark]
+            _judged[mark] = now, None
+    return _judged[mark][1]
 
 
 def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:

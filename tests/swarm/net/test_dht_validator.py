@@ -19,6 +19,7 @@ from peer.protocol.records import (
     peers_key,
     seal,
 )
+from peer.swarm.net import dht_validator
 from peer.swarm.net.dht_validator import Claims, SealedRecordValidator, claims_of, key_id
 from tests.swarm.net.published import ALICE, BOB, NOW, OTHER_RUN, peer_record, sealed_peer
 from tests.swarm.runs import RUN
@@ -133,3 +134,14 @@ def test_the_claims_of_each_kind():
     assert claims_of(MANIFESTS, ALICE.peer_id, unpack(manifest(serial=6))) == Claims("manifest", "", 6)
     assert claims_of(CHECKPOINTS, ALICE.peer_id, unpack(checkpoint())) == Claims("checkpoint", RUN, 9)
     assert claims_of(PEERS, Identity.generate().peer_id, sealed_peer()) is None
+
+
+def test_records_that_have_expired_are_forgotten_however_many_peers_come_and_go():
+    held = []
+    for second in range(0, 600, 2):
+        claims_of(PEERS, ALICE.peer_id, sealed_peer(serial=second), lambda: 1e6 + second)  # noqa: B023
+        held.append(len(dht_validator._judged))
+    assert held[-1] == held[30] <= 17
+    again = claims_of(PEERS, ALICE.peer_id, sealed_peer(serial=598), lambda: 1e6 + 600)
+    assert again == Claims("peer", RUN, 598, EXPIRES)
+    assert len(dht_validator._judged) == held[-1]  # remembered

@@ -14,6 +14,29 @@ STAGING_BYTES = 64 * 1024
 DIRECT_BYTES = 16 * 1024  # shorter reads come out of the staging buffer: headers, messages
 
 
+class _Gone(asyncio.Transport):
+    """In place of the transport of a connection that is lost.
+
+    It and the pipe would hold each other, with 400 kB of TLS buffers, until the garbage collector came: seldom, since
+    these are few objects. The error that readers are told is made for each of them, or it held their frames.
+    """
+
+    def close(self) -> None:
+        """It is."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def is_reading(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """It does not read."""
+
+
+_GONE = _Gone()
+
+
 class ZeroCopyProtocol(asyncio.BufferedProtocol):
     """One connected socket: exact reads, writes with back-pressure.
 
@@ -29,8 +52,9 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
 
     def __init__(self, transport: asyncio.Transport | None = None, pending: bytes = b"", ended: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
+        self._direct = False
         if transport is not None:
-            self._transport = transport
+            self.connection_made(transport)
         self._staging = bytearray(max(STAGING_BYTES, len(pending)))
         self._staging[: len(pending)] = pending
         self._first, self._last = 0, len(pending)
@@ -40,7 +64,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
         self._writable: asyncio.Future[None] | None = None
         self._write_paused = False
         self._ended = ended
-        self._lost: Exception | None = None
+        self._lost: str | None = None
         self._closed = False
         self._writer: asyncio.StreamWriter | None = None
 
@@ -62,7 +86,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
     @property
     def direct(self) -> bool:
         """It is a connection of its own (TLS), not a stream that libp2p's daemon carries."""
-        return self._transport.get_extra_info("ssl_object") is not None
+        return self._direct
 
     async def read_into(self, out: memoryview) -> None:
         """Fill `out`.
@@ -105,17 +129,18 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
         """Queue bytes, of several buffers in one go; see `drain`."""
         if self._lost is not None:
-            raise self._lost
+            raise ConnectionResetError(self._lost)
         if self._closed:
             raise ConnectionResetError("the stream is closed")
-        self._transport.writelines(buffers)
+        transport = self._transport
+        transport.writelines(buffers)
         # asks for `pause_writing`, which writelines of Python 3.12.0 to 3.13.1 forgets (CVE-2024-12254)
-        self._transport.set_write_buffer_limits()
+        transport.set_write_buffer_limits()
 
     async def drain(self) -> None:
         """Wait until the socket takes more. Raises OSError when the connection broke."""
         if self._lost is not None:
-            raise self._lost
+            raise ConnectionResetError(self._lost)
         if self._write_paused:
             assert self._writable is None, "one writer at a time"
             self._writable = self._loop.create_future()
@@ -134,6 +159,7 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         """The connection is established."""
         self._transport = transport
+        self._direct = transport.get_extra_info("ssl_object") is not None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go."""
@@ -164,10 +190,11 @@ class ZeroCopyProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         self._ended = True
-        self._lost = exc if isinstance(exc, OSError) else ConnectionResetError("the stream was closed")
+        self._lost = str(exc) if isinstance(exc, OSError) else "the stream was closed"
+        self._transport, self._writer = _GONE, None
         self._wake()
         if self._writable is not None and not self._writable.done():
-            self._writable.set_exception(self._lost)
+            self._writable.set_exception(ConnectionResetError(self._lost))
 
     def pause_writing(self) -> None:
         """The socket is full."""

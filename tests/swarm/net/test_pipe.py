@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import weakref
 
 import pytest
 
 from peer.swarm.net.pipe import DIRECT_BYTES, STAGING_BYTES, ZeroCopyProtocol
+from peer.swarm.net.tls import client_side, server_side
 from tests.swarm.uvlooped import run_case, run_on_uvloop
 
 BODY = os.urandom(3 * STAGING_BYTES + 17)
@@ -112,9 +115,60 @@ async def a_connection_that_broke_before_it_was_adopted_is_an_error():
         pipe.close()
 
 
+async def connections_that_are_lost_are_freed_without_the_garbage_collector():
+    loop, (context, _) = asyncio.get_running_loop(), server_side()
+    gone = []
+
+    async def fails(pipe):
+        try:
+            await pipe.read_into(memoryview(bytearray(1)))
+        except (EOFError, OSError):
+            return "as it must"
+
+    def refuses(pipe):
+        try:
+            return pipe.write(b"3")
+        except ConnectionResetError:
+            return "as it must"
+
+    async def lose(how):
+        ours, theirs = socket.socketpair()
+        pipes = [ZeroCopyProtocol(), ZeroCopyProtocol()]
+        accepted = loop.connect_accepted_socket(lambda: pipes[0], theirs, ssl=context)
+        made = loop.create_connection(lambda: pipes[1], sock=ours, ssl=client_side(), server_hostname="localhost")
+        (stays, _), _ = await asyncio.gather(made, accepted)
+        pipes[1].write(b"12")
+        assert pipes[0].direct
+        assert await read(pipes[0], 2) == b"12"
+        waits = asyncio.ensure_future(fails(pipes[0]))
+        await asyncio.sleep(0)
+        stays.abort() if how == "killed" else pipes[1].close()
+        assert await waits
+        assert await fails(pipes[0])
+        assert await fails(pipes[1])
+        pipes[0].close()
+        while not (pipes[0]._lost and pipes[1]._lost):
+            await asyncio.sleep(0)
+        for pipe in pipes:
+            assert refuses(pipe)
+            pipe.close()
+        gone.extend(weakref.ref(pipe) for pipe in pipes)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(10):
+            await lose("killed" if number % 2 else "closed")
+        while any(pipe() is not None for pipe in gone):
+            await asyncio.sleep(0)
+    finally:
+        gc.enable()
+
+
 CASES = [
     reads_of_every_size, what_the_reader_holds_already_is_not_lost, an_end_in_the_middle_is_an_error,
     writing_heeds_the_pace_of_the_reader, a_connection_that_broke_before_it_was_adopted_is_an_error,
+    connections_that_are_lost_are_freed_without_the_garbage_collector,
 ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from tests.network.chaos import (
     kills,
     links,
     partitions,
+    rejoins,
     soak,
     stalls,
     stops,
@@ -167,6 +168,11 @@ def g13(seed: int, done: Counts, minutes: float, folder: Path, tell: Tell, cores
     return soak.run(seed, folder, minutes=minutes, cores=cores, tell=tell)
 
 
+def rejoining(_: int, done: Counts, minutes: float, folder: Path, tell: Tell) -> Counts:
+    """Kills and rejoins, and what the others hold more after each: one run, from its beginning."""
+    return {} if done else rejoins.run(folder, minutes=minutes, tell=tell)
+
+
 def g14(_: int, __: Counts, ___: float, folder: Path, tell: Tell) -> Counts:
     """Secrets in logs, and hostile strings."""
     return canaries.run(folder, tell=tell)
@@ -191,7 +197,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "G2": g2, "G3": g3, "G4": g4, "G4-quick": g4_quick, "G5": g5, "G6": g6, "G7": g7, "G8": g8, "G9": g9, "G10": g10,
     "G11": g11, "G12": g12, "G13": g13, "G14": g14,
     "G15": g15, "G16": g16, "G17": g17,
-    "stalls": stalling,
+    "stalls": stalling, "rejoins": rejoining,
 }  # fmt: skip
 
 

@@ -56,11 +56,14 @@ class Gauge:
             own = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("RssAnon"))
             self.samples.append((seconds, int(own.split()[1]) << 10, len(list((folder / "fd").iterdir()))))
 
-    def slope_mb_per_h(self, since: float) -> float:
-        """The median slope between any two samples (Theil and Sen): a peak bends it little."""
+    def slope(self, since: float, apart: float = SAMPLE_S) -> float:
+        """Bytes per second: the median slope between any two samples (Theil and Sen): a peak bends it little."""
         late = [(t, size) for t, size, _ in self.samples if t >= since]
-        slopes = [(b - a) / (t - s) for i, (s, a) in enumerate(late) for t, b in late[i + 1 :] if t - s >= SAMPLE_S]
-        return median(slopes) * 3600 / 1e6 if slopes else 0.0
+        slopes = [(b - a) / (t - s) for i, (s, a) in enumerate(late) for t, b in late[i + 1 :] if t - s >= apart]
+        return median(slopes) if slopes else 0.0
+
+    def slope_mb_per_h(self, since: float) -> float:
+        return self.slope(since) * 3600 / 1e6
 
     def more_descriptors(self, since: float) -> float:
         """By how much the median of the last third is above that of the first."""

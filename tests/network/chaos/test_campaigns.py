@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import break_point
-from tests.network.chaos import absence, canaries, clocks, crowds, disk, soak
+from tests.network.chaos import absence, canaries, clocks, crowds, disk, rejoins, soak
 
 pytestmark = pytest.mark.timeout(300)  # on busy cores each process takes its time to start
 SEED = 17
@@ -78,6 +78,14 @@ def test_peers_live_through_mixed_faults(tmp_path: Path) -> None:
     assert counts["rounds"] >= 1
     assert (counts["hangs"], counts["orphans"], counts["digest_mismatches"]) == (0, 0, 0), counts
     assert (counts["steady_deaths"], counts["steady_tracebacks"]) == (0, 0), counts
+
+
+def test_kills_and_rejoins_are_counted_with_what_the_others_hold(tmp_path: Path) -> None:
+    counts = rejoins.run(tmp_path, kills=4)
+    assert (counts["rejoins"], counts["steady_deaths"], counts["steady_tracebacks"]) == (4, 0, 0), counts
+    assert counts["rounds"] >= 4
+    assert {len(samples) for samples in counts["samples"].values()} == {4}
+    assert len(counts["watched"]) == 6
 
 
 def test_secrets_stay_where_they_are_and_hostile_strings_are_text(tmp_path: Path) -> None:

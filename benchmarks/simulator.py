@@ -20,6 +20,7 @@ from benchmarks.bare import bare_loop, plain_adamw
 from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, run_benchmark
 from benchmarks.processes import highest_resident_bytes
 from peer.data.batches import Batches
+from peer.data.tokenizer import ByteTokenizer
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
 from peer.sim.campaign.label import parse_label, with_room
@@ -230,7 +231,7 @@ def overhead(swarm: SwarmSize, steps: int) -> Overhead:
 
 
 def _bare_replicas(swarm: SwarmSize) -> Iterator[tuple[PreTrainedModel, torch.optim.Optimizer, Batches]]:
-    first = build_initial_model(swarm.manifest).train()
+    first = build_initial_model(swarm.manifest, ByteTokenizer()).train()
     for index in range(swarm.replicas):
         model = copy.deepcopy(first)
         batches = Batches(swarm.windows[0], swarm.manifest.inner.batch_sequences, index)

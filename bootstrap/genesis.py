@@ -21,9 +21,10 @@ from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import COMMIT_PATTERN, Digest, RunManifest, Spec
+from peer.protocol.manifest import COMMIT_PATTERN, Digest, RunManifest, Spec, TokenizerSpec
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
+from peer.tokenizer_files import TokenizerFiles, list_files, read_folder
 
 if TYPE_CHECKING:
     from peer.swarm.state.snapshot_file import SnapshotFile
@@ -43,6 +44,7 @@ class Figures(Spec):
         fragments: elements of each.
         chunks: digests of its chunks.
         commits: what the branches that it names on the hub were then, by section.
+        tokenizer: what other machines are told of it.
     """
 
     manifest: RunManifest
@@ -51,6 +53,7 @@ class Figures(Spec):
     num_buffers: Annotated[int, Field(ge=0)]
     chunks: tuple[Digest, ...]
     commits: dict[Literal["model", "tokenizer", "data"], Commit] = Field(default_factory=dict)
+    tokenizer: TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,9 @@ class GenesisBuild:
     """
 
     def __init__(self, manifest: RunManifest, manifest_path: Path, state_dir: Path, *, new_run: bool = False) -> None:
-        self._manifest, self._manifest_path = manifest, manifest_path
+        self._manifest, self._manifest_path = _keep_tokenizer(manifest, state_dir), manifest_path
         self._state_path, self._figures_path = state_dir / "genesis.bin", state_dir / "genesis.json"
-        self._built_from = manifest.model_copy(update={"genesis": None})
+        self._built_from = self._manifest.model_copy(update={"genesis": None})
         self._kept = self._read_figures()
         if self._kept is not None and (changes := self._changes(self._kept)):
             if not new_run:
@@ -114,6 +117,8 @@ class GenesisBuild:
                 f"the run began with {kept.digest}; {self._state_path} is damaged; this machine builds {built.digest}",
                 f"restore the file, or the libraries' versions; to start a new run, remove {self._figures_path}",
             )
+        if built.tokenizer.files != self._manifest.tokenizer.files:
+            raise UserError("the tokenizer's folder has changed while it was read", "start again when it is complete")
         self._write_figures(built)
         return self._genesis(built)
 
@@ -155,7 +160,8 @@ class GenesisBuild:
             section: getattr(self._manifest, section).model_copy(update={"revision": commit})
             for section, commit in figures.commits.items()
         }
-        return Genesis(self._manifest.model_copy(update={"genesis": figures.digest, **pinned}), snapshot)
+        changes = {"genesis": figures.digest, **pinned, "tokenizer": figures.tokenizer}
+        return Genesis(self._manifest.model_copy(update=changes), snapshot)
 
     def _read_figures(self) -> Figures | None:
         try:
@@ -201,8 +207,25 @@ class GenesisBuild:
         return True
 
 
+def _keep_tokenizer(manifest: RunManifest, state_dir: Path) -> RunManifest:
+    """The manifest with the files of the tokenizer's folder in place of its name; copies of them are in the node's."""
+    spec = manifest.tokenizer
+    if spec.kind != "folder":
+        return manifest
+    if spec.name is None:
+        raise UserError("tokenizer.files is for atoll-bootstrap to write", "give tokenizer.name, its folder, instead")
+    contents = read_folder(Path(spec.name))
+    files = list_files(contents)
+    kept = TokenizerFiles(state_dir, files)
+    for file in files:
+        kept.put(file, contents[file.name])
+    return manifest.model_copy(update={"tokenizer": spec.model_copy(update={"name": None, "files": files})})
+
+
 def _flat(document: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = {str(number): item for number, item in enumerate(value)}
         if isinstance(value, dict):
             yield from _flat(value, f"{path}{key}.")
         else:

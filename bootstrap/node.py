@@ -27,6 +27,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import OneSnapshot
+from peer.tokenizer_files import TokenizerFiles
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     await publish_manifest(node, sealed, node.peer_id, rng)
     assert manifest.genesis is not None
     history = ChainStore(state_dir / "history" / manifest.run_id[:16], manifest.genesis)
-    await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot)).start()
+    files = TokenizerFiles(state_dir, manifest.tokenizer.files)
+    await HistoryServer(node, manifest.run_id, history, OneSnapshot(genesis.snapshot), files=files).start()
     directory = Directory(node, manifest.run_id)
     directory.known = lambda peer_id: history.seen[peer_id] > 0
     directory.work = IdentityWork(manifest.run_id, manifest.trust.work_bits)

@@ -19,7 +19,7 @@ import uvloop
 from bootstrap.genesis import GenesisBuild
 from peer.errors import UserError
 from peer.protocol.address import Reach, parse_host_address, parse_peer_address, reach_of
-from peer.protocol.manifest import RunManifest, read_manifest
+from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
 from peer.swarm.runtime.tasks import hush_foreign_noise
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
-    manifest = read_manifest(arguments.manifest)
+    manifest = read_manifest(arguments.manifest, ORGANISER)
     for address in (*arguments.host_maddrs, *arguments.announce_maddrs):
         parse_host_address(address)
     for address in arguments.initial_peers:

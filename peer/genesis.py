@@ -14,22 +14,21 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from peer.data.tokenizer import load_tokenizer
+from peer.data.tokenizer import Tokenizer, load_tokenizer, published_spec
 from peer.errors import UserError
 from peer.hub import pin
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import OuterState
-from peer.protocol.manifest import RunManifest, read_manifest
+from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
 from peer.protocol.pinning import on_hub
 from peer.system.death_signal import die_with_parent
 from peer.train.memory import check_memory
 from peer.train.model import build_model, check_trains, end_texts_with, measure_model
 
 
-def build_initial_model(manifest: RunManifest) -> PreTrainedModel:
+def build_initial_model(manifest: RunManifest, tokenizer: Tokenizer) -> PreTrainedModel:
     """The model of a run at round 0, fp32 on the CPU."""
-    tokenizer = load_tokenizer(manifest.tokenizer)
     model = build_model(manifest.model, tokenizer.vocab_size, manifest.seed)
     if manifest.model.architecture is not None:
         end_texts_with(model, tokenizer.eos_id, manifest.model.config)
@@ -46,17 +45,17 @@ def _genesis_state(plan: RunPlan, model: PreTrainedModel) -> OuterState:
     return OuterState(anchor, buffers, optimizer, plan.fragments(layout.shapes, layout.sizes))
 
 
-def checked_genesis(manifest: RunManifest) -> OuterState:
+def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> OuterState:
     """The state of round 0, after checks that every joining peer would fail as well.
 
     Raises:
         UserError: the model cannot be built, does not fit this machine's memory, or could not be trained.
     """
-    vocab_size, plan = load_tokenizer(manifest.tokenizer).vocab_size, RunPlan.of(manifest)
+    plan = RunPlan.of(manifest)
     # The model, the anchor and the buffers, fp32 each.
     num_tensors = 2 + plan.recipe.optimizer.num_buffers
-    check_memory(measure_model(manifest.model, vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))
-    model = build_initial_model(manifest)
+    check_memory(measure_model(manifest.model, tokenizer.vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))
+    model = build_initial_model(manifest, tokenizer)
     check_trains(manifest.model, model, manifest.data.sequence_length)
     return _genesis_state(plan, model)
 
@@ -72,8 +71,9 @@ def main() -> None:
         die_with_parent(arguments.parent)
     torch.set_num_threads(1)
     try:
-        manifest = pin(read_manifest(arguments.manifest))
-        state = checked_genesis(manifest)
+        manifest = pin(read_manifest(arguments.manifest, ORGANISER))
+        tokenizer = load_tokenizer(manifest.tokenizer)
+        state = checked_genesis(manifest, tokenizer)
         _write_state(arguments.out, state)
     except UserError as error:
         print(json.dumps({"what": error.what, "hint": error.hint}))
@@ -83,6 +83,7 @@ def main() -> None:
     figures = {
         "digest": state.digest(), "num_buffers": len(state.buffers), "chunks": digests,
         "fragments": state.fragments.sizes, "commits": commits,
+        "tokenizer": published_spec(manifest.tokenizer, tokenizer).model_dump(mode="json"),
     }  # fmt: skip
     print(json.dumps(figures))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.genesis import build_initial_model, checked_genesis
 from peer.protocol.manifest import RunManifest, parse_manifest
@@ -17,18 +18,18 @@ def manifest(old: str = "", new: str = "") -> RunManifest:
 
 
 def test_the_first_state_follows_from_the_manifest_alone():
-    one, two = checked_genesis(manifest()), checked_genesis(manifest())
+    one, two = checked_genesis(manifest(), ByteTokenizer()), checked_genesis(manifest(), ByteTokenizer())
     assert one.digest() == two.digest()
     assert one.numel == 264 * 16 + 16 * (4 * 16 + 3 * 16) + 3 * 16  # embedding, attention and mlp, norms
     assert [float(buffer.abs().sum()) for buffer in one.buffers] == [0.0]
-    assert checked_genesis(manifest("seed: 3", "seed: 4")).digest() != one.digest()
+    assert checked_genesis(manifest("seed: 3", "seed: 4"), ByteTokenizer()).digest() != one.digest()
     assert torch.isfinite(one.anchor).all()
 
 
 def test_texts_end_with_the_tokenizers_token_unless_the_manifest_says_otherwise():
-    plain = build_initial_model(manifest("eos_token_id: 1, ", ""))
+    plain = build_initial_model(manifest("eos_token_id: 1, ", ""), ByteTokenizer())
     assert (plain.config.eos_token_id, plain.generation_config.eos_token_id) == (1, 1)  # of Llama 2 it is 2
-    written = build_initial_model(manifest("eos_token_id: 1, ", "eos_token_id: 5, "))
+    written = build_initial_model(manifest("eos_token_id: 1, ", "eos_token_id: 5, "), ByteTokenizer())
     assert (written.config.eos_token_id, written.generation_config.eos_token_id) == (5, 5)
 
 
@@ -42,4 +43,4 @@ def test_texts_end_with_the_tokenizers_token_unless_the_manifest_says_otherwise(
 ])
 def test_what_no_peer_could_join_is_refused_by_the_bootstrap_already(old, new, what):
     with pytest.raises(UserError, match=what):
-        checked_genesis(manifest(old, new))
+        checked_genesis(manifest(old, new), ByteTokenizer())

@@ -121,3 +121,12 @@ def test_a_manifest_from_the_network_names_commits(revision):
 def test_what_fetches_nothing_needs_no_commit():
     manifest = RunManifest(name="a", model=ModelSpec(architecture="llama"))
     assert open_manifest(seal_manifest(Identity.generate(), manifest, 1))[1] == manifest
+
+
+def test_a_manifest_from_the_network_says_what_its_tokenizer_does():
+    identity, model = Identity.generate(), ModelSpec(architecture="llama")
+    spec = TokenizerSpec(kind="hub", name="o/n", revision=COMMIT)
+    with pytest.raises(UserError, match=r"does not say which tokenizer\.digest its peers must have"):
+        open_manifest(seal_manifest(identity, RunManifest(name="a", model=model, tokenizer=spec), 1))
+    whole = RunManifest(name="a", model=model, tokenizer=spec.model_copy(update={"digest": "a" * 64}))
+    assert open_manifest(seal_manifest(identity, whole, 1)).manifest == whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -26,14 +27,26 @@ def export_model(model: PreTrainedModel, tokenizer: SavesItself, path: Path) -> 
     Raises:
         CheckpointError: the folder exists and is not empty, or the disk failed.
     """
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save(folder)
+
+    return write_folder(path, write)
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
+    """Make the folder `path` with what `write` puts into the folder that it gets: all of it or nothing.
+
+    Raises:
+        CheckpointError: the folder exists and is not empty, or the disk failed.
+    """
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise CheckpointError(f"{path} exists already", "choose another folder for the export, or remove this one")
     aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     remove_tree(aside)
     try:
         aside.mkdir(parents=True)
-        model.save_pretrained(aside)
-        tokenizer.save(aside)
+        write(aside)
         unify_modes(aside)
         for file in (*aside.iterdir(), aside):
             flush(file)

@@ -1,27 +1,29 @@
-"""Text <-> token ids. `bytes` needs no files and no network; `hub` is any pretrained tokenizer."""
+"""Text <-> token ids. `bytes` needs no files and no network, `hub` is any pretrained tokenizer, `folder` a file's."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from huggingface_hub.errors import HfHubHTTPError
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from peer.data.pretrained_tokenizer import FolderTokenizer, HubTokenizer, examine, one_line, silence_rust
+from peer.data.pretrained_tokenizer import TokenIds as TokenIds
 from peer.errors import UserError
 from peer.hub import TOKENIZER_FILES, fetch
+from peer.protocol import hashing
 from peer.protocol.manifest import TokenizerSpec
-
-TokenIds = npt.NDArray[np.int32]
+from peer.system.bounded_child import run_bounded
+from peer.tokenizer_files import TokenizerFiles, list_files, read_folder
 
 _BYTE_OFFSET = 3  # ByT5: 0 pad, 1 eos, 2 unk, then the 256 bytes
 _BYTE_VOCAB = 256 + _BYTE_OFFSET
-_SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # in the order of their ids
+SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # in the order of their ids
 
 
 class Tokenizer(Protocol):
@@ -34,6 +36,10 @@ class Tokenizer(Protocol):
     @property
     def eos_id(self) -> int:
         """The id that ends a document."""
+
+    @property
+    def digest(self) -> str:
+        """Equal for tokenizers that do the same, 64 hex digits."""
 
     def encode(self, text: str) -> TokenIds:
         """Text -> int32 [n], without special tokens around it."""
@@ -53,6 +59,7 @@ class ByteTokenizer:
 
     vocab_size = _BYTE_VOCAB
     eos_id = 1
+    digest = hashing.digest(b"atoll-tokenizer-1 bytes").hex()
 
     def encode(self, text: str) -> TokenIds:
         """Text -> int32 [number of UTF-8 bytes]; a lone surrogate becomes `?`."""
@@ -70,59 +77,85 @@ class ByteTokenizer:
         ends every prompt. Some (qwen2, qwen3_5) also compose characters first (NFC), whatever the files say.
         """
         letters = bytes_to_unicode()  # type: ignore[no-untyped-call]  # how a byte-level vocabulary spells the bytes
-        vocab = {token: number for number, token in enumerate(_SPECIAL.values())}
+        vocab = {token: number for number, token in enumerate(SPECIAL_TOKENS.values())}
         vocab |= {letters[byte]: byte + _BYTE_OFFSET for byte in range(256)}
         raw = FastTokenizer(models.BPE(vocab=vocab, merges=[]))
         raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         raw.decoder = decoders.ByteLevel()
         PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=raw, split_special_tokens=True, clean_up_tokenization_spaces=False, **_SPECIAL
+            tokenizer_object=raw, split_special_tokens=True, clean_up_tokenization_spaces=False, **SPECIAL_TOKENS
         ).save_pretrained(str(path))
 
 
-class HubTokenizer:
-    """A pretrained transformers tokenizer behind the same interface.
+def load_tokenizer(spec: TokenizerSpec, home: Path | None = None) -> Tokenizer:
+    """The run's tokenizer, tried first in a child with limits of time and memory: it is a stranger's.
+
+    Args:
+        home: this peer's folder, where the files that the manifest lists are kept.
 
     Raises:
-        UserError: the tokenizer has no end-of-text token, so documents could not be told apart.
-    """
-
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        if tokenizer.eos_token_id is None:
-            raise UserError(f"the tokenizer {name} has no eos token", "choose one that marks the end of a text")
-        self._tokenizer = tokenizer
-        self.vocab_size = len(tokenizer)
-        self.eos_id = int(tokenizer.eos_token_id)
-
-    def encode(self, text: str) -> TokenIds:
-        """Text -> int32 [n]; `verbose=False` because documents are longer than any model's window."""
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.asarray(ids, dtype=np.int32)
-
-    def decode(self, ids: TokenIds) -> str:
-        """Ids -> text; ids past the vocabulary (a padded embedding can sample them) are dropped."""
-        known = ids[(ids >= 0) & (ids < self.vocab_size)]
-        return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=True))
-
-    def save(self, path: Path) -> None:
-        """Write the tokenizer's own files."""
-        self._tokenizer.save_pretrained(str(path))
-
-
-def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
-    """The run's tokenizer; code from the hub is never run.
-
-    Raises:
-        UserError: unknown name or revision, no network, a tokenizer that needs remote code, or one without eos.
+        UserError: unknown name or revision, no network, no files, a tokenizer that needs remote code or has no eos, one
+            that needs too much or does something else than the manifest's `digest` says.
     """
     if spec.kind == "bytes":
         return ByteTokenizer()
-    try:
-        folder = fetch(str(spec.name), spec.revision, TOKENIZER_FILES)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (HfHubHTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
+    name, contents = spec.name or "of this run", _files_of(spec, home)
+
+    def examined() -> str:
+        silence_rust()
+        return examine(_made_of(spec, contents), name)
+
+    digest = run_bounded(examined, f"the tokenizer {name}", "choose another tokenizer")
+    if spec.digest not in (None, digest):
         raise UserError(
-            f"cannot load the tokenizer {spec.name} at revision {spec.revision!r}: {' '.join(str(error).split())}",
-            "check the name and the network; tokenizers that need their own code are not accepted",
-        ) from None
+            f"the tokenizer {name} does not do here what it does for the run's organiser: its digest is "
+            f"{digest[:16]}, the manifest's tokenizer.digest {str(spec.digest)[:16]}",
+            "install the versions of tokenizers and transformers that the organiser has",
+        )
+    return _made_of(spec, contents)
+
+
+def open_tokenizer(spec: TokenizerSpec, home: Path | None = None) -> Tokenizer:
+    """The same without the trial, for a process whose parent has made it."""
+    return ByteTokenizer() if spec.kind == "bytes" else _made_of(spec, _files_of(spec, home))
+
+
+def published_spec(spec: TokenizerSpec, tokenizer: Tokenizer) -> TokenizerSpec:
+    """What a manifest says of it for other machines: the files of a folder instead of its name, and the digest."""
+    if spec.kind == "bytes":
+        return spec
+    files = {"name": None, "files": list_files(read_folder(Path(spec.name)))} if spec.kind == "folder" and spec.name \
+        else {}
+    return spec.model_copy(update={**files, "digest": tokenizer.digest})
+
+
+def _files_of(spec: TokenizerSpec, home: Path | None) -> Path | dict[str, bytes]:
+    """The folder of a download, or the contents of the organiser's files."""
+    if spec.kind == "folder":
+        if spec.name is not None:
+            return read_folder(Path(spec.name))
+        assert home is not None, "a manifest of the network is read by a peer"
+        return TokenizerFiles(home, spec.files).read()
+    try:
+        return Path(fetch(str(spec.name), spec.revision, TOKENIZER_FILES))
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        raise _cannot_load(spec, error) from None
+
+
+def _made_of(spec: TokenizerSpec, found: Path | dict[str, bytes]) -> HubTokenizer | FolderTokenizer:
+    if isinstance(found, dict):
+        return FolderTokenizer(found, spec.name or "of this run")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(found, local_files_only=True, trust_remote_code=False)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise _cannot_load(spec, error) from None
     return HubTokenizer(tokenizer, str(spec.name))
+
+
+def _cannot_load(spec: TokenizerSpec, error: BaseException) -> UserError:
+    return UserError(
+        f"cannot load the tokenizer {spec.name} at revision {spec.revision!r}: {one_line(error)}",
+        "check the name and the network; tokenizers that need their own code are not accepted",
+    )

@@ -51,6 +51,12 @@ class Published(Spec):
     client: bool = False
 
 
+class TokenizerFetched(Spec):
+    """The files of the run's tokenizer are in this peer's folder; said only where the manifest names files."""
+
+    kind: Literal["tokenizer"] = "tokenizer"
+
+
 class Mapped(Spec):
     """The trainer built the model; the shared memory has its size and holds the genesis anchor or a resumed state.
     `shapes`: of the parameters, in the order of the flat vector. `fragments`: elements of each, if there are several.
@@ -185,7 +191,9 @@ class Fatal(Spec):
 
 
 ToAgent = Start | Mapped | Progress | Snapshot | Merged | Save | Stop
-ToTrainer = Published | WantSnapshot | Anchor | RoundEnded | LivePeers | Notice | Saved | Stopped | Fatal
+ToTrainer = (
+    Published | TokenizerFetched | WantSnapshot | Anchor | RoundEnded | LivePeers | Notice | Saved | Stopped | Fatal
+)
 Message = ToAgent | ToTrainer
 
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])

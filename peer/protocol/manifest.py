@@ -9,10 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from peer.errors import UserError
 from peer.protocol.identity import MAX_PEER_ID_CHARS
@@ -23,6 +33,7 @@ from peer.protocol.yaml_text import parse_yaml, read_limited
 PROTOCOL_VERSION = 5
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
+MAX_TOKENIZER_BYTES = 32 * 2**20  # of all its files
 
 MAX_PATH_CHARS = 1024
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
@@ -33,6 +44,7 @@ HUB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,
 # With an owner: without one it is a format, such as `text`, of files in the working directory.
 DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
 ALONE = {"alone": True}  # validation context of a manifest that no other machine will read
+ORGANISER = {"organiser": True}  # of the organiser's own file: what it names here is published by content
 Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
 COMMIT_PATTERN = r"[0-9a-f]{40}"
 Text = Annotated[str, Field(pattern=TEXT_PATTERN)]
@@ -56,6 +68,10 @@ def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
     if info.context != ALONE:
         raise ValueError("must be a name on the hub, such as owner/model; other peers cannot read a folder of this "
                          "machine (atoll simulate and atoll compare can)")
+    return _folder(name)
+
+
+def _folder(name: str) -> str:
     if not name.isprintable() or not 0 < len(name) <= MAX_PATH_CHARS:
         raise ValueError(f"must be a name on the hub or a folder of at most {MAX_PATH_CHARS} printable characters")
     return str(Path(name).expanduser().absolute())  # what loaders may look up on the disk is told apart by that
@@ -79,17 +95,52 @@ class ModelSpec(Spec):
         return self
 
 
-class TokenizerSpec(Spec):
-    """`bytes` needs no files (UTF-8 bytes, ids shifted by 3 as in ByT5); `hub` names a pretrained tokenizer."""
+class TokenizerFile(Spec):
+    """One file of a tokenizer: its size in bytes, and its BLAKE3."""
 
-    kind: Literal["bytes", "hub"] = "bytes"
-    name: HubNameOrFolder | None = None
+    name: Literal["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+    size: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
+    digest: Digest
+
+
+class TokenizerSpec(Spec):
+    """`bytes` needs no files (UTF-8 bytes, ids shifted by 3 as in ByT5); `hub` names a pretrained tokenizer; `folder`
+    names the organiser's own.
+
+    Attributes:
+        files: of the folder, which `atoll-bootstrap` writes in place of its name; peers take them from each other.
+        digest: of what a tokenizer of the hub or of a folder does, written by `atoll-bootstrap`; a peer whose tokenizer
+            does something else does not train.
+    """
+
+    kind: Literal["bytes", "hub", "folder"] = "bytes"
+    name: str | None = None
     revision: Revision = "main"
+    files: Annotated[tuple[TokenizerFile, ...], Field(max_length=4)] = ()
+    digest: Digest | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _hub_name_or_own_folder(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is None or info.data.get("kind") != "folder":
+            if name is not None and not re.fullmatch(HUB_PATTERN, name):
+                raise ValueError("must be a name on the hub, such as owner/model; a folder goes with kind 'folder'")
+            return name
+        if info.context not in (ALONE, ORGANISER):
+            raise ValueError("must be given to atoll-bootstrap: other peers cannot read a folder of its machine")
+        return _folder(name)
 
     @model_validator(mode="after")
-    def _hub_needs_a_name(self) -> TokenizerSpec:
-        if (self.kind == "hub") != (self.name is not None):
-            raise ValueError("'name' goes with kind 'hub', and only with it")
+    def _parts_of_its_kind(self) -> TokenizerSpec:
+        if (self.kind != "bytes") != (self.name is not None or bool(self.files)):
+            raise ValueError("'name' goes with kind 'hub' or 'folder', which need one")
+        if self.files and (self.kind != "folder" or self.name is not None):
+            raise ValueError("'files' is written by atoll-bootstrap in place of the name of a folder")
+        names = [file.name for file in self.files]
+        if self.files and (len(set(names)) < len(names) or "tokenizer.json" not in names):
+            raise ValueError("'files' must hold tokenizer.json, and no name twice")
+        if sum(file.size for file in self.files) > MAX_TOKENIZER_BYTES:
+            raise ValueError(f"'files' are larger than {MAX_TOKENIZER_BYTES} bytes together")
         return self
 
 
@@ -240,26 +291,27 @@ class RunManifest(Spec):
         return hashlib.sha256(self.canonical()).hexdigest()
 
 
-def read_manifest(path: str | Path, *, alone: bool = False) -> RunManifest:
+def read_manifest(path: str | Path, context: Mapping[str, bool] | None = None) -> RunManifest:
     """The manifest in a file.
 
     Args:
-        alone: no other machine reads it, so that it may name folders of this one.
+        context: ALONE if no other machine reads it, so that it may name folders of this one; ORGANISER for the
+            organiser's file, which may name the tokenizer's.
 
     Raises:
         UserError: the file cannot be read, or what `parse_manifest` refuses.
     """
     hint = "give the path of a YAML file such as configs/runs/quickstart.yaml"
-    return parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest", hint), str(path), alone=alone)
+    return parse_manifest(read_limited(path, MAX_MANIFEST_BYTES, "manifest", hint), str(path), context)
 
 
-def parse_manifest(text: str | bytes, origin: str, *, alone: bool = False) -> RunManifest:
+def parse_manifest(text: str | bytes, origin: str, context: Mapping[str, bool] | None = None) -> RunManifest:
     """YAML or JSON text -> RunManifest.
 
     Args:
         text: the document, at most MAX_MANIFEST_BYTES.
         origin: a file name or peer, for messages.
-        alone: see `read_manifest`.
+        context: see `read_manifest`.
 
     Raises:
         UserError: too large, not YAML, an incompatible protocol version, an unknown key (names the nearest
@@ -278,7 +330,7 @@ def parse_manifest(text: str | bytes, origin: str, *, alone: bool = False) -> Ru
         raise UserError(f"manifest {origin} must be a mapping of keys to values, not {type(document).__name__}")
     check_protocol(document.get("protocol", PROTOCOL_VERSION), origin)
     try:
-        manifest = RunManifest.model_validate(document, context=ALONE if alone else None)
+        manifest = RunManifest.model_validate(document, context=context)
     except ValidationError as error:
         raise UserError(f"manifest {origin} is not valid", explain_validation(error, RunManifest)) from None
     num_bytes = len(manifest.canonical())

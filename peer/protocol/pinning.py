@@ -8,6 +8,8 @@ from pathlib import Path
 from peer.errors import UserError
 from peer.protocol.manifest import COMMIT_PATTERN, RunManifest
 
+_RESTART = "ask the organiser to restart the run with a current atoll-bootstrap, which writes {} there"
+
 
 def on_hub(manifest: RunManifest) -> list[tuple[str, str, str]]:
     """(section, name, revision) of everything that a run takes from the hub."""
@@ -30,5 +32,7 @@ def check_pinned(manifest: RunManifest, origin: str) -> None:
         if not is_commit(revision):
             raise UserError(
                 f"{origin} names {section}.revision={revision!r} of {name}, which is no commit: it may change",
-                "ask the organiser to restart the run with a current atoll-bootstrap, which writes the commit there",
+                _RESTART.format("the commit"),
             )
+    if manifest.tokenizer.kind != "bytes" and manifest.tokenizer.digest is None:
+        raise UserError(f"{origin} does not say which tokenizer.digest its peers must have", _RESTART.format("it"))

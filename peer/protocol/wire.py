@@ -204,13 +204,13 @@ class HistoryRequest(Spec):
     """Ask a donor for what it holds.
 
     state: the digest, as 32 bytes, of its state of round `from_round`, at lineage id `digest`. chain: certificates from
-    `from_round` on. update: the one of that digest. snapshot: what a snapshot is, with the digests of its chunks: the
-    one of lineage id `digest` if the donor has it, else its newest, of `from_round` or later if it has come that far.
-    chunks: those of these indexes, in this order, of the snapshot of lineage id `digest`; more such requests may follow
-    on the stream.
+    `from_round` on. update: the one of that digest. file: one of the tokenizer's, of that digest. snapshot: what a
+    snapshot is, with the digests of its chunks: the one of lineage id `digest` if the donor has it, else its newest, of
+    `from_round` or later if it has come that far. chunks: those of these indexes, in this order, of the snapshot of
+    lineage id `digest`; more such requests may follow on the stream.
     """
 
-    what: Literal["state", "chain", "update", "snapshot", "chunks"]
+    what: Literal["state", "chain", "update", "file", "snapshot", "chunks"]
     run_id: Digest
     from_round: Count = 0
     digest: Digest | None = None
@@ -220,8 +220,8 @@ class HistoryRequest(Spec):
     def _chunks_have_indexes(self) -> HistoryRequest:
         if (self.what == "chunks") != bool(self.indexes):
             raise ValueError("a request for chunks names at least one, and no other request does")
-        if self.what in ("chunks", "state") and self.digest is None:
-            raise ValueError(f"a request for {self.what} names a lineage id")
+        if self.what in ("chunks", "state", "file") and self.digest is None:
+            raise ValueError(f"a request for {self.what} names a digest")
         return self
 
 

@@ -114,12 +114,12 @@ def assemble(
     """
     manifest, recipe = plan.manifest, plan.recipe
     device = pick_device(settings.device)
-    tokenizer = load_tokenizer(manifest.tokenizer)
+    tokenizer = load_tokenizer(manifest.tokenizer, settings.output_dir)
     size = measure_model(manifest.model, tokenizer.vocab_size)
     compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device)
     log.info("%s", plan_in_words(manifest, size, device, compute))
     text = load_text(settings, manifest, tokenizer, published.peer_id)
-    model = build_initial_model(manifest)
+    model = build_initial_model(manifest, tokenizer)
     resumed = read_resumed(settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers)
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from peer.checkpoint.export import export_model
 from peer.errors import UserError
-from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped
+from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped, TokenizerFetched
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
@@ -150,6 +150,8 @@ def _arrive(
         log.warning("%s", CLIENT_NOTICE)
     else:
         log.info("others can join through %s as well", ", ".join(published.maddrs))
+    if manifest.tokenizer.files:
+        agent.expect(TokenizerFetched, STATE_TIMEOUT_S)
     peer = assemble(settings, start, published, plan, agent, receive, stopping)
     agent.send(peer.mapped)
     log.info("model of %s parameters is built; fetching the swarm's state", f"{peer.mapped.numel:,}")

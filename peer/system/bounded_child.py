@@ -22,13 +22,14 @@ MAX_RESULT_BYTES = 64 * 1024
 
 
 def run_bounded(
-    work: Callable[[], Any], what: str, *, cpu_s: int = CPU_S, wall_s: float = WALL_S, memory_bytes: int = MEMORY_BYTES
-) -> Any:
+    work: Callable[[], Any], what: str, hint: str, *, cpu_s: int = CPU_S, wall_s: float = WALL_S,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Any:  # fmt: skip
     """What `work` returns, computed in a fork of this process.
 
     Args:
         work: returns a JSON value of at most MAX_RESULT_BYTES; what it raises as UserError is raised here.
-        what: it makes, for messages.
+        what, hint: what it makes and what to do if that needs too much, for messages.
         cpu_s, wall_s, memory_bytes: how much it may use.
 
     Raises:
@@ -50,8 +51,8 @@ def run_bounded(
         answer = json.loads(content)
     except ValueError:
         raise UserError(
-            f"{what} needs more than {cpu_s} s of CPU, {wall_s:g} s, or {memory_bytes / 2**30:g} GiB to be laid out",
-            "choose a smaller model",
+            f"{what} needs more than {cpu_s} s of CPU, {wall_s:g} s, or {memory_bytes / 2**30:g} GiB to be made",
+            hint,
         ) from None
     if "what" in answer:
         raise UserError(answer["what"], answer["hint"])

@@ -98,7 +98,7 @@ def measure_model(spec: ModelSpec, vocab_size: int) -> ModelSize:
         UserError: as `build_model`, or the layout alone takes too long or too much.
     """
     what = f"the model {spec.architecture or spec.pretrained}"
-    return ModelSize(**run_bounded(lambda: _sizes(spec, vocab_size), what))
+    return ModelSize(**run_bounded(lambda: _sizes(spec, vocab_size), what, "choose a smaller model"))
 
 
 def _sizes(spec: ModelSpec, vocab_size: int) -> dict[str, int]:

@@ -9,9 +9,13 @@ import logging
 import pytest
 
 from bootstrap.genesis import GenesisBuild
+from peer.data.tokenizer import ByteTokenizer, load_tokenizer
+from peer.data.train_bpe import train_bpe
 from peer.errors import UserError
 from peer.genesis import checked_genesis
-from peer.protocol.manifest import parse_manifest
+from peer.protocol.identity import Identity
+from peer.protocol.manifest import ORGANISER, parse_manifest
+from peer.protocol.records import open_manifest, seal_manifest
 from tests.network.bootstraps import DILOCO, MANIFEST
 
 TEXT = MANIFEST.format(hidden=16, recipe=DILOCO, steps=5, wait=5.0, total="")
@@ -60,7 +64,7 @@ def node(built, tmp_path):
 
 
 def test_what_the_child_builds_is_the_state_that_any_peer_builds(built):
-    state = checked_genesis(parse_manifest(TEXT, "run.yaml"))
+    state = checked_genesis(parse_manifest(TEXT, "run.yaml"), ByteTokenizer())
     assert built.state.read_bytes() == state.anchor.numpy().tobytes() + b"".join(
         buffer.numpy().tobytes() for buffer in state.buffers
     )
@@ -140,3 +144,64 @@ def test_what_is_damaged_is_built_again(node, damage, caplog):
     assert "built again" in caplog.text
     assert node.state.read_bytes() == whole
     assert found.manifest.genesis == figures["digest"]
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A manifest's text whose tokenizer is a folder beside the node's."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    train_bpe(["the words of a run\n" * 9], 262).save(folder)
+    return folder, TEXT + f"tokenizer: {{kind: folder, name: {folder}}}\n"
+
+
+def open_run(folder, text, **more):
+    """What a bootstrap finds or builds in a folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.yaml").write_text(text)
+
+    async def run():
+        manifest = parse_manifest(text, "run.yaml", ORGANISER)
+        building = GenesisBuild(manifest, folder / "run.yaml", folder, **more)
+        await building.start()
+        return await building.finish(), building._child is not None
+
+    return asyncio.run(run())
+
+
+def test_a_tokenizer_of_a_folder_is_published_by_its_files(words, tmp_path):
+    folder, text = words
+    found, built = open_run(tmp_path / "node", text)
+    spec = found.manifest.tokenizer
+    assert built
+    assert (spec.name, spec.digest) == (None, load_tokenizer(spec, tmp_path / "node").digest)
+    assert [file.name for file in spec.files] == ["tokenizer.json", "tokenizer_config.json"]
+    assert str(folder) not in found.manifest.canonical().decode()  # no path of the organiser's
+    assert open_manifest(seal_manifest(Identity.generate(), found.manifest, 1)).manifest == found.manifest
+    again, built = open_run(tmp_path / "node", text)
+    assert not built
+    assert again.manifest == found.manifest
+    train_bpe(["other words of it\n" * 9], 262).save(folder)
+    with pytest.raises(UserError, match="holds the run test") as refused:
+        open_run(tmp_path / "node", text)
+    assert f"tokenizer.files.0.digest: {spec.files[0].digest} there, " in refused.value.hint
+
+
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda folder: train_bpe(["words and more words of a run\n" * 9], 270).save(folder),
+     "vocab_size=264 is smaller than the tokenizer's 270"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), r"holds no tokenizer\.json"),
+], ids=["ids that do not fit", "nothing there"])  # fmt: skip
+def test_a_tokenizer_that_no_peer_could_use_is_refused_before_any_joins(words, tmp_path, spoil, message):
+    folder, text = words
+    spoil(folder)
+    with pytest.raises(UserError, match=message):
+        open_run(tmp_path / "node", text)
+    assert not (tmp_path / "node" / "genesis.json").exists()
+
+
+def test_files_without_their_folder_are_nothing_to_open_a_run_with(words, tmp_path):
+    found, _ = open_run(tmp_path / "node", words[1])
+    manifest = found.manifest.model_copy(update={"genesis": None})
+    with pytest.raises(UserError, match=r"tokenizer\.files is for atoll-bootstrap to write"):
+        GenesisBuild(manifest, tmp_path / "run.yaml", tmp_path / "other")

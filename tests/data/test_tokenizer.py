@@ -90,11 +90,11 @@ def test_a_hub_tokenizer_behaves_as_its_original(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path).encode("one two", add_special_tokens=False) == [2, 3]
 
 
-def _folder(name: str) -> TokenizerSpec:
-    return TokenizerSpec.model_validate({"kind": "hub", "name": name}, context=ALONE)
+def _folder(name: object) -> TokenizerSpec:
+    return TokenizerSpec.model_validate({"kind": "folder", "name": str(name)}, context=ALONE)
 
 
-def test_hub_loading_and_its_errors(tmp_path, monkeypatch):
+def test_loading_and_its_errors(tmp_path, monkeypatch):
     words_tokenizer(eos_token="<eos>").save_pretrained(tmp_path / "words")
     monkeypatch.chdir(tmp_path)
     assert load_tokenizer(_folder("./words")).encode("one").tolist() == [2]

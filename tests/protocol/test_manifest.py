@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer.errors import ProtocolError, UserError
-from peer.protocol.manifest import MAX_MANIFEST_BYTES, PROTOCOL_VERSION, RunManifest, check_protocol, parse_manifest
+from peer.protocol.manifest import (
+    ALONE,
+    MAX_MANIFEST_BYTES,
+    PROTOCOL_VERSION,
+    RunManifest,
+    check_protocol,
+    parse_manifest,
+)
 from peer.protocol.records import parse_json
 
 RUNS = Path(__file__).parents[2] / "configs/runs"
@@ -44,7 +51,7 @@ def test_the_run_id_is_the_same_on_every_machine_and_version():
         b'"merge":null,"name":"lagoon","outer":null,"outer_learning_rate":null,"outer_momentum":null,'
         b'"payload":null,"schedule":null,"steps_per_round":null,"straggler":null,"topology":null},'
         b'"rounds":{"max_group":16,"min_group":2,"straggler_wait_s":30.0,"timeout_s":120.0,"tokens_total":null,"total":null},'
-        b'"seed":0,"tokenizer":{"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"identity_work":null,"largest_weight":3,'
+        b'"seed":0,"tokenizer":{"digest":null,"files":[],"kind":"bytes","name":null,"revision":"main"},"trust":{"checkpoint_keys":[],"identity_work":null,"largest_weight":3,'
         b'"mode":"open","newcomers_share":0.2,"probation_rounds":10}}'
     )
 
@@ -76,10 +83,26 @@ def test_unknown_and_bad_keys_are_all_named_with_their_remedy():
     ]
 
 
+FILE = {"name": "tokenizer.json", "size": 9, "digest": "a" * 64}
+CONFIG = {**FILE, "name": "tokenizer_config.json"}
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"model": {}}, "give exactly one of 'architecture' (with 'config') and 'pretrained'"),
     ({"model": {"architecture": "llama", "pretrained": "a/b"}}, "give exactly one of"),
-    ({"tokenizer": {"kind": "hub"}}, "'name' goes with kind 'hub', and only with it"),
+    ({"tokenizer": {"kind": "hub"}}, "'name' goes with kind 'hub' or 'folder', which need one"),
+    ({"tokenizer": {"kind": "folder"}}, "'name' goes with kind 'hub' or 'folder', which need one"),
+    ({"tokenizer": {"name": "a/b"}}, "'name' goes with kind 'hub' or 'folder', which need one"),
+    ({"tokenizer": {"kind": "folder", "name": "./words"}}, "other peers cannot read a folder of its machine"),
+    ({"tokenizer": {"kind": "folder", "name": "owner/words"}}, "other peers cannot read a folder of its machine"),
+    ({"tokenizer": {"kind": "hub", "name": "/srv/words"}}, "a folder goes with kind 'folder'"),
+    ({"tokenizer": {"kind": "hub", "name": "a/b", "files": [FILE]}}, "'files' is written by atoll-bootstrap"),
+    ({"tokenizer": {"kind": "folder", "files": [FILE, FILE]}}, "'files' must hold tokenizer.json, and no name twice"),
+    ({"tokenizer": {"kind": "folder", "files": [CONFIG]}}, "'files' must hold tokenizer.json, and no name twice"),
+    ({"tokenizer": {"kind": "folder", "files": [FILE, {**CONFIG, "size": 2**25}]}}, "are larger than 33554432 bytes"),
+    ({"tokenizer": {"kind": "folder", "files": [{**FILE, "size": 2**25 + 1}]}}, "less than or equal to 33554432"),
+    ({"tokenizer": {"kind": "folder", "files": [{**FILE, "name": "../identity.key"}]}}, "Input should be 'tokenizer."),
+    ({"tokenizer": {"kind": "folder", "files": [{**FILE, "digest": "../x"}]}}, "must be 64 hex digits"),
     ({"data": {"name": "a/b"}}, "'name' goes with source 'hub', and only with it"),
     ({"inner": {"betas": [0.9, 1.0]}}, "betas=(0.9, 1.0): each must be in [0, 1)"),
     ({"model": {"pretrained": "a/b", "revision": 1234567}}, "Input should be a valid string: write it in quotes"),
@@ -233,9 +256,9 @@ def test_a_manifest_that_peers_would_refuse_as_too_large_is_refused_here():
 
 
 def test_a_folder_of_this_machine_is_for_runs_of_this_machine_alone():
-    text = "name: a\nmodel: {pretrained: ./tiny}\ntokenizer: {kind: hub, name: /srv/tiny}"
-    manifest = parse_manifest(text, "test", alone=True)
+    text = "name: a\nmodel: {pretrained: ./tiny}\ntokenizer: {kind: folder, name: /srv/tiny}"
+    manifest = parse_manifest(text, "test", ALONE)
     assert (manifest.model.pretrained, manifest.tokenizer.name) == (str(Path("tiny").absolute()), "/srv/tiny")
     with pytest.raises(UserError) as caught:
         parse_manifest(text, "test")
-    assert caught.value.hint.count("other peers cannot read a folder of this machine") == 2
+    assert caught.value.hint.count("other peers cannot read a folder of") == 2

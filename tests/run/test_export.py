@@ -19,7 +19,7 @@ def test_an_exported_byte_model_goes_on_with_a_prompt(tmp_path, architecture):
     spec = {"architecture": architecture, "config": tiny_config(architecture)}
     manifest = RunManifest.model_validate({"name": "a", "model": spec})
     ours = load_tokenizer(manifest.tokenizer)
-    path = export_model(build_initial_model(manifest), ours, tmp_path / "model")
+    path = export_model(build_initial_model(manifest, ours), ours, tmp_path / "model")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     inputs = tokenizer(PROMPT, return_tensors="pt")
     assert inputs["input_ids"][0].tolist() == ours.encode(PROMPT).tolist()

@@ -17,7 +17,7 @@ from peer.errors import UserError, did_you_mean
 from peer.genesis import build_initial_model
 from peer.outer.recipe.recipe import Recipe, describe
 from peer.outer.state.flat_layout import FlatLayout
-from peer.protocol.manifest import InnerSpec, RunManifest, parse_manifest, read_manifest
+from peer.protocol.manifest import ALONE, InnerSpec, RunManifest, parse_manifest, read_manifest
 from peer.sim.campaign.label import Choice, at_pace, with_room
 from peer.sim.learner.language_task import load_windows
 from peer.sim.world.scenario import MAX_PEERS, Scenario, load_scenario
@@ -93,7 +93,7 @@ def load_task(name_or_path: str | None) -> RunManifest:
             hint = f"shipped: {', '.join(known)}; give your own manifest as a path, such as ./mine.yaml"
             raise UserError(f"no task is named {text!r}: {did_you_mean(text, known)}", hint)
         return parse_manifest((folder / f"{text}.yaml").read_bytes(), text)
-    return read_manifest(text, alone=True)
+    return read_manifest(text, ALONE)
 
 
 def parse_tokens(text: str) -> int:
@@ -190,7 +190,8 @@ def check_learns(manifest: RunManifest) -> None:
     Raises:
         UserError: what its first step would fail of.
     """
-    check_trains(manifest.model, build_initial_model(manifest), manifest.data.sequence_length)
+    model = build_initial_model(manifest, load_tokenizer(manifest.tokenizer))
+    check_trains(manifest.model, model, manifest.data.sequence_length)
 
 
 def task_summary(

@@ -40,6 +40,6 @@ def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedToke
     Raises:
         UserError: the model cannot be built.
     """
-    model = build_initial_model(manifest.model_copy(update={"seed": seed}))
+    model = build_initial_model(manifest.model_copy(update={"seed": seed}), load_tokenizer(manifest.tokenizer))
     inner = manifest.inner
     return LanguageTask(model, *windows, inner.batch_sequences, seed, router_loss=inner.router_loss)

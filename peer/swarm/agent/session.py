@@ -30,6 +30,7 @@ from peer.link.messages import (
     Start,
     Stop,
     Stopped,
+    TokenizerFetched,
 )
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.outer_state import OuterState
@@ -39,6 +40,7 @@ from peer.settings import default_nickname
 from peer.swarm.agent.organiser_watch import organiser_left
 from peer.swarm.agent.recorder import Recorder
 from peer.swarm.catchup.history_server import HistoryServer
+from peer.swarm.catchup.tokenizer_fetch import fetch_tokenizer
 from peer.swarm.gossip.round_loop import GossipRounds
 from peer.swarm.gossip.store import LocalStateStore
 from peer.swarm.lineage.round_loop import LineageRounds
@@ -51,6 +53,7 @@ from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
+from peer.tokenizer_files import TokenizerFiles
 
 log = logging.getLogger(__name__)
 NODE_GONE = 3
@@ -89,6 +92,7 @@ class AgentSession:
                 f"the manifest of {organiser} names no genesis state", "it was not published by atoll-bootstrap"
             )
         await publish_manifest(node, found.blob, organiser, self._rng)
+        self._run_id = manifest.run_id
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
         self._channel.tell(
             Published(
@@ -103,11 +107,15 @@ class AgentSession:
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
         asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
         solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
-        mapped: Mapped = await self._channel.expect(Mapped)
-        self._nonce = (work := await solving).nonce
         directory = Directory(node, manifest.run_id)
-        directory.work = work
+        directory.work = asked
         folder = Path(start.directory)
+        files = TokenizerFiles(folder, manifest.tokenizer.files)
+        if manifest.tokenizer.files:
+            await self._fetch_tokenizer(node, directory, files, organiser)
+        mapped: Mapped = await self._channel.expect(Mapped)
+        directory.work = work = await solving
+        self._nonce = work.nonce
         recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
         context = RunContext(
             node=node, directory=directory, plan=RunPlan.of(manifest), organiser=organiser, work=work,
@@ -118,9 +126,10 @@ class AgentSession:
         store = rounds.store
         directory.known = lambda peer_id: store.history.seen[peer_id] > 0
         priority, on_return = store.snapshot_cache.priority, rounds.on_return
-        await HistoryServer(node, manifest.run_id, store.history, store.snapshot_cache, priority, on_return).start()
+        await HistoryServer(
+            node, manifest.run_id, store.history, store.snapshot_cache, priority, on_return, files
+        ).start()
         directory.follow()
-        self._run_id = manifest.run_id
         directory.announce(lambda: self._describe(directory, rounds, node))
         listening = asyncio.ensure_future(self._listen(rounds))
         working = asyncio.ensure_future(self._work(node, directory, rounds, resumed))
@@ -130,6 +139,14 @@ class AgentSession:
         for task in done:
             task.result()
         return 0
+
+    async def _fetch_tokenizer(self, node: Node, directory: Directory, files: TokenizerFiles, organiser: str) -> None:
+        async def donors() -> list[str]:
+            await directory.refresh()
+            return list(dict.fromkeys((*node.introducers, organiser, *directory.reachable)))
+
+        await fetch_tokenizer(node, self._run_id, files, donors)
+        self._channel.tell(TokenizerFetched())
 
     def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
         plan, manifest = context.plan, context.plan.manifest

@@ -10,6 +10,7 @@ from pathlib import Path
 from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, Link
+from peer.protocol.manifest import TokenizerFile
 from peer.protocol.records import parse_json
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE
@@ -25,6 +26,7 @@ from peer.swarm.state.snapshot_file import chunk_lengths
 
 LATEST = 2**53 - 1
 DIGEST_BYTES = 32
+SLOWEST_FRAME_BYTES = 4 * 2**20  # what must arrive within `frame_timeout_s`
 
 
 class DonorRequests:
@@ -88,18 +90,28 @@ class DonorRequests:
         """The certified update; None if the donor does not have it."""
         digest = certificate.link.update_digest
         limit = state.fragments.at(certificate.link.round).wire.update_bytes(len(certificate.link.roster))
-        payload = bytearray()
         request = HistoryRequest(what="update", run_id=self._run_id, digest=digest)
-        async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
-            while (content := await self._body(stream, FRAME_BYTES)) is not None:
-                payload += content
-                if len(payload) > limit:
-                    raise CatchUpError(f"{donor} sent an update of more than {limit} bytes")
+        payload = await self._content(donor, request, limit)
         if not payload:
             return None
         if hashing.digest(payload).hex() != digest:
             raise CatchUpError(f"{donor} sent an update with another digest than round {certificate.link.round}'s")
         return payload
+
+    async def file(self, donor: str, file: TokenizerFile) -> bytearray:
+        """One of the tokenizer's files, as the donor says; empty if it does not have it.
+
+        Raises:
+            ProtocolError: malformed.
+            StreamClosedError: the donor went away, is busy, or is slower than `frame_timeout_s` allows.
+        """
+        request = HistoryRequest(what="file", run_id=self._run_id, digest=file.digest)
+        longest_s = self._node.timing.frame_timeout_s * (1 + file.size / SLOWEST_FRAME_BYTES)
+        try:
+            async with asyncio.timeout(longest_s):
+                return await self._content(donor, request, file.size)
+        except TimeoutError:
+            raise StreamClosedError(donor, f"did not send {file.size} bytes in {longest_s:g} s") from None
 
     async def state_digest(self, peer_id: str, link: Link) -> str | None:
         """That of the state after a link, as the peer says; None if it does not know."""
@@ -121,6 +133,16 @@ class DonorRequests:
     ) -> contextlib.AbstractAsyncContextManager[FrameStream]:
         return open_request(self._node, donor, history_name(self._run_id), "history", request, bulk=bulk)
 
+    async def _content(self, donor: str, request: HistoryRequest, limit: int) -> bytearray:
+        """The bodies of an answer, one after the other: at most `limit` bytes."""
+        content = bytearray()
+        async with self._asking(donor, request, bulk=limit > BULK_BYTES) as stream:
+            while (body := await self._body(stream, FRAME_BYTES)) is not None:
+                content += body
+                if len(content) > limit:
+                    raise CatchUpError(f"{donor} sent {request.what} {request.digest} of more than {limit} bytes")
+        return content
+
     async def _receive_meta(self, stream: FrameStream) -> SnapshotMeta:
         """Wait for a donor that reports that it is writing its snapshot."""
         kind, longest_s, clock = Kind.BUSY, self._node.timing.writing_s, self._node.clock
@@ -135,7 +157,10 @@ class DonorRequests:
 
     async def _body(self, stream: FrameStream, limit: int) -> bytes | None:
         """The next DATA body, None at END."""
-        kind, body = await stream.receive({Kind.DATA: limit, Kind.END: 0}, timeout_s=self._node.timing.frame_timeout_s)
+        limits = {Kind.DATA: limit, Kind.END: 0, Kind.BUSY: 0}
+        kind, body = await stream.receive(limits, timeout_s=self._node.timing.frame_timeout_s)
+        if kind is Kind.BUSY:
+            raise StreamClosedError(stream.remote, "is busy")
         return body if kind is Kind.DATA else None
 
 

@@ -1,4 +1,4 @@
-"""A donor: serves the chain, updates and chunks of snapshots to any peer, within quotas."""
+"""A donor: serves the chain, updates, chunks of snapshots and the tokenizer's files to any peer, within quotas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from peer.errors import ProtocolError
 from peer.protocol.records import dump_json
@@ -18,10 +19,11 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.snapshot_cache import Snapshots
 from peer.swarm.state.snapshot_file import SnapshotFile
+from peer.tokenizer_files import TokenizerFiles
 
 SERVED_AT_ONCE = 4
-CHUNK_STREAMS = 4
-CHUNK_STREAMS_PER_PEER = 2
+BULK_STREAMS = 4
+BULK_STREAMS_PER_PEER = 2
 FRAME_BYTES = 1 << 20
 
 
@@ -36,29 +38,33 @@ class HistoryServer:
     Args:
         priority: asked for a turn before each chunk.
         on_return: called with a peer that asks for the rounds after one that it was in: it was away, and is back.
+        files: of the run's tokenizer; None: there are none.
     """
 
     def __init__(
         self, node: Node, run_id: str, history: ChainStore, snapshots: Snapshots, priority: RoundPriority | None = None,
-        on_return: Callable[[str], None] = lambda _: None,
+        on_return: Callable[[str], None] = lambda _: None, files: TokenizerFiles | None = None,
     ) -> None:  # fmt: skip
         self._priority, self._on_return = priority or RoundPriority(node.timing, node.clock), on_return
         self._node, self._run_id, self._history, self._snapshots = node, run_id, history, snapshots
+        self._files = files
         # separate: a peer that downloads a snapshot asks for the chain meanwhile
         self._slots = {what: asyncio.Semaphore(SERVED_AT_ONCE) for what in ("state", "chain", "update", "snapshot")}
-        self._chunk_streams = Admission(CHUNK_STREAMS, CHUNK_STREAMS_PER_PEER)
+        self._bulk = {what: Admission(BULK_STREAMS, BULK_STREAMS_PER_PEER) for what in ("chunks", "file")}
 
     async def start(self) -> None:
         await self._node.serve(history_name(self._run_id), "history", self._on_stream)
 
     async def _on_stream(self, stream: FrameStream) -> None:
         request = await self._request(stream)
-        if request.what == "chunks":
-            with self._chunk_streams.of(stream.remote) as admitted:
-                if admitted:
+        if request.what in self._bulk:
+            with self._bulk[request.what].of(stream.remote) as admitted:
+                if not admitted:
+                    await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
+                elif request.what == "chunks":
                     await self._serve_chunks(stream, request)
                 else:
-                    await stream.send(Kind.BUSY, timeout_s=self._node.timing.frame_timeout_s)
+                    await self._serve_file(stream, request)
             return
         async with self._slots[request.what]:
             if request.what == "chain":
@@ -67,7 +73,7 @@ class HistoryServer:
                 for certificate in self._history.chain[request.from_round :]:
                     await stream.send(Kind.DATA, dump_json(certificate), timeout_s=self._node.timing.frame_timeout_s)
             elif request.what == "update":
-                await self._send_update(stream, request)
+                await self._send_file(stream, await self._snapshots.update(request.digest) if request.digest else None)
             elif request.what == "state":
                 await self._say_digest(stream, request)
             else:
@@ -86,8 +92,12 @@ class HistoryServer:
         if digest is not None:
             await stream.send(Kind.DATA, bytes.fromhex(digest), timeout_s=self._node.timing.frame_timeout_s)
 
-    async def _send_update(self, stream: FrameStream, request: HistoryRequest) -> None:
-        path = await self._snapshots.update(request.digest) if request.digest else None
+    async def _serve_file(self, stream: FrameStream, request: HistoryRequest) -> None:
+        assert request.digest is not None
+        await self._send_file(stream, self._files.path_of(request.digest) if self._files is not None else None)
+        await stream.send(Kind.END, timeout_s=self._node.timing.frame_timeout_s)
+
+    async def _send_file(self, stream: FrameStream, path: Path | None) -> None:
         if path is None:
             return
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:

@@ -57,7 +57,13 @@ ASKS: dict[str, tuple[dict[str, Any], str]] = {
     "an absolute folder as the model": (
         asked(model={"pretrained": "<home>/Documents/private", "revision": COMMIT}), "model.pretrained"),
     "a folder of the volunteer as the tokenizer": (
-        asked(tokenizer={"kind": "hub", "name": "Documents/private", "revision": COMMIT}), "Documents/private"),
+        asked(tokenizer={"kind": "hub", "name": "Documents/private", "revision": COMMIT, "digest": "0" * 64}),
+        "Documents/private"),
+    "an absolute folder as the tokenizer": (
+        asked(tokenizer={"kind": "folder", "name": "<home>/Documents/private"}), "tokenizer.name"),
+    "a file of the volunteer as the tokenizer": (
+        asked(tokenizer={"kind": "folder", "digest": "0" * 64, "files": [
+            {"name": "../../Documents/private", "size": 1, "digest": "0" * 64}]}), "tokenizer.files"),
     "bart with a billion decoder layers": (
         asked(model={"architecture": "bart", "config": {"decoder_layers": BILLION, "is_decoder": True}}),
         "decoder_layers"),

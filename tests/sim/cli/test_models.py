@@ -79,7 +79,7 @@ def test_a_pretrained_folder_is_simulated_and_compared_without_a_network(tiny):
     assert simulate(tiny, "{pretrained: ./model}") == 0
     assert atoll("simulate", "./run.yaml", "--timing-only", "--tokens", 4000) == 0
     (tiny / "run.yaml").write_text(
-        f"name: mine\n{HEAD}model: {{pretrained: ./model}}\ntokenizer: {{kind: hub, name: ./model}}\n"
+        f"name: mine\n{HEAD}model: {{pretrained: ./model}}\ntokenizer: {{kind: folder, name: ./model}}\n"
     )
     assert atoll("compare", "diloco", "--manifest", "./run.yaml", "--train-files", "text.txt", "--peers", 2,
                  "--tokens", 4 * STEP_TOKENS, "--report", "c.json", "--jobs", 1) == 0

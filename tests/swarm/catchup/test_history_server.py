@@ -108,7 +108,7 @@ async def test_a_client_that_asks_nothing_is_dropped(serve, network):
 
 async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve, network, tmp_path, monkeypatch):
     monkeypatch.setattr(history_server, "SERVED_AT_ONCE", 2)
-    monkeypatch.setattr(history_server, "CHUNK_STREAMS", 2)
+    monkeypatch.setattr(history_server, "BULK_STREAMS", 2)
     network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)  # a chunk is more than the buffers of a stream hold
     joiners = [Joiner(network, tmp_path / str(number), numel=CHUNK) for number in range(3)]
@@ -120,7 +120,7 @@ async def test_joiners_that_take_snapshots_do_not_block_each_others_chains(serve
 
 
 async def test_a_donor_says_that_it_is_busy(serve, network, monkeypatch):
-    monkeypatch.setattr(history_server, "CHUNK_STREAMS", 3)
+    monkeypatch.setattr(history_server, "BULK_STREAMS", 3)
     run, server = await serve()
     request = {"what": "chunks", "digest": run.state.lineage_id, "indexes": (0,)}
     one, two = network.node(), network.node()
@@ -234,7 +234,7 @@ async def test_the_snapshot_of_another_state_is_not_here(serve, network):
 
 
 async def test_clients_that_do_not_read_lose_their_place(serve, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(history_server, "CHUNK_STREAMS", 1)
+    monkeypatch.setattr(history_server, "BULK_STREAMS", 1)
     network.retime(frame_timeout_s=0.2)
     network.retime(busy_retry_s=0.01)
     run, server = await serve(numel=CHUNK, rounds=1)

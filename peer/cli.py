@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
+    from peer.run.tokenizer_command import add_tokenizer_command
     from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
 
@@ -57,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_demo_flags(demo)
     demo.set_defaults(run=_demo)
     add_rounds_command(commands)
+    add_tokenizer_command(commands)
     add_sim_commands(commands)
     return parser
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
-from peer.protocol.manifest import MAX_TOKENIZER_BYTES, TokenizerFile
+from peer.protocol.tokenizer_spec import MAX_TOKENIZER_BYTES, TokenizerFile
 from peer.system.output_files import replace_file
 
 FILE_NAMES: tuple[str, ...] = get_args(TokenizerFile.model_fields["name"].annotation)

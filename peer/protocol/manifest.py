@@ -13,53 +13,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from peer.errors import UserError
 from peer.protocol.identity import MAX_PEER_ID_CHARS
-from peer.protocol.plain_json import TEXT_PATTERN, Key, PlainJson
-from peer.protocol.problems import DIGEST_PATTERN, NAME_PATTERN, explain_validation, show_value
+from peer.protocol.plain_json import Key, PlainJson
+from peer.protocol.problems import explain_validation, show_value
+from peer.protocol.spec import ALONE as ALONE
+from peer.protocol.spec import COMMIT_PATTERN as COMMIT_PATTERN
+from peer.protocol.spec import HUB_PATTERN, Revision, Text, own_folder
+from peer.protocol.spec import ORGANISER as ORGANISER
+from peer.protocol.spec import Digest as Digest
+from peer.protocol.spec import Name as Name
+from peer.protocol.spec import Spec as Spec
+from peer.protocol.tokenizer_spec import TokenizerSpec as TokenizerSpec
 from peer.protocol.yaml_text import parse_yaml, read_limited
 
 PROTOCOL_VERSION = 5
 MAX_MANIFEST_BYTES = 16 * 1024
 MAX_ROUNDS = 10_000_000  # of a run
-MAX_TOKENIZER_BYTES = 32 * 2**20  # of all its files
-
-MAX_PATH_CHARS = 1024
 WORK_BITS, MAX_WORK_BITS = 21, 32  # about a second of one core; more than an hour
 
-# No part begins with '.' or '-': as a path it stays below its folder, as an argument it is no flag.
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-HUB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?$"
 # With an owner: without one it is a format, such as `text`, of files in the working directory.
 DataName = Annotated[str, Field(pattern=HUB_PATTERN.replace("?$", "$"))]
-ALONE = {"alone": True}  # validation context of a manifest that no other machine will read
-ORGANISER = {"organiser": True}  # of the organiser's own file: what it names here is published by content
-Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}){0,3}$")]
-COMMIT_PATTERN = r"[0-9a-f]{40}"
-Text = Annotated[str, Field(pattern=TEXT_PATTERN)]
 Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
-Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
 PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,{MAX_PEER_ID_CHARS - 1}}}$")]
-
-
-class Spec(BaseModel):
-    """Base of every section: frozen, strict about keys, finite numbers only."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
@@ -68,13 +49,7 @@ def _hub_name_or_folder(name: str, info: ValidationInfo) -> str:
     if info.context != ALONE:
         raise ValueError("must be a name on the hub, such as owner/model; other peers cannot read a folder of this "
                          "machine (atoll simulate and atoll compare can)")
-    return _folder(name)
-
-
-def _folder(name: str) -> str:
-    if not name.isprintable() or not 0 < len(name) <= MAX_PATH_CHARS:
-        raise ValueError(f"must be a name on the hub or a folder of at most {MAX_PATH_CHARS} printable characters")
-    return str(Path(name).expanduser().absolute())  # what loaders may look up on the disk is told apart by that
+    return own_folder(name)
 
 
 HubNameOrFolder = Annotated[str, AfterValidator(_hub_name_or_folder)]
@@ -92,55 +67,6 @@ class ModelSpec(Spec):
     def _exactly_one_origin(self) -> ModelSpec:
         if (self.architecture is None) == (self.pretrained is None):
             raise ValueError("give exactly one of 'architecture' (with 'config') and 'pretrained'")
-        return self
-
-
-class TokenizerFile(Spec):
-    """One file of a tokenizer: its size in bytes, and its BLAKE3."""
-
-    name: Literal["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
-    size: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
-    digest: Digest
-
-
-class TokenizerSpec(Spec):
-    """`bytes` needs no files (UTF-8 bytes, ids shifted by 3 as in ByT5); `hub` names a pretrained tokenizer; `folder`
-    names the organiser's own.
-
-    Attributes:
-        files: of the folder, which `atoll-bootstrap` writes in place of its name; peers take them from each other.
-        digest: of what a tokenizer of the hub or of a folder does, written by `atoll-bootstrap`; a peer whose tokenizer
-            does something else does not train.
-    """
-
-    kind: Literal["bytes", "hub", "folder"] = "bytes"
-    name: str | None = None
-    revision: Revision = "main"
-    files: Annotated[tuple[TokenizerFile, ...], Field(max_length=4)] = ()
-    digest: Digest | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _hub_name_or_own_folder(cls, name: str | None, info: ValidationInfo) -> str | None:
-        if name is None or info.data.get("kind") != "folder":
-            if name is not None and not re.fullmatch(HUB_PATTERN, name):
-                raise ValueError("must be a name on the hub, such as owner/model; a folder goes with kind 'folder'")
-            return name
-        if info.context not in (ALONE, ORGANISER):
-            raise ValueError("must be given to atoll-bootstrap: other peers cannot read a folder of its machine")
-        return _folder(name)
-
-    @model_validator(mode="after")
-    def _parts_of_its_kind(self) -> TokenizerSpec:
-        if (self.kind != "bytes") != (self.name is not None or bool(self.files)):
-            raise ValueError("'name' goes with kind 'hub' or 'folder', which need one")
-        if self.files and (self.kind != "folder" or self.name is not None):
-            raise ValueError("'files' is written by atoll-bootstrap in place of the name of a folder")
-        names = [file.name for file in self.files]
-        if self.files and (len(set(names)) < len(names) or "tokenizer.json" not in names):
-            raise ValueError("'files' must hold tokenizer.json, and no name twice")
-        if sum(file.size for file in self.files) > MAX_TOKENIZER_BYTES:
-            raise ValueError(f"'files' are larger than {MAX_TOKENIZER_BYTES} bytes together")
         return self
 
 

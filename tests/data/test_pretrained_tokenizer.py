@@ -20,7 +20,8 @@ from peer.data.pretrained_tokenizer import FolderTokenizer, HubTokenizer
 from peer.data.tokenizer import load_tokenizer, open_tokenizer, published_spec
 from peer.data.train_bpe import train_bpe
 from peer.errors import UserError
-from peer.protocol.manifest import ALONE, MAX_TOKENIZER_BYTES, TokenizerSpec
+from peer.protocol.manifest import ALONE, TokenizerSpec
+from peer.protocol.tokenizer_spec import MAX_TOKENIZER_BYTES
 from peer.tokenizer_files import TokenizerFiles, list_files, read_folder
 
 TEXT = "def train(self, text):\n    return self.words[text]  # the text of the run, and the words of it\n"

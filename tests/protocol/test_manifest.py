@@ -262,3 +262,6 @@ def test_a_folder_of_this_machine_is_for_runs_of_this_machine_alone():
     with pytest.raises(UserError) as caught:
         parse_manifest(text, "test")
     assert caught.value.hint.count("other peers cannot read a folder of") == 2
+    with pytest.raises(UserError) as caught:
+        parse_manifest(text.replace("/srv/tiny", "~no-such-user/tiny"), "test", ALONE)
+    assert "names the home folder of a user that this machine does not have" in caught.value.hint

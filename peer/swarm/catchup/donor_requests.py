@@ -10,8 +10,8 @@ from pathlib import Path
 from peer.outer.state.outer_state import OuterState
 from peer.protocol import hashing
 from peer.protocol.lineage import Certificate, Link
-from peer.protocol.manifest import TokenizerFile
 from peer.protocol.records import parse_json
+from peer.protocol.tokenizer_spec import TokenizerFile
 from peer.protocol.wire import MAX_MESSAGE_BYTES, HistoryRequest, Kind, SnapshotMeta
 from peer.swarm.catchup.chain_scout import LEAST_LINK_RATE
 from peer.swarm.catchup.chunk_download import CatchUpError

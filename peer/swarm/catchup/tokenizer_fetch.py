@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from peer.errors import ProtocolError, UserError, in_words
-from peer.protocol.manifest import TokenizerFile
+from peer.protocol.tokenizer_spec import TokenizerFile
 from peer.swarm.catchup.chunk_download import CatchUpError
 from peer.swarm.catchup.donor_requests import DonorRequests
 from peer.swarm.net.node import Node

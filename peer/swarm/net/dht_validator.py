@@ -32,7 +32,6 @@ from peer.system.clock import Clock
 
 _MSGPACK_OVERHEAD = 16
 _REMEMBERED = 4096
-_REMEMBERED_S = 30.0  # twice as long as a peer's record lives; what lives longer is judged again
 _KEY_BYTES = 20
 
 
@@ -70,7 +69,8 @@ def claims_of(key: bytes, owner: str, blob: bytes, clock: Clock = time.monotonic
     mark = hashing.digest(b"\0".join((key, owner.encode(errors="replace"), blob)))
     if mark not in _judged:
         now = clock()
-        while _judged and (oldest := next(iter(_judged.items())))[1][0] < now - _REMEMBERED_S:
+        # twice as long as a peer's record lives; what lives longer is judged again
+        while _judged and (oldest := next(iter(_judged.items())))[1][0] < now - 2 * PEER_TTL_S:
             del _judged[oldest[0]]
         try:
             _judged[mark] = now, _claims_of(key, owner, blob)

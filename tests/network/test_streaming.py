@@ -14,6 +14,22 @@ FRAGMENTS, PERIOD = 3, 12
 RECIPE = f"name: streaming-diloco, schedule: {{num_fragments: {FRAGMENTS}}}"
 
 
+LATE = "name: diloco, compressor: int8, outer_momentum: 0.6, schedule: {steps: 5, overlap_steps: 5}"
+
+
+def test_whole_rounds_are_merged_one_round_late(tmp_path: Path) -> None:
+    swarm = TestSwarm(tmp_path, steps=5, recipe=LATE, wait=3.0)
+    try:
+        swarm.bootstrap()
+        a, b = swarm.add("a", "b")
+        assert len(swarm.drive_together([a, b], lambda: rounds_of([a, b]) >= 6, 90.0)) == 1
+        for member in (a, b):
+            assert all(record.status == "committed" for record in member.records)
+            assert member.sync.step >= 5 * member.round + 5  # what is merged was sent five steps earlier
+    finally:
+        swarm.close()
+
+
 @pytest.fixture
 def swarm(tmp_path: Path):
     swarm = TestSwarm(tmp_path, steps=PERIOD, layers=FRAGMENTS, recipe=RECIPE, wait=3.0)

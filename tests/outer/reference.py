@@ -16,7 +16,8 @@ from peer.outer.state.wire_format import AnyUpdate, Sender
 
 def sent(state: OuterState, sender: Sender, local: Tensor, start: int = 0, stop: int | None = None) -> Payload:
     """Elements [start, stop) of a member's contribution."""
-    return sender.encode(state.source(local), start, state.numel if stop is None else stop, state.round)
+    source = state.source(local)
+    return sender.encode(source, start, source.numel if stop is None else stop, state.part.rounds)
 
 
 def gathered(
@@ -24,7 +25,7 @@ def gathered(
 ) -> AnyUpdate:
     """The update of a gather round."""
     payloads = [sent(state, sender, local) for sender, local in zip(senders, locals_, strict=True)]
-    return state.wire.update(payloads, weights, state.round)
+    return state.wire.update(payloads, weights, state.part.rounds)
 
 
 def reduced(
@@ -41,4 +42,4 @@ def reduced(
             slices = [sent(state, sender, local, start, stop) for sender, local in zip(senders, locals_, strict=True)]
             shard += wire.reduce(aggregation, slices, start, stop, lost)
         payloads.append(shard)
-    return wire.update(payloads, weights, state.round)
+    return wire.update(payloads, weights, state.part.rounds)

@@ -9,7 +9,6 @@ from peer.outer.compress.registry import compressor
 from peer.outer.optim.optimizers import Nesterov
 from peer.outer.recipe.resolve import swarm_recipe
 from peer.outer.round import Due, link_of
-from peer.outer.state.fragments import Fragments
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import SLICE, ReduceFormat
 from peer.protocol.lineage import Position
@@ -44,14 +43,18 @@ class Seat:
         plain = make_state(numel)
         self.state = OuterState(plain.anchor, plain.buffers, Nesterov(lr=0.7, momentum=0.6), written)
         self.state.lineage_id = plain.lineage_id
-        self.rosters = RosterAuthority(node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL))
+        fragments = self.state.fragments
+        self.rosters = RosterAuthority(
+            node.identity, RUN, ROUNDS, WeightRule(nominal_tokens=NOMINAL),
+            fragment=lambda round: fragments.turns(round).fragment,
+        )  # fmt: skip
         self.calls = 0
         self.chain = []
-        self.recomputer = Recomputer(Fragments.of(written), recipe, lambda: self.chain)
+        self.recomputer = Recomputer(fragments, recipe, lambda: self.chain)
         judge = Judge(RUN, self.recomputer)
         # random audits are left out: a test says what is audited, and when
         self.guard = Guard(node, judge, folder / str(index), self, self.rosters, rng=Never()) if folder else None
-        strategies = strategies_of(recipe, Fragments.of(written), node.identity, lambda: self.chain)
+        strategies = strategies_of(recipe, fragments, node.identity, lambda: self.chain)
         self.exchange = Exchange(node, self.rosters, 20.0, strategies, self.called, self.guard)
         self.weight = 0
         self.streams = 0

@@ -8,7 +8,7 @@ import pytest
 
 from peer.errors import ProtocolError
 from peer.outer.state import outer_state as state_module
-from peer.outer.state.outer_state import chunks, state_digest
+from peer.outer.state.outer_state import state_digest
 from peer.protocol import hashing
 from peer.protocol.fork_choice import ForkRule, ForkVerdict
 from peer.protocol.lineage import RosterLimits
@@ -76,7 +76,7 @@ class ScriptedDonor:
         self.pieces = [
             tensor[start:stop].numpy().tobytes()
             for tensor in (state.anchor, *state.buffers)
-            for start, stop in chunks(state.numel, state_module.CHUNK)
+            for start, stop in state_module.columns(state.fragments.sizes)
         ]
 
     @property
@@ -137,11 +137,12 @@ class NotFollowedError(CatchUpError):
 class Joiner:
     """A peer that catches up; applies and adopts as `peer.swarm.lineage.round_loop` does."""
 
-    def __init__(self, network, folder, numel=NUMEL):
-        self.state = make_state(numel)
+    def __init__(self, network, folder, numel=NUMEL, sizes=()):
+        self.state = make_state(numel, sizes=sizes)
         self.history = ChainStore(folder, self.state.lineage_id)
         self.folder, self.accused = folder, {}
-        self.fetcher = HistoryClient(network.node(), RUN, folder, RosterLimits(), self.accused.__setitem__)
+        self._limits = RosterLimits(fragment=lambda round: self.state.fragments.turns(round).fragment)
+        self.fetcher = HistoryClient(network.node(), RUN, folder, self._limits, self.accused.__setitem__)
         self.scout = self._scout()
         self.valid, self.applied, self.adopted = True, 0, 0
 
@@ -167,7 +168,8 @@ class Joiner:
         self.scout = self._scout()
 
     def _scout(self):
-        rules = ChainRules(limits=RosterLimits(), rule=ForkRule(), checkpoints=NewestCheckpoint(self.folder, RUN, ()))
+        newest = NewestCheckpoint(self.folder, RUN, ())
+        rules = ChainRules(limits=self._limits, rule=ForkRule(), checkpoints=newest)
         return ChainScout(self.fetcher.requests, RUN, rules, self.history)
 
     def local_state(self):

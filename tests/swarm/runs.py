@@ -9,6 +9,8 @@ import torch
 
 from peer.outer.compress.registry import compressor
 from peer.outer.optim.optimizers import Nesterov
+from peer.outer.policy.schedules import Strided
+from peer.outer.state.fragments import Fragments
 from peer.outer.state.outer_state import OuterState
 from peer.outer.state.reduced_update import SLICE, ReduceFormat
 from peer.protocol.identity import Identity
@@ -22,26 +24,34 @@ NUMEL = 1000
 TOKENS = 64
 
 
-def make_state(numel=NUMEL, codec="int8", elements=SLICE):
-    """The genesis state of the tests' run."""
+def written(sizes, codec="int8", elements=SLICE):
+    """How the fragments of these sizes are written, one after the other."""
+    turns = Strided(period=len(sizes), num_fragments=len(sizes)).turn
+    return Fragments([ReduceFormat(size, compressor(codec), elements) for size in sizes], turns)
+
+
+def make_state(numel=NUMEL, codec="int8", elements=SLICE, sizes=()):
+    """The genesis state of the tests' run; `sizes`: of its fragments, in place of one of `numel`."""
+    fragments = written(sizes or (numel,), codec, elements)
+    numel = fragments.numel
     anchor = torch.sin(torch.arange(numel, dtype=torch.float32))
-    wire = ReduceFormat(numel, compressor(codec), elements)
-    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), wire)
+    state = OuterState(anchor, [torch.zeros(numel)], Nesterov(lr=0.7, momentum=0.6), fragments)
     state.lineage_id = state.digest()
     return state
 
 
 def contributions(state, count, seed):
-    """Local parameters of `count` members, fp32 [P] each."""
-    generator = torch.Generator().manual_seed(seed)
-    return [state.anchor + 0.01 * torch.randn(state.numel, generator=generator) for _ in range(count)]
+    """Local parameters of `count` members, fp32 [n] each of the fragment whose turn it is."""
+    generator, part = torch.Generator().manual_seed(seed), state.part
+    anchor = state.anchor[part.start : part.stop]
+    return [anchor + 0.01 * torch.randn(len(anchor), generator=generator) for _ in range(count)]
 
 
 class Run:
     """A peer that has committed rounds with the same companions since genesis."""
 
-    def __init__(self, folder, numel=NUMEL, members=3):
-        self.state = make_state(numel)
+    def __init__(self, folder, numel=NUMEL, members=3, sizes=()):
+        self.state = make_state(numel, sizes=sizes)
         self.history, self.timing = ChainStore(folder, self.state.lineage_id), STANDARD
         self.identities = [Identity.generate() for _ in range(members)]
         self.states = [self.state.digest()]
@@ -61,7 +71,7 @@ class Run:
 
     def fork(self, folder, identities):
         """The same run up to here, which goes on with these members."""
-        other = Run(folder, self.state.numel, members=0)
+        other = Run(folder, members=0, sizes=self.state.fragments.sizes)
         other.identities, other.states = list(identities), list(self.states)
         other.state.anchor.copy_(self.state.anchor)
         other.state.buffers[0].copy_(self.state.buffers[0])
@@ -83,7 +93,8 @@ class Run:
         roster = tuple(Member(peer_id=identity.peer_id, tokens=tokens) for identity in self.identities)
         link = Link(
             **{
-                "run_id": RUN, "round": self.state.round, "parent": self.state.lineage_id, "roster": roster,
+                "run_id": RUN, "fragment": self.state.part.index, "round": self.state.round,
+                "parent": self.state.lineage_id, "roster": roster,
                 "update_digest": update.digest(), "state_digest": self.state.digest(), **changes,
             }
         )  # fmt: skip

@@ -89,17 +89,7 @@ class RunPlan:
         Args:
             sizes: elements of each fragment, in the order of the flat vector; none: it is whole.
         """
-        ends = iter(list(accumulate(sizes)) or [numel_of(shapes)])
-        end, at = next(ends), 0
-        cut: list[list[tuple[int, ...]]] = [[]]
-        for shape in shapes:
-            if at == end:
-                end = next(ends)
-                cut.append([])
-            cut[-1].append(tuple(shape))
-            at += math.prod(shape)
-        wires = [wire_format(self.recipe, own, self.manifest.seed, index) for index, own in enumerate(cut)]
-        return Fragments(wires, self.recipe.turns)
+        return fragments_of(self.recipe, shapes, sizes, self.manifest.seed)
 
     def in_words(self) -> str:
         """One line: the mode of the run and what becomes of its members' contributions."""
@@ -116,6 +106,21 @@ class RunPlan:
         elif trust.probation_rounds and not recipe.gossips:
             weights += f", newcomers of less than {trust.probation_rounds} rounds {trust.newcomers_share:.0%} together"
         return f"open: aggregator {name}{warning}, {weights}{gossip}"
+
+
+def fragments_of(recipe: Recipe, shapes: Shapes, sizes: Sequence[int], seed: int) -> Fragments:
+    """See `RunPlan.fragments`."""
+    ends = iter(list(accumulate(sizes)) or [numel_of(shapes)])
+    end, at = next(ends), 0
+    cut: list[list[tuple[int, ...]]] = [[]]
+    for shape in shapes:
+        if at == end:
+            end = next(ends)
+            cut.append([])
+        cut[-1].append(tuple(shape))
+        at += math.prod(shape)
+    wires = [wire_format(recipe, own, seed, index) for index, own in enumerate(cut)]
+    return Fragments(wires, recipe.turns)
 
 
 def wire_format(recipe: Recipe, shapes: Shapes, seed: int, fragment: int = 0) -> WireFormat:

@@ -77,15 +77,14 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     if isinstance(recipe.schedule, GradientChange):
         scheduled = not gossips
     else:
-        overlap = recipe.accumulates and recipe.steps_per_round == 1
-        scheduled = isinstance(recipe.schedule, Every) and recipe.overlap_steps <= overlap
+        scheduled = isinstance(recipe.schedule, Every) and not (gossips and recipe.overlap_steps)
         if isinstance(recipe.schedule, Strided):
             scheduled = not gossips and recipe.overlap_steps <= recipe.fewest_steps
     able = {
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
-        ("schedule", "every, with overlap_steps 0; or strided or gradient-change, without gossip"): scheduled,
+        ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
         ("merge", "carry, or mix"): isinstance(recipe.merge, Carry | Mix),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from peer.link.memory import SharedState
+from peer.link.second_trajectory import LocalParameters, SecondTrajectory
 from peer.outer.aggregate.gram import largest_magnitude
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.merge_rules import Carry, MergeRule
@@ -18,11 +19,11 @@ from peer.outer.state.outer_state import LARGEST_VALUE
 CARRY: Final = Carry()
 
 
-class LocalParameters(Protocol):
-    """The local parameters as one flat fp32 vector on the CPU, of which a call moves a range that begins at `start`."""
+class InnerLoop(Protocol):
+    """What makes the local steps."""
 
-    def read(self, out: Tensor, start: int = 0) -> None: ...
-    def write(self, flat: Tensor, start: int = 0) -> None: ...
+    def begin_round(self, anchor: Tensor) -> None:
+        """The parameters have taken up a new anchor (fp32 [P], unchanged until the next), or went back to one."""
 
 
 class LocalAnchor:
@@ -30,8 +31,10 @@ class LocalAnchor:
 
     Args:
         optimizer: says what the run yields: the anchor, or an average of anchors.
-        rule: how the parameters take up a new anchor.
+        rule: how the parameters take up a new anchor that holds what they have sent.
         sizes: elements of each fragment, where there are several.
+        inner: makes the local steps.
+        second: trained beside the local parameters, where the recipe has such; then there is one fragment.
 
     Attributes:
         round: of the copy.
@@ -41,9 +44,10 @@ class LocalAnchor:
 
     def __init__(
         self, memory: SharedState, replica: LocalParameters, optimizer: OuterOptimizer, rule: MergeRule = CARRY,
-        sizes: Sequence[int] = (),
+        sizes: Sequence[int] = (), inner: InnerLoop | None = None, second: SecondTrajectory | None = None,
     ) -> None:  # fmt: skip
         self.memory, self.replica, self._optimizer, self._rule = memory, replica, optimizer, rule
+        self.second, self._inner = second, inner
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
         self.round = 0
         self.base = torch.empty_like(memory.anchor)
@@ -63,32 +67,47 @@ class LocalAnchor:
     def take(self, round: int) -> None:
         """local <- anchor."""
         self.replica.write(self.memory.anchor)
+        if self.second is not None:
+            self.second.begin(self.memory.anchor)
         self.keep(round)
 
     def merge(self, round: int, fragment: int | None, sent: int | None) -> None:
-        """Take up the new anchor as the recipe says; with `Carry` every step is kept that it does not hold yet.
+        """Take up the new anchor as the recipe says, if it holds what was sent; else keep every step that it does not
+        hold yet.
 
         Args:
             round: of the new anchor.
             fragment: the only one that is new; None: any may be.
             sent: the fragment whose snapshot went into it.
         """
+        if self.second is not None and round > self.round:
+            self.second.follow(self.base, self.scratch, contributed=sent is not None)
         for index, (start, stop) in enumerate(self._bounds):
             anchor, before = self.memory.anchor[start:stop], self.base[start:stop]
             same = len(self._bounds) > 1 and fragment is None and torch.equal(anchor, before)
             if same or fragment not in (None, index):
                 continue
             self.replica.read(local := self.scratch[: stop - start], start)
-            self._rule.merge_(local, self.memory.snapshot[: stop - start] if index == sent else before, before, anchor)
+            if index == sent:
+                self._rule.merge_(local, self._sent[: stop - start], before, anchor)
+            else:
+                CARRY.merge_(local, before, before, anchor)
             self.replica.write(local, start)
             before.copy_(anchor)
         self._keep_result(round)
 
     def read(self, fragment: int) -> bool:
-        """Copy a fragment of the local parameters into the shared snapshot; whether it fits."""
+        """Write what this peer contributes to a fragment into the shared snapshot; whether it fits."""
         start, stop = self._bounds[fragment]
         self.replica.read(local := self.memory.snapshot[: stop - start], start)
+        if self.second is not None:
+            self.second.subtract(local)
         return self._fits(local, start)
+
+    @property
+    def _sent(self) -> Tensor:
+        """The local parameters at the snapshot."""
+        return self.memory.snapshot if self.second is None else self.second.local_sent
 
     @property
     def usable(self) -> bool:
@@ -103,7 +122,10 @@ class LocalAnchor:
     def drop(self, sent: int | None) -> None:
         """local <- the anchor, but for a fragment whose snapshot is on its way: that snapshot."""
         for index, (start, stop) in enumerate(self._bounds):
-            self.replica.write(self.memory.snapshot[: stop - start] if index == sent else self.base[start:stop], start)
+            self.replica.write(self._sent[: stop - start] if index == sent else self.base[start:stop], start)
+        if self.second is not None:
+            self.second.go_back(outstanding=sent is not None)
+        self._begin_round()
 
     def keep(self, round: int) -> None:
         """Copy what the agent may change again as soon as it hears that this process has merged."""
@@ -114,3 +136,8 @@ class LocalAnchor:
         self.round = round
         result = self._optimizer.result(self.memory.anchor, self.memory.buffers, round)
         self._result = None if result is self.memory.anchor else result
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        if self._inner is not None:
+            self._inner.begin_round(self.base)

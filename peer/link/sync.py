@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -69,10 +70,12 @@ class SwarmSync:
         self.swarm_tokens = anchor.swarm_tokens // self._local.fragments
         self.agent.send(Merged(round=anchor.round))
 
-    def resume(self, progress: Mapping[str, Any]) -> None:
-        """Continue from `progress()` of an earlier process. The shared anchor must be the resumed one, the replica the
-        resumed parameters, and no agent may have changed the anchor yet.
+    def resume(self, progress: Mapping[str, Any], tensors: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Continue from `progress()` and `tensors()` of an earlier process. The shared anchor must be the resumed one,
+        the replica the resumed parameters, and no agent may have changed the anchor yet.
         """
+        if self._local.second is not None:
+            self._local.second.resume(**tensors)
         self._local.keep(progress["round"])
         self._tally.resume(progress["step"], progress["tokens"])
         self._ledger.resume(progress["steps_since_snapshot"], self.tokens, progress["unsent_tokens"])
@@ -87,6 +90,10 @@ class SwarmSync:
             "steps_since_snapshot": self.steps_since_snapshot,
             "unsent_tokens": self._ledger.all_unsent(self.tokens),
         }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must remember of the recipe's second trajectory, if it has one."""
+        return {} if self._local.second is None else self._local.second.tensors()
 
     @property
     def memory(self) -> SharedState:
@@ -202,10 +209,10 @@ class SwarmSync:
                 "loss or parameters are not finite (NaN or infinity): dropping up to %d tokens of local progress and "
                 "continuing from the anchor of round %d (%d times so far)", lost, self.round, self.drops,
             )  # fmt: skip
+        self._on_drop()
         self._local.drop(self._sent_parameters)
         self._ledger.drop(self.tokens)
         self._fresh_since = self._tally.steps_since_join
-        self._on_drop()
 
     @property
     def _sent_parameters(self) -> int | None:

@@ -7,7 +7,10 @@ contributes its progress, its join tells the group, and every other member contr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 from peer.link.messages import Anchor, WantSnapshot
 from peer.link.sync import SwarmSync
@@ -33,8 +36,8 @@ class VotingSync(SwarmSync):
             self._state = ChangeState(step=min(anchor.round, self._votes.smoothing))
         super().begin(anchor)
 
-    def resume(self, progress: Mapping[str, Any]) -> None:
-        super().resume(progress)
+    def resume(self, progress: Mapping[str, Any], tensors: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        super().resume(progress, tensors)
         self._state = ChangeState(step=progress["votes"], smoothed=progress["smoothed_norm"])
         self._voted = progress["calls"]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
@@ -34,6 +33,7 @@ from peer.outer.state.outer_state import digest_of
 from peer.protocol import hashing
 from peer.protocol.manifest import RunManifest
 from peer.run.hardware import compute_of, fitting, plan_in_words
+from peer.run.local_rule import hook_of, rule_bytes
 from peer.run.resume import CHAIN_FILE, Resumed, read_resumed, text_digest
 from peer.settings import PeerSettings
 from peer.train.compute import prepare
@@ -41,22 +41,10 @@ from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors, reset_state
+from peer.train.replica import ModelReplica
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
-
-
-class ModelReplica:
-    """The model's parameters as one flat vector (the `LocalParameters` of `peer.link.local_anchor`)."""
-
-    def __init__(self, layout: FlatLayout, model: PreTrainedModel) -> None:
-        self._layout, self._model = layout, model
-
-    def read(self, out: Tensor, start: int = 0) -> None:
-        self._layout.copy_to_flat(self._model, out, start)
-
-    def write(self, flat: Tensor, start: int = 0) -> None:
-        self._layout.copy_from_flat(flat, self._model, start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,27 +104,33 @@ def assemble(
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer, settings.output_dir)
     size = measure_model(manifest.model, tokenizer.vocab_size)
-    compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device)
-    log.info("%s", plan_in_words(manifest, size, device, compute))
+    compute, rule = compute_of(settings, manifest), rule_bytes(recipe.local, device)
+    compute = fitting(compute, size, manifest.data.sequence_length, device, rule)
+    log.info("%s", plan_in_words(manifest, size, device, compute, rule))
     text = load_text(settings, manifest, tokenizer, published.peer_id)
     model = build_initial_model(manifest, tokenizer)
-    resumed = read_resumed(settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers)
+    resumed = read_resumed(
+        settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, second=recipe.local.replays
+    )
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
     check_trains(manifest.model, model, manifest.data.sequence_length)
     prepare(model, compute)
     optimizer = _optimizer(model, manifest, recipe, resumed)
-    rounds = manifest.rounds
+    inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
+    hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, device, compute)
+    local = LocalAnchor(
+        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
+    )
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
     connection = AgentConnection(agent, start, shared.mapped)
-    sync = _synchroniser(connection, recipe, shared, optimizer, limits, on_message, stopping)
+    sync = _synchroniser(connection, recipe, local, optimizer, limits, on_message, stopping)
     if resumed is not None:
-        sync.resume(resumed.state["progress"])
+        sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
-    inner = recipe.inner_settings(manifest.inner)
-    trainer = Trainer(model.train(), optimizer, inner, device, rate, compute=compute)
+    trainer = Trainer(model.train(), optimizer, inner, device, rate, hook=hook, compute=compute)
     return Peer(
         settings=settings,
         manifest=manifest,
@@ -158,6 +152,7 @@ def assemble(
 class Shared:
     """The model as this process and its agent see it."""
 
+    layout: FlatLayout
     memory: SharedState
     replica: ModelReplica
     mapped: Mapped
@@ -181,20 +176,18 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
         fragments=layout.sizes,
         chain_path=str(resumed.folder / CHAIN_FILE) if resumed and (resumed.folder / CHAIN_FILE).exists() else None,
     )
-    return Shared(memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
+    return Shared(layout=layout, memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
 
 
 def _synchroniser(
     agent: AgentConnection,
     recipe: Recipe,
-    shared: Shared,
+    local: LocalAnchor,
     optimizer: Optimizer,
     limits: Limits,
     on_message: Callable[[Message], None],
     stopping: Callable[[], bool],
 ) -> SwarmSync:
-    sizes = shared.mapped.fragments
-    local = LocalAnchor(shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, sizes)
     parts: dict[str, Any] = {
         "agent": agent, "local": local, "limits": limits, "on_message": on_message,
         "on_drop": partial(reset_state, optimizer),

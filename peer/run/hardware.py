@@ -11,7 +11,7 @@ from peer.protocol.manifest import RunManifest
 from peer.settings import PeerSettings
 from peer.train.compute import Compute
 from peer.train.device import pick_device
-from peer.train.memory import Footprint, ModelSize
+from peer.train.memory import NO_RULE, Footprint, ModelSize, RuleBytes
 from peer.train.precision import Precision, allow_tf32, autocast
 
 
@@ -34,8 +34,13 @@ def compute_of(settings: PeerSettings, manifest: RunManifest) -> Compute:
     )
 
 
-def fitting(compute: Compute, size: ModelSize, sequence_length: int, device: torch.device) -> Compute:
+def fitting(
+    compute: Compute, size: ModelSize, sequence_length: int, device: torch.device, rule_bytes: RuleBytes = NO_RULE
+) -> Compute:
     """The same, with as few sequences at a time as memory allows if the peer is to find that out.
+
+    Args:
+        rule_bytes: as in `Footprint.of`.
 
     Raises:
         UserError: it does not fit.
@@ -43,7 +48,8 @@ def fitting(compute: Compute, size: ModelSize, sequence_length: int, device: tor
     while True:
         assert compute.micro_batch is not None
         try:
-            Footprint.of(size, compute.micro_batch * sequence_length, device, compute).check(device)
+            tokens = compute.micro_batch * sequence_length
+            Footprint.of(size, tokens, device, compute, rule_bytes=rule_bytes).check(device)
         except UserError:
             if not compute.auto_micro_batch or compute.micro_batch == 1:
                 raise
@@ -52,13 +58,15 @@ def fitting(compute: Compute, size: ModelSize, sequence_length: int, device: tor
             return compute
 
 
-def plan_in_words(manifest: RunManifest, size: ModelSize, device: torch.device, compute: Compute) -> str:
+def plan_in_words(
+    manifest: RunManifest, size: ModelSize, device: torch.device, compute: Compute, rule_bytes: RuleBytes = NO_RULE
+) -> str:
     """One line of what a step is, and what it takes."""
     assert compute.micro_batch is not None
     step, length = manifest.inner.batch_sequences, manifest.data.sequence_length
     parts = -(-step // compute.micro_batch)
     cut = f" in {parts} micro-batches of {compute.micro_batch}" if parts > 1 else ""
-    needs = Footprint.of(size, compute.micro_batch * length, device, compute).in_words(device)
+    needs = Footprint.of(size, compute.micro_batch * length, device, compute, rule_bytes=rule_bytes).in_words(device)
     return f"a step: {step} sequences of {length} tokens{cut}, {compute.precision} on {device}; {needs}"
 
 

@@ -133,7 +133,9 @@ class PeerHooks:
         parameters = peer.sync.anchor.clone()
         peer.replica.read(parameters)
         tensors = {"inner": {"parameters": parameters}, "optimizer": optimizer_tensors(peer.optimizer)}
-        for name, tensor in (*tensors["inner"].items(), *tensors["optimizer"].items()):
+        if second := peer.sync.tensors():
+            tensors["second"] = second
+        for name, tensor in (pair for named in tensors.values() for pair in named.items()):
             if not bool(tensor.isfinite().all()):
                 raise CheckpointError(f"{name} is not finite (NaN or infinity)", "the checkpoints before are kept")
         return tensors, {

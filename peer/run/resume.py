@@ -31,13 +31,16 @@ _ORIGIN = {"text": "text", "tokenizer": "tokenizer", "batch_sequences": "batch s
 
 
 class ResumedAt(Spec):
-    """What `SwarmSync.progress` says."""
+    """What `SwarmSync.progress` says, and `VotingSync.progress`."""
 
     round: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
     step: Count
     tokens: Count
     steps_since_snapshot: Count
     unsent_tokens: Annotated[list[Count], Field(min_length=1, max_length=1024)]
+    votes: Count = 0
+    smoothed_norm: Annotated[float, Field(ge=0.0)] | None = None
+    calls: bool = False
 
 
 class Order(Spec):
@@ -97,12 +100,15 @@ def text_digest(texts: Iterable[str]) -> str:
     return hasher.digest().hex()
 
 
-def read_resumed(settings: PeerSettings, manifest: RunManifest, numel: int, num_buffers: int) -> Resumed | None:
+def read_resumed(
+    settings: PeerSettings, manifest: RunManifest, numel: int, num_buffers: int, *, second: bool = False
+) -> Resumed | None:
     """The checkpoint that the settings ask for; the log says which, or that there is none.
 
     Args:
         numel: values of the model's flat vector.
         num_buffers: of the outer optimizer.
+        second: the recipe trains a second trajectory.
 
     Raises:
         UserError: it is not valid, or belongs to another run or to another model.
@@ -123,7 +129,7 @@ def read_resumed(settings: PeerSettings, manifest: RunManifest, numel: int, num_
     max_bytes = 4 * numel * max(FEWEST_VECTORS, 1 + num_buffers) + FILE_MARGIN_BYTES
     folder = find_checkpoint(own if wanted == LATEST else Path(wanted).expanduser(), run_id, max_bytes)
     resumed = _read(folder, run_id, max_bytes)
-    _check_tensors(resumed, numel, num_buffers)
+    _check_tensors(resumed, numel, num_buffers, second)
     progress = resumed.state["progress"]
     log.info("resuming from %s: step %d, round %d", folder, progress["step"], progress["round"])
     last = max(known if wanted == LATEST else [], key=lambda one: one.written, default=None)
@@ -150,11 +156,13 @@ def _read(folder: Path, run_id: str, max_bytes: int) -> Resumed:
     return Resumed(folder, {**tensors, "outer": load_tensors(outer)}, state.model_dump())
 
 
-def _check_tensors(resumed: Resumed, numel: int, num_buffers: int) -> None:
+def _check_tensors(resumed: Resumed, numel: int, num_buffers: int, second: bool) -> None:
     """Refuse tensors of another model, and numbers that no training could go on from."""
     if "optimizer" not in resumed.tensors:
         raise CheckpointError(f"the checkpoint {resumed.folder} holds no optimizer", _ANOTHER)
     vectors = {"inner": ["parameters"], "outer": ["anchor", *(f"buffer{index}" for index in range(num_buffers))]}
+    if second:
+        vectors["second"] = ["anchor", "parameters"]
     for stem, names in vectors.items():
         if set(resumed.tensors.get(stem, {})) != set(names):
             raise CheckpointError(f"the checkpoint {resumed.folder}: {stem} must hold {', '.join(names)}", _ANOTHER)

@@ -21,6 +21,9 @@ SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward kee
 LOGITS_KEPT = 2  # times fp32: logits and their gradient
 _GIB = 2**30
 Free = Callable[[torch.device], int]
+RuleBytes = tuple[int, int]
+"""Of a parameter, what the recipe's local rule keeps: (on the device, in RAM)."""
+NO_RULE: RuleBytes = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Footprint:
 
     Attributes:
         parameters: of the model.
-        training: weights, gradients and moments, on the device.
+        training: weights, gradients, moments and what the local rule keeps, on the device.
         activations: of one micro-batch until its backward pass, on the device.
         agent: in RAM, the shared state and the trainer's copy of the anchor.
     """
@@ -51,14 +54,15 @@ class Footprint:
 
     @classmethod
     def of(
-        cls, size: ModelSize, tokens: int, device: torch.device, compute: Compute, moment_bytes: int = MOMENT_BYTES
-    ) -> Footprint:
+        cls, size: ModelSize, tokens: int, device: torch.device, compute: Compute, moment_bytes: int = MOMENT_BYTES,
+        rule_bytes: RuleBytes = NO_RULE,
+    ) -> Footprint:  # fmt: skip
         """Of a model that learns from so many tokens in one forward pass."""
         return cls(
             parameters=size.parameters,
-            training=size.parameters * (WEIGHT_BYTES + moment_bytes),
+            training=size.parameters * (WEIGHT_BYTES + moment_bytes + rule_bytes[0]),
             activations=activation_bytes(size, tokens, device, compute),
-            agent=size.parameters * (SHARED_BYTES + BASE_BYTES),
+            agent=size.parameters * (SHARED_BYTES + BASE_BYTES + rule_bytes[1]),
         )
 
     def check(self, device: torch.device, free_bytes: Free = available_memory) -> None:

@@ -16,6 +16,7 @@ from peer.protocol.manifest import InnerSpec
 from peer.system.clock import Clock
 from peer.train.batch import Batch
 from peer.train.compute import DEFAULT, Compute, is_compiled, is_out_of_memory, out_of_memory, uncompile
+from peer.train.hook import StepHook
 from peer.train.loss import LanguageLoss
 from peer.train.optim import Optimizer, reset_state, state_is_finite
 from peer.train.precision import LossScale, autocast
@@ -52,6 +53,7 @@ class Trainer:
         model: already on `device`, in training mode.
         inner: supplies the gradient norm to clip at, and the weight of a router's loss.
         compute: how this peer computes; it changes no mathematics.
+        hook: what the recipe adds.
         clock: seconds, monotonic.
 
     Attributes:
@@ -65,10 +67,12 @@ class Trainer:
 
     def __init__(
         self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, device: torch.device,
-        lr_at: Callable[[], float], *, compute: Compute = DEFAULT, clock: Clock = time.perf_counter,
+        lr_at: Callable[[], float], *, compute: Compute = DEFAULT, hook: StepHook | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.hook = hook or StepHook()
         self.precision, self.micro_batch = compute.precision, compute.micro_batch
         self.skipped_steps = self._skipped_in_row = 0
         self.spikes = SpikeWatch()
@@ -94,8 +98,11 @@ class Trainer:
             self.spikes.see(loss)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+            self.hook.on_clipped()
             self.optimizer.step()
+            self.hook.after_step(rate)
         self.optimizer.zero_grad(set_to_none=True)
+        self.hook.end(batch, rate)
         tokens = 0 if skipped else batch.tokens
         seconds = self._clock() - started
         return StepResult(
@@ -105,9 +112,8 @@ class Trainer:
     def _gradients(self, batch: Batch) -> tuple[float, float]:
         """-> (loss, norm of the gradient before it was clipped); an overflow of fp16 is tried again, scaled less."""
         while True:
-            loss = self._recovering(batch)
-            if self._scale is not None:
-                self._scale.unscale_([p.grad for p in self.model.parameters() if p.grad is not None])
+            loss = self._unscaled(batch)
+            self.hook.on_gradient(lambda: self._unscaled(batch))
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
             # One transfer for both numbers: each would stall the device on its own.
             loss_value, norm_value = torch.stack([loss, norm]).tolist()
@@ -115,10 +121,18 @@ class Trainer:
                 break
             if not (math.isfinite(loss_value) and self._scale.shrink()):
                 return loss_value, norm_value
+            self.hook.forget()
             self.optimizer.zero_grad(set_to_none=True)
         if self._scale is not None:
             self._scale.grow()
         return loss_value, norm_value
+
+    def _unscaled(self, batch: Batch) -> Tensor:
+        """As `_recovering`, without the factor of fp16."""
+        loss = self._recovering(batch)
+        if self._scale is not None:
+            self._scale.unscale_([p.grad for p in self.model.parameters() if p.grad is not None])
+        return loss
 
     def _recovering(self, batch: Batch) -> Tensor:
         """The loss, and its gradient; what this machine cannot do is tried again in a smaller or a plainer way."""
@@ -154,6 +168,7 @@ class Trainer:
 
     def _skip(self, loss: float, norm: float) -> None:
         """Count it; of many in a row the 1st, the 10th, the 100th is reported."""
+        self.hook.forget()
         self.skipped_steps += 1
         self._skipped_in_row += 1
         if math.log10(self._skipped_in_row).is_integer():

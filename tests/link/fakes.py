@@ -15,6 +15,7 @@ from peer.link.messages import Anchor, Mapped, Start
 from peer.link.supervisor import AgentGoneError
 from peer.link.sync import SwarmSync
 from peer.outer.optim.optimizers import Nesterov
+from peer.outer.policy.merge_rules import Carry
 from peer.outer.policy.schedules import Every
 
 NUMEL = 8
@@ -22,6 +23,7 @@ STEPS = 4
 START = Start(initial_peers=("a",), host_maddrs=("b",), identity_path="key", nickname="alice", directory=".")
 MAPPED = Mapped(numel=NUMEL, num_buffers=0)
 LINEAGE = "a" * 64
+MERGE = Carry()
 PUSH = 0.5  # binary fractions: every sum in these tests is exact
 
 
@@ -90,14 +92,14 @@ class Replica:
 class Peer:
     """A `SwarmSync` with everything around it played by the test."""
 
-    def __init__(self, descriptor, **limits):
+    def __init__(self, descriptor, merge=MERGE, second=None, **limits):
         self.agent, self.replica, self.heard, self.now = FakeAgent(), Replica(), [], 0.0
         self.fresh = []  # steps at which the moments were forgotten
         self.memory = SharedState(descriptor, NUMEL, 0)
         self.memory.anchor.copy_(torch.arange(NUMEL))
+        local = LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9), merge, (), None, second)
         self.sync = SwarmSync(
-            AgentConnection(self.agent, START, MAPPED),
-            LocalAnchor(self.memory, self.replica, Nesterov(lr=0.7, momentum=0.9)), Every(steps=STEPS),
+            AgentConnection(self.agent, START, MAPPED), local, Every(steps=STEPS),
             Limits(total_rounds=limits.get("total"), max_rounds=limits.get("own"), tokens_total=limits.get("tokens")),
             self.heard.append, lambda: self.now, lambda: self.fresh.append(self.sync.step),
         )  # fmt: skip

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
-from peer.link.local_anchor import LocalAnchor
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
@@ -28,7 +27,7 @@ from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
 from tests.network.forked import ForkedAgent
-from tests.network.members import Member, VectorReplica
+from tests.network.members import Member
 
 
 class TestSwarm:
@@ -47,6 +46,7 @@ class TestSwarm:
         self.manifest_text = text.replace("num_hidden_layers: 1", f"num_hidden_layers: {layers}")
         self.bootstraps: list[BootstrapProcess] = []
         self.members: list[Member] = []
+        self.kind: Callable[..., Member] = Member
         self._turns = 0
 
     def bootstrap(self, name: str = "bootstrap", initial_peers: Sequence[str] = (), port: int = 0) -> BootstrapProcess:
@@ -79,7 +79,7 @@ class TestSwarm:
         start = self._start_of(name, address, folder)
         self._start_agent(name, agent)
         agent.send(start)
-        return Member(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
+        return self.kind(name, folder, agent, start, push=torch.zeros(1) + 1e-3 * (number + 1))
 
     def _start_of(self, name: str, address: str, folder: Path) -> Start:
         return Start(
@@ -116,10 +116,9 @@ class TestSwarm:
         memory = SharedState(member.agent.memory_descriptor, numel, buffers, largest)
         memory.anchor.copy_(genesis[:numel])
         mapped = Mapped(numel=numel, num_buffers=buffers, shapes=shapes or ((numel,),), fragments=fragments)
-        member.replica = VectorReplica(torch.empty(numel))
         parts: dict[str, Any] = {
             "agent": AgentConnection(member.agent, member.start, mapped),
-            "local": LocalAnchor(memory, member.replica, recipe.optimizer, recipe.late_merge, fragments),
+            "local": member.local(memory, recipe, fragments),
             "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
         }  # fmt: skip
         if isinstance(recipe.schedule, GradientChange):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from peer.link.memory import Head
+from peer.link.local_anchor import LocalAnchor
+from peer.link.memory import Head, SharedState
 from peer.link.messages import LivePeers, Message, RoundEnded, Start, Stop, Stopped
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
 
 TOKENS_PER_STEP = 32
@@ -91,6 +95,11 @@ class Member:
         """Its agent has a snapshot that is not averaged yet."""
         assert self.sync is not None
         return self.sync._ledger.outstanding is not None
+
+    def local(self, memory: SharedState, recipe: Recipe, fragments: Sequence[int]) -> LocalAnchor:
+        """What it trains."""
+        self.replica = VectorReplica(torch.empty_like(memory.anchor))
+        return LocalAnchor(memory, self.replica, recipe.optimizer, recipe.late_merge, fragments)
 
     def on_message(self, message: Message) -> None:
         if isinstance(message, RoundEnded):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,10 +27,18 @@ def state_of(run_id: str, step: int, round: int) -> dict[str, Any]:
     }
 
 
-def save(root: Path, run_id: str, step: int, round: int) -> Path:
+def save(
+    root: Path, run_id: str, step: int, round: int, *, progress: Mapping[str, Any] = MappingProxyType({}),
+    second: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Path:  # fmt: skip
+    """`progress`, `second`: what it holds beyond those of every recipe."""
     root.mkdir(parents=True, exist_ok=True)
     outer, chain = root / "outer.safetensors", root / "chain.jsonl"
     save_file({"anchor": torch.ones(NUMEL)}, outer)
     chain.write_bytes(b"")
     tensors = {"inner": {"parameters": torch.zeros(NUMEL)}, "optimizer": {"layer.exp_avg": torch.zeros(NUMEL)}}
-    return write_checkpoint(root, step, tensors, state_of(run_id, step, round), (outer, chain), keep=9)
+    if second:
+        tensors["second"] = dict(second)
+    state = state_of(run_id, step, round)
+    state["progress"] |= progress
+    return write_checkpoint(root, step, tensors, state, (outer, chain), keep=9)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from peer.errors import UserError
 from peer.protocol.manifest import RunManifest, parse_manifest
@@ -80,6 +81,27 @@ def test_what_differs_begins_again(caplog, changes, names):
     told = [record.getMessage() for record in caplog.records]
     expected = f"the checkpoint was made with another {names}: the order of the data begins again"
     assert told == ([] if names is None else [expected])
+
+
+def test_a_peer_that_calls_for_rounds_resumes_its_votes(tmp_path, manifest):
+    votes = {"votes": 7, "smoothed_norm": 1.25, "calls": True}
+    folder = save(checkpoint_folder(tmp_path, manifest.run_id), manifest.run_id, 40, 7, progress=votes)
+    resumed = resume(tmp_path, manifest, str(folder))
+    assert resumed is not None
+    assert votes.items() <= resumed.state["progress"].items()
+
+
+def test_a_second_trajectory_is_resumed_and_missed(tmp_path, manifest):
+    own = checkpoint_folder(tmp_path, manifest.run_id)
+    settings = PeerSettings(output_dir=tmp_path, resume_from_checkpoint=LATEST)
+    save(own, manifest.run_id, 40, 7)
+    with pytest.raises(UserError, match="second must hold anchor, parameters"):
+        read_resumed(settings, manifest, NUMEL, 0, second=True)
+    second = {"anchor": torch.ones(NUMEL), "parameters": torch.zeros(NUMEL)}
+    save(own, manifest.run_id, 50, 8, second=second)
+    resumed = read_resumed(settings, manifest, NUMEL, 0, second=True)
+    assert resumed is not None
+    assert all(torch.equal(resumed.tensors["second"][name], value) for name, value in second.items())
 
 
 def test_texts_that_are_cut_otherwise_have_other_digests():

@@ -24,9 +24,14 @@ class LocalRule:
 
     Attributes:
         replays: whether `on_gradient` needs `gradient_at`: a second forward and backward pass per step.
+        reads_anchor: whether it reads the anchor at every step, where the model computes.
+        device_vectors, ram_vectors: fp32 [P] that a trainer keeps for it there and in RAM, without the anchor.
     """
 
     replays: ClassVar[bool] = False
+    reads_anchor: ClassVar[bool] = False
+    device_vectors: ClassVar[int] = 0
+    ram_vectors: ClassVar[int] = 0
 
     @property
     def kept(self) -> float:
@@ -72,6 +77,7 @@ class Proximal(LocalRule):
             does with weight decay); under plain SGD the same to first order in lr.
     """
 
+    reads_anchor: ClassVar[bool] = True
     mu: float
     decoupled: bool = False
 
@@ -143,6 +149,8 @@ class Replay(LocalRule):
     """
 
     replays: ClassVar[bool] = True
+    device_vectors: ClassVar[int] = 10  # second parameters, two moments, two `Spider`s; three while one replays
+    ram_vectors: ClassVar[int] = 3  # the previous anchor, and both trajectories at the snapshot
     beta: float = 0.5
 
     @property

@@ -9,8 +9,6 @@ from typing import Any
 
 from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
-from peer.outer.policy.local_rules import Plain
-from peer.outer.policy.merge_rules import Carry, Mix
 from peer.outer.policy.schedules import Every, GradientChange, Strided
 from peer.outer.policy.straggler import WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
@@ -85,11 +83,10 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
-        ("merge", "carry, or mix"): isinstance(recipe.merge, Carry | Mix),
+        ("merge", "carry, mix or elastic"): not (recipe.merge.eager or recipe.merge.second_iterate),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
         ("allocator", "even"): recipe.allocator == EvenSplit(),
-        ("local", "plain"): isinstance(recipe.local, Plain),
     }
     return [key for key, can in able.items() if not can]
 

@@ -1,0 +1,53 @@
+"""What a recipe's local rule adds to the trainer of a peer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from peer.link.second_trajectory import SecondTrajectory
+from peer.outer.policy.local_rules import LocalRule
+from peer.outer.state.flat_layout import FlatLayout
+from peer.protocol.manifest import InnerSpec
+from peer.train.compute import DEFAULT, Compute, prepare
+from peer.train.hook import StepHook
+from peer.train.local_rule import ReplayHook, RuleHook, SpiderHook
+from peer.train.optim import Optimizer, build_optimizer
+from peer.train.replica import ModelReplica
+from peer.train.step import Trainer
+
+
+def hook_of(
+    rule: LocalRule, model: PreTrainedModel, layout: FlatLayout, optimizer: Optimizer, inner: InnerSpec,
+    device: torch.device, compute: Compute = DEFAULT,
+) -> tuple[StepHook, SecondTrajectory | None]:  # fmt: skip
+    """What acts on the steps of a model that is on its device, and what the rule trains beside it.
+
+    Args:
+        layout: of the anchor.
+        optimizer: of the model.
+        inner: of all optimizers.
+        compute: how this peer computes.
+    """
+    if not rule.replays:
+        return (RuleHook(rule, model, layout) if rule.reads_anchor else StepHook()), None
+    again = copy.deepcopy(model)
+    prepare(again, compute)
+
+    def second(rate: Callable[[], float]) -> Trainer:
+        optimizer, hook = build_optimizer(again, inner), SpiderHook(again, layout)
+        return Trainer(again.train(), optimizer, inner, device, rate, compute=compute, hook=hook)
+
+    trajectory = SecondTrajectory(ModelReplica(layout, again), rule.kept, layout.numel)
+    return ReplayHook(model, layout, optimizer, second), trajectory
+
+
+def rule_bytes(rule: LocalRule, device: torch.device) -> tuple[int, int]:
+    """What a rule keeps for each parameter: (on the device, in RAM); without a device of its own, the anchor is there
+    anyway.
+    """
+    copies = rule.device_vectors + (rule.reads_anchor and device.type != "cpu")
+    return 4 * copies, 4 * rule.ram_vectors

@@ -264,7 +264,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         ("rejoins", "kills and rejoins of one peer", "", 200, False),
         ("rounds", "rounds committed meanwhile", "", None, True),
         ("largest_kb_per_kill", "memory of an agent that lives on, a kill, in the second half", "kB", 5, True),
-        ("largest_other_kb_per_kill", "of the bootstrap or a libp2p daemon", "kB", None, True),
+        ("largest_other_kb_per_kill", "the same of the bootstrap or a libp2p daemon", "kB", None, True),
         ("largest_descriptor_growth", "descriptors that such a process gained", "", 2, True),
         ("steady_deaths", "such processes that ended", "", 0, True),
         ("steady_tracebacks", "tracebacks in their logs", "", 0, True),

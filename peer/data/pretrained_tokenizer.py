@@ -27,6 +27,7 @@ from peer.protocol import hashing
 TokenIds = npt.NDArray[np.int32]
 MAX_IDS = 2**22
 MAX_IDS_PER_BYTE = 20  # one character of three bytes can become eighteen (NFKD), each one an id
+MAX_CHARS_PER_ID = 64  # on average over the vocabulary
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _PROBES = (
     "The quick brown fox jumps over 13 lazy dogs; it's 12.50 dollars.",
@@ -94,14 +95,21 @@ class PretrainedTokenizer:
         try:
             return np.asarray(self._ids(text), dtype=np.int32)
         except BaseException as error:
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # Rust's, a BaseException
-                what = f"the tokenizer {self._name} fails of a text of {len(text)} characters: {one_line(error)}"
-                raise UserError(what, "leave the text out, or tell the run's organiser") from None
-            raise
+            if not _is_failure(error):
+                raise
+            what = f"the tokenizer {self._name} fails of a text of {len(text)} characters: {one_line(error)}"
+            raise UserError(what, "leave the text out, or tell the run's organiser") from None
 
     def decode(self, ids: TokenIds) -> str:
-        """Ids -> text; ids past the vocabulary (a padded embedding can sample them) are dropped."""
-        return self._text(ids[(ids >= 0) & (ids < self.vocab_size)].tolist())
+        """Ids -> text, empty if the tokenizer fails of them; ids past the vocabulary, which a padded embedding can
+        sample, are dropped.
+        """
+        try:
+            return self._text(ids[(ids >= 0) & (ids < self.vocab_size)].tolist())
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            return ""
 
     @cached_property
     def digest(self) -> str:
@@ -190,6 +198,10 @@ def examine(tokenizer: PretrainedTokenizer, name: str) -> str:
             num_ids, num_bytes = tokenizer.encode(text).size, len(text.encode())
             if num_ids > MAX_IDS_PER_BYTE * num_bytes:
                 raise UserError(f"the tokenizer {name} makes {num_ids} ids of {num_bytes} bytes", "choose another one")
+    num_chars = len(tokenizer.decode(np.arange(tokenizer.vocab_size, dtype=np.int32)))
+    if num_chars > MAX_CHARS_PER_ID * tokenizer.vocab_size:
+        what = f"the tokenizer {name} makes {num_chars} characters of its {tokenizer.vocab_size} ids"
+        raise UserError(what, "choose another one")
     return tokenizer.digest
 
 
@@ -197,6 +209,11 @@ def silence_rust() -> None:
     """Send standard error of this process, a child that tries a tokenizer, nowhere: Rust reports each panic there."""
     faulthandler.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether a tokenizer failed; a panic in Rust is a BaseException of a class that cannot be imported."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -82,6 +82,27 @@ def test_a_piece_that_spells_the_end_token_does_not_end_a_text(tokenizer):
         assert 1 not in ids
         assert "".join(tokenizer.decode(ids).split()) == text
     assert tokenizer.encode("az").tolist()[-1] == 0  # what it does not know is still unknown
+
+
+def test_ids_that_the_tokenizer_fails_of_give_no_text():
+    bomb = decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("(a+)+$"), "")])
+    tokenizer = in_memory(byte_level(decoder=bomb))
+    assert tokenizer.decode(tokenizer.encode("a" * 200 + "!")) == ""
+    assert tokenizer.decode(tokenizer.encode("b")) == "b"
+
+
+@pytest.mark.parametrize("raw", [byte_level(), unigram()], ids=["bytes", "unigram"])
+def test_a_tokenizer_of_the_hub_has_a_digest_too(raw, tmp_path, monkeypatch):
+    folder = tmp_path / "hub"
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>").save_pretrained(folder)
+    monkeypatch.setattr(loading, "fetch", lambda *_: str(folder))
+    spec = TokenizerSpec(kind="hub", name="o/n", revision="a" * 40)
+    tokenizer = load_tokenizer(spec)
+    published = published_spec(spec, tokenizer)
+    assert (published.name, published.files, published.digest) == ("o/n", (), tokenizer.digest)
+    assert load_tokenizer(published).encode("ab</s>").tolist() == tokenizer.encode("ab</s>").tolist()
+    with pytest.raises(UserError, match=r"its digest is .*, the manifest's tokenizer\.digest 00000000"):
+        load_tokenizer(published.model_copy(update={"digest": "0" * 64}))
 
 
 def test_an_end_token_of_one_character_leaves_nothing_behind():
@@ -156,6 +177,8 @@ BAD: dict[str, tuple[RawTokenizer | str, Any, str]] = {
         byte_level(normalizer=normalizers.Replace("a", "a" * 100)), END, "makes 204800 ids of 2048 bytes"),
     "a text that fills the memory": (
         byte_level(normalizer=normalizers.Replace("a", "a" * 10_000_000)), END, "needs more than 60 s of CPU"),
+    "ids that grow": (
+        byte_level(decoder=decoders.Replace("a", "a" * 100_000)), END, r"makes 1002\d\d characters of its 257 ids"),
     "a text that goes": (byte_level(normalizer=normalizers.Replace(Regex(r"[\s\S]"), "")), END, "makes no ids of text"),
 }  # fmt: skip
 

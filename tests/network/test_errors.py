@@ -112,6 +112,12 @@ BOOTSTRAP = {
     "folder of this machine as the model": Case(
         line="<here>/run.yaml", files={"run.yaml": "name: a\nmodel: {pretrained: ./tiny}"},
         says=("model.pretrained='./tiny'", "other peers cannot read a folder of this machine")),
+    "folder of a tokenizer that is absent": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL + "tokenizer: {kind: folder, name: /proc/words}"},
+        says=("tokenizer.name=/proc/words: no such folder", "atoll tokenizer train")),
+    "folder of a tokenizer under another kind": Case(
+        line="<here>/run.yaml", files={"run.yaml": SMALL + "tokenizer: {kind: hub, name: ./words}"},
+        says=("tokenizer.name='./words'", "a folder goes with kind 'folder'")),
     "model that does not fit": Case(
         line="<here>/run.yaml", files={"run.yaml": WIDE},
         says=("a model of 1340050.3M parameters needs 14976.23 GiB", "GiB free", "smaller model")),

@@ -13,10 +13,11 @@ from peer.data.batches import Batches
 from peer.protocol.manifest import InnerSpec
 
 
-def plain_adamw(model: nn.Module, inner: InnerSpec) -> torch.optim.AdamW:
+def plain_adamw(model: nn.Module, inner: InnerSpec, fused: bool | None = None) -> torch.optim.AdamW:
     """PyTorch's AdamW with a run's numbers."""
     return torch.optim.AdamW(
-        model.parameters(), lr=inner.learning_rate, betas=inner.betas, eps=inner.eps, weight_decay=inner.weight_decay
+        model.parameters(), lr=inner.learning_rate, betas=inner.betas, eps=inner.eps, weight_decay=inner.weight_decay,
+        fused=fused,
     )
 
 

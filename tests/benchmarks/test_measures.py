@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from benchmarks import chain, join, loop, memory, rounds
+from benchmarks import chain, gpu, join, memory, rounds, step
 from benchmarks.figures import Figure
 from benchmarks.vectors import SHAPES
 from peer.demo.report import Observed
+from peer.errors import UserError
 from peer.outer.record import RoundRecord
 
 DIGEST = "0" * 64
@@ -105,9 +108,42 @@ def test_a_chain_of_any_length_is_chosen_from_in_the_same_time() -> None:
     assert len(report.samples["choosing_s"]) == len(report.samples["appending_s"]) == chain.REPEATS
 
 
-def test_the_loop_is_judged_by_the_ratio_of_medians() -> None:
-    timed = loop.LoopRates(production=[9.5, 9.6, 1.0], bare=[10.0, 10.0, 10.0], agent_cores=0.02)
-    figures = by_name(loop.figures(timed))
-    assert figures["production / bare"].value == pytest.approx(0.95)
-    assert figures["production / bare"].met is True
+def test_steps_are_judged_by_the_ratios_of_neighbouring_blocks() -> None:
+    rates = {
+        "by hand": [10.0, 5.0, 10.0], "ours alone": [9.95, 4.95, 1.0], "transformers": [9.0, 4.0, 9.0],
+        "in a swarm": [9.9, 4.8, 0.99],
+    }  # fmt: skip
+    figures = by_name(step.figures(rates, 0.02))
+    assert figures["ours alone / by hand"].value == pytest.approx(0.99)
+    assert figures["ours alone / by hand"].met is True
+    assert figures["in a swarm / ours alone"].value == pytest.approx(0.99)
+    assert figures["ours alone / transformers"].met is True
     assert figures["agent and its daemon, on average"].value == 0.02
+
+
+def test_a_gpus_rows_stand_beside_ours() -> None:
+    row = gpu.Row(size="1B", recomputed=False, system="ours alone", tokens_per_s=99.0, mfu=0.5, peak_gb=20.0)
+    rows = [row, replace(row, system="by hand", tokens_per_s=100.0), replace(row, system="transformers", peak_gb=None)]
+    found = by_name(gpu.figures(rows, [], {"int8": 2.0}, {"bf16": 1.01}))
+    assert found["1B, by hand: ours against it"].value == pytest.approx(0.99)
+    assert found["1B, transformers: ours against it"].met is True
+    assert "1B, transformers: peak memory" not in found
+    assert found["bf16: loss / that of fp32"].met is True
+
+
+@pytest.mark.timeout(280)
+def test_the_gpus_command_runs_on_a_cpu_with_tiny_sizes() -> None:
+    arguments = gpu.build_parser().parse_args(["--tiny", "--no-compile", "--device", "cpu"])
+    report = gpu.measure(arguments, lambda _: None)
+    found = by_name(report.figures)
+    for system in ("ours alone", "by hand", "transformers"):
+        assert found[f"tiny, {system}: speed"].value > 0
+        assert found[f"tiny, {system}, recomputed: speed"].value > 0
+    for name in gpu.CODECS:
+        assert found[f"round, {name}"].value > 0
+        assert 0 <= found[f"longest pause of a step, {name}"].value < 5
+        assert found[f"{name}, encode on the CPU"].value > 0
+    assert found["fp16: loss / that of fp32"].met is True
+    assert "Not measured" not in report.notes
+    with pytest.raises(UserError, match="no GPU is at hand"):
+        gpu.measure(gpu.build_parser().parse_args(["--device", "cpu"]), lambda _: None)

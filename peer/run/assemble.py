@@ -116,7 +116,7 @@ def assemble(
     model.to(device)  # type: ignore[arg-type]
     check_trains(manifest.model, model, manifest.data.sequence_length)
     prepare(model, compute)
-    optimizer = _optimizer(model, manifest, recipe, resumed)
+    optimizer = _optimizer(model, manifest, recipe, resumed, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, device, compute)
     local = LocalAnchor(
@@ -200,12 +200,12 @@ def _synchroniser(
 
 
 def _optimizer(
-    model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, resumed: Resumed | None
+    model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, resumed: Resumed | None, eight_bit: bool
 ) -> Optimizer:
     """The inner optimizer of a model that is on its device; on resume with its state of then."""
     if recipe.accumulates:
         return KeptGradient(model, FlatLayout.of(model))
-    optimizer = build_optimizer(model, recipe.inner_settings(manifest.inner))
+    optimizer = build_optimizer(model, recipe.inner_settings(manifest.inner), eight_bit)
     if resumed is not None:
         load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])
     return optimizer

@@ -30,6 +30,7 @@ def compute_of(settings: PeerSettings, manifest: RunManifest) -> Compute:
         precision=_precision(settings),
         compiled=settings.torch_compile,
         checkpointing=settings.gradient_checkpointing,
+        eight_bit=settings.adam_8bit,
         attention=None if settings.attn_implementation == "auto" else settings.attn_implementation,
     )
 

@@ -29,6 +29,7 @@ class Compute:
         precision: of matrix products.
         compiled: by torch.compile.
         checkpointing: keep the inputs of layers alone, and compute the rest again in the backward pass.
+        eight_bit: moments of one byte each.
         attention: an implementation by transformers' name; None: the best that the architecture has.
     """
 
@@ -37,6 +38,7 @@ class Compute:
     precision: Precision = "fp32"
     compiled: bool = False
     checkpointing: bool = False
+    eight_bit: bool = False
     attention: str | None = None
 
 

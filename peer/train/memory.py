@@ -54,10 +54,10 @@ class Footprint:
 
     @classmethod
     def of(
-        cls, size: ModelSize, tokens: int, device: torch.device, compute: Compute, moment_bytes: int = MOMENT_BYTES,
-        rule_bytes: RuleBytes = NO_RULE,
-    ) -> Footprint:  # fmt: skip
+        cls, size: ModelSize, tokens: int, device: torch.device, compute: Compute, rule_bytes: RuleBytes = NO_RULE
+    ) -> Footprint:
         """Of a model that learns from so many tokens in one forward pass."""
+        moment_bytes = MOMENT_BYTES_8BIT if compute.eight_bit else MOMENT_BYTES
         return cls(
             parameters=size.parameters,
             training=size.parameters * (WEIGHT_BYTES + moment_bytes + rule_bytes[0]),
@@ -85,8 +85,8 @@ class Footprint:
             raise UserError(
                 f"a step needs {needed / _GIB:.2f} GiB, {self.activations / _GIB:.2f} GiB of them for activations; "
                 f"{free / _GIB:.2f} GiB free on {device}",
-                "lower --per-device-train-batch-size, use --gradient-checkpointing or --bf16, free memory, "
-                "or use a larger machine",
+                "lower --per-device-train-batch-size, use --gradient-checkpointing, --adam-8bit or --bf16, "
+                "free memory, or use a larger machine",
             )
 
     def in_words(self, device: torch.device, free_bytes: Free = available_memory) -> str:

@@ -9,16 +9,26 @@ from torch import Tensor, nn
 
 from peer.errors import UserError
 from peer.protocol.manifest import InnerSpec
+from peer.train.adam8bit import AdamW8bit
 from peer.train.gradient import KeptGradient
 from peer.train.muon import MuonAdamW, is_hidden_matrix
 
 _FIELDS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",), "sgd": ()}
 FUSED_DEVICES = ("cuda", "mps")
-Optimizer = torch.optim.AdamW | torch.optim.SGD | MuonAdamW | KeptGradient
+Optimizer = torch.optim.AdamW | torch.optim.SGD | AdamW8bit | MuonAdamW | KeptGradient
 
 
-def build_optimizer(model: nn.Module, inner: InnerSpec) -> Optimizer:
-    """The inner optimizer over the trainable parameters; biases and norms (fewer than two dimensions) do not decay."""
+def build_optimizer(model: nn.Module, inner: InnerSpec, eight_bit: bool = False) -> Optimizer:
+    """The inner optimizer over the trainable parameters; biases and norms (fewer than two dimensions) do not decay.
+
+    Args:
+        eight_bit: with moments of one byte, if it is AdamW.
+
+    Raises:
+        UserError: moments of one byte of another optimizer.
+    """
+    if eight_bit and inner.optimizer not in (None, "adamw"):
+        raise UserError(f"adam_8bit=True: the run trains with {inner.optimizer}", "leave it off")
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if inner.optimizer == "sgd":
         return torch.optim.SGD(named, lr=inner.learning_rate)
@@ -29,8 +39,11 @@ def build_optimizer(model: nn.Module, inner: InnerSpec) -> Optimizer:
         {"params": [(n, p) for n, p in rest if p.dim() >= 2], "weight_decay": inner.weight_decay},
         {"params": [(n, p) for n, p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
+    chosen = [group for group in groups if group["params"]]
+    if eight_bit:
+        return AdamW8bit(chosen, lr=inner.learning_rate, betas=inner.betas, eps=inner.eps)
     adamw = torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=inner.learning_rate, betas=inner.betas, eps=inner.eps,
+        chosen, lr=inner.learning_rate, betas=inner.betas, eps=inner.eps,
         # One kernel for all parameters. On the CPU it rounds otherwise than the plain loop, and saves little.
         fused=True if named[0][1].device.type in FUSED_DEVICES else None,
     )
@@ -52,7 +65,8 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
         if kind == "muon":
             tensors[f"{name}.momentum_buffer"] = momentum[parameter]
             continue
-        for key, value in torchs.state.get(parameter, {}).items():
+        kept = torchs.moments(parameter) if isinstance(torchs, AdamW8bit) else torchs.state.get(parameter, {})
+        for key, value in kept.items():
             if key in _FIELDS[kind]:
                 tensors[f"{name}.{key}"] = value
     return tensors
@@ -105,7 +119,9 @@ def _replace_state(optimizer: Optimizer, loaded: Mapping[Tensor, dict[str, Tenso
     torchs = optimizer.adamw if isinstance(optimizer, MuonAdamW) else optimizer
     torchs.state.clear()
     for parameter, state in loaded.items():
-        if parameter not in momentum:
+        if isinstance(torchs, AdamW8bit):
+            torchs.keep(parameter, state)
+        elif parameter not in momentum:
             torchs.state[parameter] = state
 
 

@@ -31,8 +31,12 @@ def test_a_volunteer_chooses_how_and_the_manifest_what():
     assert compute() == Compute(micro_batch=8)
     assert compute(per_device_train_batch_size=3).micro_batch == 3
     assert compute(per_device_train_batch_size=32).micro_batch == 8, "a step has no more"
-    chosen = compute(bf16=True, torch_compile=True, gradient_checkpointing=True, attn_implementation="eager")
-    assert chosen == Compute(micro_batch=8, precision="bf16", compiled=True, checkpointing=True, attention="eager")
+    chosen = compute(
+        bf16=True, torch_compile=True, gradient_checkpointing=True, attn_implementation="eager", adam_8bit=True
+    )
+    assert chosen == Compute(
+        micro_batch=8, precision="bf16", compiled=True, checkpointing=True, attention="eager", eight_bit=True
+    )
     assert compute(fp16=True, auto_find_batch_size=True) == Compute(
         micro_batch=8, precision="fp16", auto_micro_batch=True
     )

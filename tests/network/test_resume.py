@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from peer.checkpoint.store import list_checkpoints, read_checkpoint
 from tests.chain_files import read_chain
@@ -155,3 +156,21 @@ def test_runs_and_lineages_share_an_output_folder(
     assert refused.process.wait(30.0) == 2
     text = (peer.folder / "console.log").read_text()
     assert f"output_dir={peer.folder}: is in use by process" in text
+
+
+@pytest.mark.timeout(300)
+def test_peers_with_a_second_trajectory_resume_it(join: JoinPeer, make_swarm: Callable[..., TestSwarm]) -> None:
+    swarm = make_swarm(steps=4, recipe="name: fedglomo", wait=2.0)
+    address = swarm.bootstrap().address
+    for target in (3, 6):
+        peers = [join(name, address, "--resume-from-checkpoint", "--save-steps", "4") for name in ("a", "b")]
+        for peer in peers:
+            peer.wait_for(lambda peer=peer, target=target: peer.round >= target)
+        stop_in_order(peers)
+        tensors, state = read_checkpoint(list_checkpoints(peers[0].folder / "checkpoints")[0])
+        assert state["progress"]["round"] >= target
+        second, anchor = tensors["second"], tensors["second"]["anchor"]
+        assert float((second["parameters"] - anchor).abs().max()) < 0.5
+        assert not torch.equal(second["parameters"], tensors["inner"]["parameters"])
+    assert [event["round"] for event in peers[0].events("start")][1] >= 3
+    assert not [line for line in peers[0].said("warning") if "step skipped" in line]

@@ -1,0 +1,73 @@
+"""A peer that is wired from a manifest and settings trains as its recipe says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from peer.link.messages import Anchor, Published
+from peer.link.supervisor import AgentProcess, create_descriptor
+from peer.protocol.manifest import parse_manifest
+from peer.run.assemble import Peer, assemble, plan_of
+from peer.settings import PeerSettings
+from tests.link.fakes import LINEAGE, START, FakeAgent
+from tests.network.bootstraps import MANIFEST
+from tests.network.processes import TEXT
+
+RATE = 1e-2
+INNER = f"inner: {{warmup_steps: 0, learning_rate: {RATE}, batch_sequences: 4}}"
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    descriptor = create_descriptor()
+    yield descriptor
+    os.close(descriptor)
+
+
+def wired(folder: Path, descriptor: int, recipe: str) -> Peer:
+    """At the anchor of round 0, before its first step."""
+    text = folder / "text.txt"
+    text.write_text(TEXT * 40)
+    written = MANIFEST.format(hidden=16, recipe=recipe, steps=5, wait=5.0, total="")
+    manifest = parse_manifest(written.replace("inner: {batch_sequences: 4}", INNER).encode(), "test")
+    agent: Any = FakeAgent()
+    agent.memory_descriptor = descriptor
+    published = Published(
+        manifest=manifest.model_dump(mode="json"), organiser="o", peer_id="alice", nickname="alice", maddrs=()
+    )
+    settings = PeerSettings(output_dir=folder, train_files=(str(text),), device="cpu")
+    peer = assemble(
+        settings, START, published, plan_of(published), cast(AgentProcess, agent), lambda _: None, lambda: False
+    )
+    peer.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
+    return peer
+
+
+def moved(peer: Peer) -> float:
+    """How far its first step takes the parameters from the anchor."""
+    batch, _ = next(iter(peer.batches))
+    peer.trainer.step(batch)
+    local = torch.empty_like(peer.sync.anchor)
+    peer.replica.read(local)
+    return float((local - peer.sync.anchor).abs().max())
+
+
+def test_the_local_rule_acts_on_the_steps(tmp_path: Path, descriptor: int) -> None:
+    plain = moved(wired(tmp_path, descriptor, "name: fedavg"))
+    assert plain == pytest.approx(0.1 * RATE, rel=0.1)  # a joiner's first step of ten
+    pulled = moved(wired(tmp_path, descriptor, f"name: fedprox, local: {{mu: {5 / RATE}, decoupled: true}}"))
+    assert pulled == pytest.approx(0.5 * plain, rel=0.01)
+
+
+def test_the_second_trajectory_makes_the_same_steps(tmp_path: Path, descriptor: int) -> None:
+    peer = wired(tmp_path, descriptor, "name: fedglomo")
+    assert moved(peer) > 0.0
+    second, local = peer.sync.tensors()["parameters"], torch.empty_like(peer.sync.anchor)
+    peer.replica.read(local)
+    assert torch.equal(second, local)  # both began at one anchor

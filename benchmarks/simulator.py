@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from benchmarks.bare import bare_loop, plain_adamw
 from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, check_count, run_benchmark
 from benchmarks.processes import highest_resident_bytes
-from peer.data.batches import Batches
+from peer.data.batches import Batches, Resident
 from peer.data.tokenizer import ByteTokenizer
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
@@ -234,7 +234,7 @@ def _bare_replicas(swarm: SwarmSize) -> Iterator[tuple[PreTrainedModel, torch.op
     first = build_initial_model(swarm.manifest, ByteTokenizer()).train()
     for index in range(swarm.replicas):
         model = copy.deepcopy(first)
-        batches = Batches(swarm.windows[0], swarm.manifest.inner.batch_sequences, index)
+        batches = Batches([Resident(swarm.windows[0])], swarm.manifest.inner.batch_sequences, index)
         yield model, plain_adamw(model, swarm.manifest.inner), batches
 
 

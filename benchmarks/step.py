@@ -112,7 +112,7 @@ def _alternate(runs: dict[str, Run], blocks: int, steps: int, tokens: int, say: 
 
 
 def _alone(peer: Peer, micro_batch: int, timer: Clock) -> dict[str, Run]:
-    rows = torch.stack([peer.text.train.window(index) for index in range(min(WINDOWS, len(peer.text.train)))])
+    rows = torch.cat([batch for batch, _ in islice(peer.batches, -(-WINDOWS // peer.text.batch_sequences))])
     inner, compute = peer.recipe.inner_settings(peer.manifest.inner), Compute(micro_batch=micro_batch)
     work = Work(rows_nt=rows, inner=inner, compute=compute, device=torch.device("cpu"), timer=timer)
     return {name: make(copy.deepcopy(peer.model).train(), work) for name, make in SYSTEMS.items()}

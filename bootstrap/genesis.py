@@ -15,13 +15,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from pydantic import Field
 
 from peer.errors import ProtocolError, UserError
 from peer.protocol import hashing
 from peer.protocol.manifest import COMMIT_PATTERN, Digest, RunManifest, Spec, TokenizerSpec
+from peer.protocol.pinning import with_commits
 from peer.protocol.records import dump_json, parse_json
 from peer.protocol.wire import SnapshotMeta
 from peer.tokenizer_files import TokenizerFiles, list_files, read_folder
@@ -52,7 +53,7 @@ class Figures(Spec):
     fragments: tuple[Annotated[int, Field(ge=1)], ...]
     num_buffers: Annotated[int, Field(ge=0)]
     chunks: tuple[Digest, ...]
-    commits: dict[Literal["model", "tokenizer", "data"], Commit] = Field(default_factory=dict)
+    commits: dict[Annotated[str, Field(pattern=r"^[a-z0-9.]{1,32}$")], Commit] = Field(default_factory=dict)
     tokenizer: TokenizerSpec
 
 
@@ -156,12 +157,9 @@ class GenesisBuild:
 
         digests = [bytes.fromhex(digest) for digest in figures.chunks]
         snapshot = SnapshotFile(self._state_path, _meta_of(figures), digests)
-        pinned: dict[str, Any] = {
-            section: getattr(self._manifest, section).model_copy(update={"revision": commit})
-            for section, commit in figures.commits.items()
-        }
-        changes = {"genesis": figures.digest, **pinned, "tokenizer": figures.tokenizer}
-        return Genesis(self._manifest.model_copy(update=changes), snapshot)
+        pinned = with_commits(self._manifest, figures.commits)
+        changes = {"genesis": figures.digest, "tokenizer": figures.tokenizer}
+        return Genesis(pinned.model_copy(update=changes), snapshot)
 
     def _read_figures(self) -> Figures | None:
         try:

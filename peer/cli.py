@@ -30,6 +30,7 @@ model over a real DHT; a fourth peer joins while it runs, one is killed, and the
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `atoll`."""
+    from peer.data.command import add_data_command
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
     from peer.run.tokenizer_command import add_tokenizer_command
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     add_rounds_command(commands)
     add_tokenizer_command(commands)
+    add_data_command(commands)
     add_sim_commands(commands)
     return parser
 

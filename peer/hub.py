@@ -13,12 +13,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, get_token, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from peer.errors import UserError
 from peer.protocol.manifest import RunManifest
-from peer.protocol.pinning import is_commit, on_hub
+from peer.protocol.pinning import is_commit, on_hub, with_commits
 
 CONFIG_FILES = ("*.json",)
 MODEL_FILES = ("*.json", "*.safetensors")
@@ -47,6 +47,12 @@ def fetch(name: str, revision: str, files: tuple[str, ...]) -> str:
         if not isinstance(reference, str) or not _PLAIN.fullmatch(reference):
             raise ValueError(f"it names the file {str(reference)[:64]!r} outside of itself")
     return folder
+
+
+def hub_headers() -> dict[str, str]:
+    """What the hub asks of those who read its files: the user's token, if there is one."""
+    token = get_token()
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def check_download(name: str, revision: str, files: tuple[str, ...], most_bytes: int) -> None:
@@ -78,13 +84,11 @@ def pin(manifest: RunManifest) -> RunManifest:
     Raises:
         UserError: the hub cannot say which commit that is.
     """
-    changes = {}
-    for section, name, revision in on_hub(manifest):
-        if not is_commit(revision):
-            kind: Literal["dataset", "model"] = "dataset" if section == "data" else "model"
-            part = getattr(manifest, section)
-            changes[section] = part.model_copy(update={"revision": _commit_of(name, revision, kind)})
-    return manifest.model_copy(update=changes)
+    commits = {
+        section: _commit_of(name, revision, "dataset" if section.startswith("data") else "model")
+        for section, name, revision in on_hub(manifest) if not is_commit(revision)
+    }  # fmt: skip
+    return with_commits(manifest, commits)
 
 
 def _commit_of(name: str, revision: str, kind: Literal["dataset", "model"]) -> str:

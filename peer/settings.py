@@ -111,6 +111,9 @@ class PeerSettings(BaseModel):
     nickname: Name | None = Field(
         None, description="name of this peer in logs and in the table; unset: of the host's name and the peer id")
     train_files: Texts = Field((), description="your files, folders or globs to train on; empty: the run's data")
+    data_workers: Count = Field(1, ge=1, le=64, description="processes that read and tokenise text")
+    data_cache_gb: float = Field(4.0, ge=0.1, le=10_000.0, description="GB of tokenised text to keep in output_dir")
+    private_urls: bool = Field(False, description="let the run's data lie on a server of your own network")
     data_seed: Count | None = Field(None, ge=0, lt=2**31, description="data order; unset: from the identity")
     save_steps: Count = Field(200, ge=0, description="steps between checkpoints; 0: never")
     save_total_limit: Count = Field(3, ge=1, le=1000, description="checkpoints to keep")

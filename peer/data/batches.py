@@ -1,29 +1,59 @@
-"""Batches in a seeded order that resumes exactly: every batch comes with the state to continue after it."""
+"""Batches in a seeded order that resumes exactly: every batch comes with the state to continue after it.
+
+A source gives windows in *lanes*, each of which reads its own shards, segment by segment, and the windows of a segment
+in an order of their own. So there is no shuffle buffer, and a state is a few integers for each lane. A text that fits
+into memory is one lane with one segment: each epoch is a permutation of all its windows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from peer.data.packing import PackedTokens
+from peer.data.problems import SourceBusy
 from peer.errors import UserError
 
+WEIGHT_UNITS = 1_000_000
+WAIT_S = 0.05  # between two looks at sources that have nothing now
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+_LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # JSON has no tuples
 
-@dataclass(frozen=True, kw_only=True)
-class DataState:
-    """Where a peer is in its data: `position` windows of the order (seed, epoch) are used up."""
 
-    seed: int
-    epoch: int = 0
-    position: int = 0
+class _Numbers(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    def to_dict(self) -> dict[str, int]:
+
+class Place(_Numbers):
+    """Where a lane is: shards begun before, the cursor of its segment, windows of that segment used up."""
+
+    turn: Count = 0
+    cursor: Count = 0
+    position: Count = 0
+
+
+class SourceState(_Numbers):
+    """Where a source is: its lanes, which of them is next, and by how much it is behind its share of windows."""
+
+    lanes: Annotated[tuple[Place, ...], _LISTED, Field(max_length=64)]
+    next_lane: Count = 0
+    credit: int = 0
+
+
+class DataState(_Numbers):
+    """Where a peer is in its data."""
+
+    seed: Count
+    sources: Annotated[tuple[SourceState, ...], _LISTED, Field(max_length=64)] = ()
+
+    def to_dict(self) -> dict[str, Any]:
         """A JSON document that `from_dict` reads."""
-        return asdict(self)
+        return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> DataState:
@@ -32,57 +62,233 @@ class DataState:
         Raises:
             UserError: missing or unknown keys, or a value that is no integer >= 0.
         """
-        expected = ("seed", "epoch", "position")
-        whole = all(type(document.get(key)) is int and document[key] >= 0 for key in expected)
-        if set(document) != set(expected) or not whole:
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
             raise UserError(
-                f"data state {dict(document)!r}: needs exactly seed, epoch and position, integers >= 0",
+                f"the state of the data does not say where to continue: {where}: {first['msg']}",
                 "resume from another checkpoint",
-            )
-        return cls(**document)
+            ) from None
+
+
+class Segment(NamedTuple):
+    """A part of one shard.
+
+    Attributes:
+        key: seeds the order of the windows.
+        next: the place after it.
+    """
+
+    windows: PackedTokens
+    key: tuple[int, ...]
+    next: Place
+
+
+class WindowSource(Protocol):
+    """Where windows come from."""
+
+    weight: float
+    lanes: int
+
+    def segment(self, lane: int, place: Place, seed: int) -> Segment:
+        """The segment at a place, whatever its position.
+
+        Raises:
+            SourceBusy: it is not there yet; ask again.
+        """
+
+    @property
+    def down(self) -> bool:
+        """It cannot be read for the moment: others give its share."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing will ever come again."""
+
+
+class Resident:
+    """Windows in memory: one lane, one shard, one segment."""
+
+    lanes = 1
+    over = down = False
+
+    def __init__(self, windows: PackedTokens, weight: float = 1.0) -> None:
+        self.windows, self.weight = windows, weight
+
+    def segment(self, lane: int, place: Place, seed: int) -> Segment:  # noqa: ARG002
+        """See `WindowSource.segment`; the key of epoch e is (seed, e)."""
+        return Segment(self.windows, (seed, place.turn), Place(turn=place.turn + 1))
 
 
 class Batches:
     """An endless iterator of (batch int64 [B, T + 1], the state after it).
 
-    Each epoch visits the windows in a new permutation drawn from (seed, epoch); windows that do not fill a last
-    batch wait for the next epoch's order. There is no shuffle buffer, so a state is three integers and resuming
-    from it continues bit for bit. Resuming needs the same data and the same batch size.
+    Windows that do not fill the share of a batch at the end of a segment are passed over. Resuming needs the same
+    sources and the same batch size.
 
     Args:
+        sources: each gives windows in proportion to its weight.
         batch_sequences: B.
         seed: of the order, integer >= 0; a resumed state brings its own.
         state: where to continue; None starts at the beginning.
+        waiting: called with seconds to wait while no source has anything; true ends the iteration.
+
+    Attributes:
+        waited_s: seconds that no source had anything.
 
     Raises:
-        UserError: fewer windows than one batch.
+        UserError: fewer windows in memory than one batch.
     """
 
     def __init__(
-        self, packed: PackedTokens, batch_sequences: int, seed: int, state: DataState | None = None
+        self, sources: Sequence[WindowSource], batch_sequences: int, seed: int, state: DataState | None = None,
+        waiting: Callable[[float], bool] | None = None,
     ) -> None:
-        if batch_sequences < 1 or len(packed) < batch_sequences:
+        alone = sources[0] if len(sources) == 1 else None
+        available = len(alone.windows) if isinstance(alone, Resident) else batch_sequences
+        if batch_sequences < 1 or available < batch_sequences:
             raise UserError(
-                f"batch size {batch_sequences}: must be between 1 and the {len(packed)} sequences of the data",
+                f"batch size {batch_sequences}: must be between 1 and the {available} sequences of the data",
                 "lower the batch size, or add text",
             )
-        self._packed = packed
-        self._batch_sequences = batch_sequences
-        self.state = state if state is not None else DataState(seed=seed)
-        self._order = self._permutation(self.state)
+        self._batch_sequences, self._waiting = batch_sequences, waiting or _sleep
+        self.waited_s, self._stopped = 0.0, False
+        seed = seed if state is None else state.seed
+        before = state.sources if state is not None and state.sources else [None] * len(sources)
+        if len(before) != len(sources):
+            raise UserError(
+                f"the checkpoint has the state of {len(before)} sources; the data has {len(sources)}",
+                "resume with the data of then, or start fresh",
+            )
+        self._mixed = [_Mixed(source, seed, at) for source, at in zip(sources, before, strict=True)]
+        self._seed = seed
+
+    @property
+    def state(self) -> DataState:
+        """Where the next batch begins."""
+        return DataState(seed=self._seed, sources=tuple(mixed.state for mixed in self._mixed))
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, DataState]]:
         return self
 
     def __next__(self) -> tuple[torch.Tensor, DataState]:
-        state = self.state
-        if state.position + self._batch_sequences > len(self._order):
-            state = DataState(seed=state.seed, epoch=state.epoch + 1)
-            self._order = self._permutation(state)
-        end = state.position + self._batch_sequences
-        batch_bt = torch.stack([self._packed.window(int(index)) for index in self._order[state.position : end]])
-        self.state = DataState(seed=state.seed, epoch=state.epoch, position=end)
-        return batch_bt, self.state
+        rows: list[torch.Tensor] = []
+        while len(rows) < self._batch_sequences:  # once, but for a source that gave less than its share
+            for mixed, count in self._shares(self._batch_sequences - len(rows)):
+                rows += mixed.take(count, self._until)
+            if self._stopped:
+                raise StopIteration
+        return torch.stack(rows), self.state
 
-    def _permutation(self, state: DataState) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.random.default_rng([state.seed, state.epoch]).permutation(len(self._packed))
+    def _shares(self, windows: int) -> list[tuple[_Mixed, int]]:
+        """How many windows each source gives: whichever is most behind its share gives the next."""
+        if len(self._mixed) == 1:
+            return [(mixed, windows) for mixed in self._able()]
+        counts = dict.fromkeys(self._mixed, 0)
+        for _ in range(windows):
+            able = self._able()
+            if not able:
+                return []
+            for mixed in able:
+                mixed.credit += mixed.units
+            chosen = max(able, key=lambda mixed: mixed.credit)
+            chosen.credit -= sum(mixed.units for mixed in able)
+            counts[chosen] += 1
+        return [(mixed, count) for mixed, count in counts.items() if count]
+
+    def _able(self) -> list[_Mixed]:
+        """The sources that are not down; waits for one."""
+        while True:
+            left = [mixed for mixed in self._mixed if not mixed.source.over]
+            if not left:
+                raise UserError(
+                    "no source has text to train on any more", "see the messages above, or set train_files to your own"
+                )
+            able = [mixed for mixed in left if not mixed.source.down]
+            if able or self._until():
+                return able
+
+    def _until(self) -> bool:
+        """Wait a moment; whether to give up."""
+        began = time.perf_counter()
+        self._stopped = self._waiting(WAIT_S)
+        self.waited_s += time.perf_counter() - began
+        return self._stopped
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+class _Mixed:
+    """One source, its lanes, and its share."""
+
+    def __init__(self, source: WindowSource, seed: int, state: SourceState | None) -> None:
+        before = state if state is not None else SourceState(lanes=(Place(),) * source.lanes)
+        if len(before.lanes) != source.lanes:
+            raise UserError(
+                f"the checkpoint has the state of {len(before.lanes)} lanes; the source has {source.lanes}",
+                "resume with the data of then, or start fresh",
+            )
+        self.source, self.units = source, max(1, round(source.weight * WEIGHT_UNITS))
+        self.lanes = [_Lane(source, number, seed, place) for number, place in enumerate(before.lanes)]
+        self.next_lane, self.credit = before.next_lane % source.lanes, before.credit
+
+    @property
+    def state(self) -> SourceState:
+        return SourceState(
+            lanes=tuple(lane.place for lane in self.lanes), next_lane=self.next_lane, credit=self.credit
+        )
+
+    def take(self, count: int, until: Callable[[], bool]) -> list[torch.Tensor]:
+        """So many windows, in turn from all lanes; fewer if the source goes down or the caller gives up."""
+        turns = [(self.next_lane + index) % len(self.lanes) for index in range(min(count, len(self.lanes)))]
+        rows: list[torch.Tensor] = []
+        for index, lane in enumerate(turns):
+            share = len(range(index, count, len(self.lanes)))
+            taken = self.lanes[lane].take(share, until)
+            rows += taken
+            if len(taken) < share:
+                return rows
+        self.next_lane = (self.next_lane + count) % len(self.lanes)
+        return rows
+
+
+class _Lane:
+    """One reader of a source."""
+
+    def __init__(self, source: WindowSource, number: int, seed: int, place: Place) -> None:
+        self._source, self._number, self._seed = source, number, seed
+        self.place = place
+        self._segment: Segment | None = None
+        self._order: np.ndarray[Any, np.dtype[np.int64]] = np.empty(0, dtype=np.int64)
+
+    def _ready(self) -> bool:
+        if self._segment is None:
+            try:
+                self._segment = self._source.segment(self._number, self.place, self._seed)
+            except SourceBusy:
+                return False
+            windows = len(self._segment.windows)
+            self._order = np.random.default_rng(list(self._segment.key)).permutation(windows)
+        return True
+
+    def take(self, count: int, until: Callable[[], bool]) -> list[torch.Tensor]:
+        rows: list[torch.Tensor] = []
+        while len(rows) < count:
+            while not self._ready():
+                if self._source.down or until():
+                    return rows
+            assert self._segment is not None
+            wanted, position = count - len(rows), self.place.position
+            left = len(self._order) - position
+            if left >= wanted or 0 < left == len(self._order):  # a segment of less than a share gives all it has
+                end = position + min(wanted, left)
+                rows += [self._segment.windows.window(int(index)) for index in self._order[position:end]]
+                self.place = self.place.model_copy(update={"position": end})
+            else:
+                self.place, self._segment = self._segment.next, None
+        return rows

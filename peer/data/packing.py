@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from peer.data.tokenizer import TokenIds, Tokenizer
+from peer.data.tokenizer import Tokenizer
 from peer.errors import UserError
 
 
@@ -19,11 +21,11 @@ class PackedTokens:
     one window is not used.
 
     Args:
-        tokens: int32 [n].
+        tokens: integers [n] of any type; may be mapped from a file.
         sequence_length: T, tokens.
     """
 
-    def __init__(self, tokens: TokenIds, sequence_length: int) -> None:
+    def __init__(self, tokens: npt.NDArray[Any], sequence_length: int) -> None:
         self.tokens = tokens
         self.sequence_length = sequence_length
 
@@ -42,28 +44,20 @@ class PackedTokens:
         return torch.from_numpy(self.tokens[start : start + self.sequence_length + 1].astype(np.int64))
 
 
-def pack_documents(
-    texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int, min_sequences: int, purpose: str = "training"
-) -> PackedTokens:
-    """Encode documents, end each with eos, join them, and check that they fill a batch.
+def pack_documents(texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int) -> PackedTokens:
+    """Encode documents, end each with eos, and join them, in their order."""
+    kept = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    eos = np.array([tokenizer.eos_id], dtype=kept)
+    pieces = [piece for text in texts for piece in (tokenizer.encode(text).astype(kept), eos)]
+    return PackedTokens(np.concatenate(pieces) if pieces else np.empty(0, dtype=kept), sequence_length)
 
-    Args:
-        texts: documents; the order is kept.
-        sequence_length: tokens per window.
-        min_sequences: windows needed, usually one batch.
-        purpose: what the tokens are for, in messages.
 
-    Raises:
-        UserError: fewer tokens than `min_sequences` windows need.
-    """
-    eos = np.array([tokenizer.eos_id], dtype=np.int32)
-    pieces = [piece for text in texts for piece in (tokenizer.encode(text), eos)]
-    tokens = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
-    packed = PackedTokens(tokens, sequence_length)
-    if len(packed) < min_sequences:
+def check_enough(purpose: str, packed: PackedTokens, windows: int) -> None:
+    """Raise UserError if tokens do not fill so many windows, usually one batch."""
+    if len(packed) < windows:
+        length = packed.sequence_length
         raise UserError(
-            f"the {purpose} text has {len(tokens)} tokens; {min_sequences} sequences of {sequence_length} tokens "
-            f"need {min_sequences * sequence_length + 1}",
+            f"the {purpose} text has {len(packed.tokens)} tokens; {windows} sequences of {length} tokens need "
+            f"{windows * length + 1}",
             "add text, or lower the batch size or the sequence length",
         )
-    return packed

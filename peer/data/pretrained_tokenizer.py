@@ -9,22 +9,21 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from peer.data.encode import ControlTokens, Encoder, FastEncoder
+from peer.data.encode import TokenIds as TokenIds
 from peer.errors import UserError
 from peer.protocol import hashing
 
-TokenIds = npt.NDArray[np.int32]
 MAX_IDS = 2**22
 MAX_IDS_PER_BYTE = 20  # one character of three bytes can become eighteen (NFKD), each one an id
 MAX_CHARS_PER_ID = 64  # on average over the vocabulary
@@ -61,14 +60,18 @@ class PretrainedTokenizer:
         if self.vocab_size > MAX_IDS:
             what = f"the tokenizer {name} has ids up to {self.vocab_size - 1}; the limit is {MAX_IDS - 1}"
             raise UserError(what, "choose one with a smaller vocabulary")
-        spelled = {token for token in (*control, eos) if token in vocab}
-        self._is_control = np.zeros(self.vocab_size, dtype=bool)
-        self._is_control[[vocab[token] for token in spelled]] = True
-        inside = [f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in sorted(spelled) if token[1:]]
-        self._inside_control = re.compile("|".join(inside)) if inside else None
+        self._control = ControlTokens({t: vocab[t] for t in (*control, eos) if t in vocab}, self.vocab_size)
 
     def _ids(self, text: str) -> list[int]:
         raise NotImplementedError
+
+    def _definition(self) -> str:
+        """Content of the `tokenizer.json` that does the same."""
+        raise NotImplementedError
+
+    def encoder(self) -> Encoder:
+        """The same ids, from a process that has neither torch nor transformers."""
+        return FastEncoder(self._definition(), self.eos_id, self._control.ids, self.vocab_size)
 
     def _text(self, ids: list[int]) -> str:
         raise NotImplementedError
@@ -76,20 +79,12 @@ class PretrainedTokenizer:
     def encode(self, text: str) -> TokenIds:
         """Text -> int32 [n], none of them a control token; a lone surrogate becomes `?`.
 
-        Some vocabularies hold control tokens as pieces of text (Unigram ones do). Where one comes out nevertheless, the
-        text is encoded in pieces that break its spelling; of a control token of a single character nothing is left.
-
         Raises:
             UserError: the tokenizer fails of this text.
         """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
-        ids = self._checked_ids(text)
-        if not self._is_control[ids].any():
-            return ids
-        pieces = self._inside_control.split(text) if self._inside_control is not None else [text]
-        ids = np.concatenate([self._checked_ids(piece) for piece in pieces])
-        return ids[~self._is_control[ids]]
+        return self._control.avoided(text, self._checked_ids(text), self._checked_ids)
 
     def _checked_ids(self, text: str) -> TokenIds:
         try:
@@ -133,6 +128,9 @@ class HubTokenizer(PretrainedTokenizer):
         out = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return list(out["input_ids"])
 
+    def _definition(self) -> str:
+        return str(self._tokenizer.backend_tokenizer.to_str())
+
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -171,6 +169,9 @@ class FolderTokenizer(PretrainedTokenizer):
 
     def _ids(self, text: str) -> list[int]:
         return list(self._raw.encode(text, add_special_tokens=False).ids)
+
+    def _definition(self) -> str:
+        return str(self._raw.to_str())
 
     def _text(self, ids: list[int]) -> str:
         return str(self._raw.decode(ids, skip_special_tokens=True))

@@ -1,123 +1,179 @@
-"""Where documents come from: the standard library's source, the hub, or a peer's own files."""
+"""Where text comes from: the standard library's source, the hub, the web, or a peer's own files."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 
 import datasets
+from huggingface_hub import hf_hub_url
 
+from peer.data.problems import FileProblem, SourceBusy
+from peer.data.shards import DataFile, Shard
+from peer.data.web import check_public
 from peer.errors import UserError, did_you_mean
-from peer.protocol.manifest import DataSpec
+from peer.protocol.manifest import DataSpec, SourceSpec
 
 log = logging.getLogger(__name__)
 
+RESIDENT_BYTES = 64 << 20  # local files of no more, together, are held in memory and shuffled as one
+SHARD_BYTES, SHARD_FILES = 64 << 20, 4096  # of local files that are read one after the other
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _HUB = "hf://datasets/"
 _ARCHIVES = ("zip://", "tar://", "gzip://", "bz2://", "xz://", "lz4://", "zstd://")
-_OWN_FILES_HINT = "train_files takes files, folders and globs of UTF-8 text"
+OWN_FILES_HINT = "train_files takes files, folders and globs: text, jsonl, json, csv, parquet and arrow, also .gz, .zst"
 
 
-def load_documents(spec: DataSpec, train_files: tuple[str, ...], cache_dir: Path | None) -> datasets.Dataset:
-    """The documents that this peer trains and validates on.
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The files of one source.
+
+    Attributes:
+        name: for messages.
+        column: of files that have columns.
+        resident: small and on this machine.
+        hint: what to do if there is no text in it.
+    """
+
+    name: str
+    shards: Sequence[Shard]
+    column: str = "text"
+    weight: float = 1.0
+    resident: bool = False
+    hint: str = OWN_FILES_HINT
+
+
+def list_sources(spec: DataSpec, train_files: tuple[str, ...], *, private_urls: bool = False) -> list[Source]:
+    """The sources that this peer trains and validates on; reads the names of files, and none of them.
 
     Args:
-        train_files: the peer's own files, folders or globs; when given they replace the run's source.
-        cache_dir: where hub downloads are kept; None means the `datasets` default. Local sources write nothing.
-
-    Returns:
-        A dataset with the string columns `path` (relative, the same on every machine) and `text`.
+        train_files: the peer's own files, folders or globs; when given they replace the run's sources.
+        private_urls: files may lie on this machine's network.
 
     Raises:
-        UserError: a source that does not exist or cannot be reached, a missing text column, or no text at all.
+        UserError: a source that does not exist or cannot be reached.
     """
-    with _no_progress_bars():
-        if train_files:
-            origin, hint = f"train_files {list(train_files)}", _OWN_FILES_HINT
-            documents = _read_texts(_own_files(train_files))
-        elif spec.source == "hub":
-            origin, hint = f"{spec.name} split {spec.split!r}", "choose another split, or set train_files"
-            documents = _load_hub(spec, cache_dir)
-        else:
-            root = Path(sysconfig.get_path("stdlib"))
-            origin, hint = f"no Python source under {root}", "install the full Python, or set train_files"
-            documents = _read_texts(_stdlib_files(root))
-    if not any(documents["text"]):
-        raise UserError(f"the data set is empty: {origin}", hint)
-    return documents
+    if train_files:
+        column = spec.sources[0].text_column
+        return [_local(f"train_files {list(train_files)}", _own_files(train_files), OWN_FILES_HINT, 1.0, column)]
+    makers: dict[str, Callable[[SourceSpec], Source]] = {
+        "python-stdlib": _stdlib, "hub": _hub, "web": partial(_web, public=not private_urls),
+    }  # fmt: skip
+    return [makers[source.kind](source) for source in spec.sources]
 
 
-def split_documents(documents: datasets.Dataset, fraction: float) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """(train, validation), the same on every machine: by SHA-256 of each document's path.
-
-    Both sides get at least one document. A lone document is cut by position instead: its last `fraction` of
-    characters validates.
-
-    Raises:
-        UserError: a lone document too short to cut.
-    """
-    paths = list(documents["path"])
-    if len(paths) == 1:
-        return _split_text(paths[0], documents[0]["text"], fraction)
-    points = [_unit_interval(path) for path in paths]
-    by_point = sorted(range(len(paths)), key=lambda index: (points[index], index))
-    wanted = sum(point < fraction for point in points)
-    validation = set(by_point[: min(max(wanted, 1), len(paths) - 1)])
-    train_indices = [index for index in range(len(paths)) if index not in validation]
-    return documents.select(train_indices), documents.select(sorted(validation))
+def _stdlib(spec: SourceSpec) -> Source:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [(name, file) for name, file in _walk(root, lambda folder: folder not in _STDLIB_EXCLUDED)
+             if name.endswith(".py")]  # fmt: skip
+    hint = "install the full Python, or set train_files"
+    if not files:
+        raise UserError(f"the data set is empty: no Python source under {root}", hint)
+    return _local(f"the Python source under {root}", files, hint, spec.weight)
 
 
-def _unit_interval(path: str) -> float:
-    """A number in [0, 1) that depends on the path alone."""
-    return int.from_bytes(hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
+def _local(name: str, files: Sequence[tuple[str, Path]], hint: str, weight: float, column: str = "text") -> Source:
+    """Files of this machine, in shards of some megabytes."""
+    found = [(_described(name, path), path.stat().st_size) for name, path in files]
+    shards: list[Shard] = []
+    taken: list[DataFile] = []
+    total = 0
+    for file, size in found:
+        if taken and (total + size > SHARD_BYTES or len(taken) == SHARD_FILES):
+            shards, taken, total = [*shards, tuple(taken)], [], 0
+        taken.append(file)
+        total += size
+    if taken:
+        shards.append(tuple(taken))
+    resident = sum(size for _, size in found) <= RESIDENT_BYTES
+    if resident and shards:
+        shards = [tuple(file for file, _ in found)]
+    return Source(name=name, shards=shards, weight=weight, resident=resident, hint=hint, column=column)
 
 
-def _split_text(path: str, text: str, fraction: float) -> tuple[datasets.Dataset, datasets.Dataset]:
-    if len(text) < 2:
+def _described(name: str, path: Path) -> DataFile:
+    status = path.stat()
+    printable = os.fsencode(name).decode("utf-8", "replace")
+    return DataFile(name=printable, place=os.fsdecode(path), tag=f"{status.st_size} {status.st_mtime_ns}")
+
+
+def _web(spec: SourceSpec, *, public: bool) -> Source:
+    files = [
+        DataFile(name=_name_in(file.url), place=file.url, tag=file.sha256, sha256=file.sha256, public=public)
+        for file in spec.files
+    ]
+    for file in files if public else ():
+        _check_public(file.place)
+    name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    return Source(
+        name=name, shards=[(file,) for file in files], column=spec.text_column, weight=spec.weight,
+        hint="ask the organiser whether the files moved, or set train_files",
+    )  # fmt: skip
+
+
+def _name_in(url: str) -> str:
+    return url.split("?")[0].split("#")[0].rstrip("/").rpartition("/")[2] or url
+
+
+def _check_public(url: str) -> None:
+    try:
+        check_public(url)
+    except SourceBusy as error:
+        log.warning("%s", error)
+    except FileProblem as problem:
         raise UserError(
-            f"the data set is one document of {len(text)} characters ({path}); a validation split needs at least 2",
-            "add text, or more documents",
-        )
-    cut = min(max(int(len(text) * (1.0 - fraction)), 1), len(text) - 1)
-    return _in_memory([(path, text[:cut])]), _in_memory([(path, text[cut:])])
+            f"the run's data: {problem}",
+            "if you know that server, allow it with --private-urls; else leave this run, and tell its organiser",
+        ) from None
 
 
-def _in_memory(documents: Iterable[tuple[str, str]]) -> datasets.Dataset:
-    rows = list(documents)
-    features = datasets.Features(path=datasets.Value("string"), text=datasets.Value("large_string"))
-    columns = {"path": [path for path, _ in rows], "text": [text for _, text in rows]}
-    return datasets.Dataset.from_dict(columns, features=features)
+def _hub(spec: SourceSpec) -> Source:
+    where = f"{spec.name}" + (f" (subset {spec.subset!r})" if spec.subset else "")
+    try:
+        with _no_progress_bars():
+            # the prefix keeps `datasets` from looking for a folder of that name here
+            builder = datasets.load_dataset_builder(f"{_HUB}{spec.name}", spec.subset, revision=spec.revision)
+        places = _files_of(builder, str(spec.name), spec.split)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(
+            f"cannot load the data set {where}, split {spec.split!r}: {' '.join(str(error).split())}",
+            "check the name and the network, or train on your own files with the setting train_files",
+        ) from None
+    shards = [(_hub_file(str(spec.name), place),) for place in places]
+    return Source(
+        name=f"the data set {where}", shards=shards, column=spec.text_column, weight=spec.weight,
+        hint="choose another split or text_column, or set train_files",
+    )  # fmt: skip
 
 
-def _read_texts(files: Iterable[tuple[str, Path]]) -> datasets.Dataset:
-    """(relative path, file) pairs -> documents; a file that is empty or not UTF-8 is left out and counted."""
-    documents: list[tuple[str, str]] = []
-    not_text = 0
-    for name, file in files:
-        try:
-            text = file.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            not_text += 1
-            continue
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}", "mend it, or leave it out") from None
-        if text:
-            documents.append((name, text))
-    if not_text:
-        log.warning("%d files are not UTF-8 text and were left out", not_text)
-    return _in_memory(documents)
+def _hub_file(name: str, place: str) -> DataFile:
+    revision, _, path = place.removeprefix(f"{_HUB}{name}@").partition("/")
+    url = hf_hub_url(name, path, repo_type="dataset", revision=revision)
+    return DataFile(name=f"{name}/{path}", place=url, tag=revision, hub=True)
 
 
-def _stdlib_files(root: Path) -> list[tuple[str, Path]]:
-    files = _walk(root, lambda folder: folder not in _STDLIB_EXCLUDED)
-    return [(name, file) for name, file in files if name.endswith(".py")]
+def _files_of(builder: datasets.DatasetBuilder, name: str, split: str) -> list[str]:
+    """The files of a split; refuses any that is not in the data set's own repository: its card may name others."""
+    found = builder.config.data_files or {}
+    if split not in found:
+        raise ValueError(f"no such split: {did_you_mean(split, list(found)) or 'it has ' + ', '.join(found)}")
+    for files in found.values():
+        for file in files:
+            *archives, place = str(file).split("::")
+            inside = place.startswith(f"{_HUB}{name}@") and ".." not in place.split("/")
+            if not inside or not all(archive.startswith(_ARCHIVES) for archive in archives):
+                raise ValueError(f"it names the file {str(file)[:128]!r} outside of itself")
+            if archives:
+                raise ValueError(f"it keeps {str(file)[:128]!r} in an archive, which cannot be streamed")
+    return sorted(str(file) for file in found[split])
 
 
 def _walk(root: Path, enters: Callable[[str], bool]) -> list[tuple[str, Path]]:
@@ -135,7 +191,7 @@ def _own_files(patterns: tuple[str, ...]) -> list[tuple[str, Path]]:
     for pattern in patterns:
         files = _expand(os.path.expanduser(pattern))
         if not files:
-            raise UserError(f"train_files {pattern!r} matches no file (looked in {Path.cwd()})", _OWN_FILES_HINT)
+            raise UserError(f"train_files {pattern!r} matches no file (looked in {Path.cwd()})", OWN_FILES_HINT)
         for name, file in files:
             found.setdefault(file.resolve(), name)
     return sorted((name, file) for file, name in found.items())
@@ -152,43 +208,6 @@ def _expand(pattern: str) -> list[tuple[str, Path]]:
     fixed = list(itertools.takewhile(lambda part: not has_magic(part), path.parts))
     matches = [Path(match) for match in glob(pattern, recursive=True)] if has_magic(pattern) else []
     return [(match.relative_to(Path(*fixed)).as_posix(), match) for match in matches if match.is_file()]
-
-
-def _load_hub(spec: DataSpec, cache_dir: Path | None) -> datasets.Dataset:
-    where = f"{spec.name}" + (f" (subset {spec.subset!r})" if spec.subset else "")
-    try:
-        # the prefix keeps `datasets` from looking for a folder of that name here
-        builder = datasets.load_dataset_builder(
-            f"{_HUB}{spec.name}", spec.subset, revision=spec.revision, cache_dir=str(cache_dir) if cache_dir else None
-        )
-        _check_files(builder, str(spec.name))
-        builder.download_and_prepare()
-        rows = builder.as_dataset(split=spec.split)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(
-            f"cannot load the data set {where}, split {spec.split!r}: {' '.join(str(error).split())}",
-            "check the name and the network, or train on your own files with the setting train_files",
-        ) from None
-    if spec.text_column not in rows.column_names:
-        raise UserError(
-            f"the data set {where} has no column {spec.text_column!r}",
-            did_you_mean(spec.text_column, rows.column_names),
-        )
-    rows = rows.select_columns([spec.text_column])
-    if spec.text_column != "text":
-        rows = rows.rename_column(spec.text_column, "text")
-    paths = [f"{spec.name}/{spec.subset or 'default'}/{spec.split}/{index}" for index in range(len(rows))]
-    return rows.add_column("path", paths)
-
-
-def _check_files(builder: datasets.DatasetBuilder, name: str) -> None:
-    """Refuse data files that are not in the data set's own repository: its card may name paths of this machine."""
-    for files in (builder.config.data_files or {}).values():
-        for file in files:
-            *archives, place = str(file).split("::")
-            inside = place.startswith(f"{_HUB}{name}@") and ".." not in place.split("/")
-            if not inside or not all(archive.startswith(_ARCHIVES) for archive in archives):
-                raise ValueError(f"it names the file {str(file)[:128]!r} outside of itself")
 
 
 @contextmanager

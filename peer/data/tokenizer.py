@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from peer.data.encode import ByteEncoder, Encoder
 from peer.data.pretrained_tokenizer import FolderTokenizer, HubTokenizer, examine, one_line, silence_rust
 from peer.data.pretrained_tokenizer import TokenIds as TokenIds
 from peer.errors import UserError
@@ -47,6 +48,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: TokenIds) -> str:
         """Ids -> text; special tokens are dropped and malformed pieces never raise."""
 
+    def encoder(self) -> Encoder:
+        """The same ids, from a process that has neither torch nor transformers."""
+
     def save(self, path: Path) -> None:
         """Write the files that `AutoTokenizer.from_pretrained(path)` loads."""
 
@@ -69,6 +73,10 @@ class ByteTokenizer:
         """Ids -> text; ids outside the 256 bytes and broken UTF-8 sequences are dropped."""
         is_byte = (ids >= _BYTE_OFFSET) & (ids < _BYTE_VOCAB)
         return (ids[is_byte] - _BYTE_OFFSET).astype(np.uint8).tobytes().decode("utf-8", "ignore")
+
+    def encoder(self) -> Encoder:
+        """See `Tokenizer.encoder`."""
+        return ByteEncoder()
 
     def save(self, path: Path) -> None:
         """Write files with which `AutoTokenizer` gives these ids beside a model of any architecture.

@@ -40,6 +40,7 @@ Expression = Annotated[str, Field(pattern=r"^[a-z0-9_./+@-]{1,64}$")]
 PartNumber = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | None
 PartValue = PartNumber | Name | Annotated[tuple[float, ...], Field(max_length=8)]
 Part = Name | Annotated[dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], PartValue], Field(max_length=16)]
+URL_PATTERN = r"^https?://[A-Za-z0-9._~:/?#@!$&'()*+,;=%\[\]-]{1,1000}$"
 PeerIdText = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,{MAX_PEER_ID_CHARS - 1}}}$")]
 
 
@@ -70,23 +71,47 @@ class ModelSpec(Spec):
         return self
 
 
-class DataSpec(Spec):
-    """The default text of the run; a peer may train on its own files instead (setting `train_files`)."""
+class FileSpec(Spec):
+    """A file on the web, and its content's SHA-256."""
 
-    source: Literal["python-stdlib", "hub"] = "python-stdlib"
+    url: Annotated[str, Field(pattern=URL_PATTERN)]
+    sha256: Digest
+
+
+class SourceSpec(Spec):
+    """Where text comes from: the standard library of Python, a data set on the hub, or files on the web.
+
+    Sources of more weight give more windows; `text_column` is of formats that have columns.
+    """
+
+    kind: Literal["python-stdlib", "hub", "web"] = "python-stdlib"
     name: DataName | None = None
     revision: Revision = "main"
     subset: Text | None = None
     split: Text = "train"
     text_column: Text = "text"
-    sequence_length: int = Field(default=128, ge=8, le=131072)
-    validation_fraction: float = Field(default=0.05, gt=0.0, le=0.5)
+    files: Annotated[tuple[FileSpec, ...], Field(max_length=64)] = ()
+    weight: float = Field(default=1.0, gt=0.0, le=1000.0)
 
     @model_validator(mode="after")
-    def _hub_needs_a_name(self) -> DataSpec:
-        if (self.source == "hub") != (self.name is not None):
-            raise ValueError("'name' goes with source 'hub', and only with it")
+    def _needs_its_own(self) -> SourceSpec:
+        if (self.kind == "hub") != (self.name is not None):
+            raise ValueError("'name' goes with kind 'hub', and only with it")
+        if (self.kind == "web") != bool(self.files):
+            raise ValueError("'files' goes with kind 'web', and only with it")
         return self
+
+
+class DataSpec(Spec):
+    """The text of the run; a peer may train on its own files instead (setting `train_files`).
+
+    A document is for validation, and never trained on, if a hash of its content falls into `validation_fraction`.
+    """
+
+    sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=16)] = (SourceSpec(),)
+    sequence_length: int = Field(default=128, ge=8, le=131072)
+    validation_fraction: float = Field(default=0.05, ge=0.001, le=0.5)
+    validation_tokens: int = Field(default=1_000_000, ge=1024, le=100_000_000)
 
 
 class InnerSpec(Spec):

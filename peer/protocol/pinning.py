@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from peer.errors import UserError
 from peer.protocol.manifest import COMMIT_PATTERN, RunManifest
 
 _RESTART = "ask the organiser to restart the run with a current atoll-bootstrap, which writes {} there"
+_SOURCE = "data.sources.{}"
 
 
 def on_hub(manifest: RunManifest) -> list[tuple[str, str, str]]:
@@ -16,9 +18,22 @@ def on_hub(manifest: RunManifest) -> list[tuple[str, str, str]]:
     model, tokenizer, data = manifest.model, manifest.tokenizer, manifest.data
     named = [
         ("model", model.pretrained, model.revision), ("tokenizer", tokenizer.name, tokenizer.revision),
-        ("data", data.name, data.revision),
+        *((_SOURCE.format(number), source.name, source.revision) for number, source in enumerate(data.sources)),
     ]  # fmt: skip
     return [(section, name, revision) for section, name, revision in named if name and not Path(name).is_absolute()]
+
+
+def with_commits(manifest: RunManifest, commits: Mapping[str, str]) -> RunManifest:
+    """The manifest with these revisions, by the sections of `on_hub`."""
+    sources = tuple(
+        source.model_copy(update={"revision": commits.get(_SOURCE.format(number), source.revision)})
+        for number, source in enumerate(manifest.data.sources)
+    )
+    changed = {
+        name: getattr(manifest, name).model_copy(update={"revision": commits[name]})
+        for name in ("model", "tokenizer") if name in commits
+    }  # fmt: skip
+    return manifest.model_copy(update={**changed, "data": manifest.data.model_copy(update={"sources": sources})})
 
 
 def is_commit(revision: str) -> bool:

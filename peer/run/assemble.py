@@ -12,10 +12,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
-from peer.data.packing import PackedTokens, pack_documents
-from peer.data.sources import load_documents, split_documents
+from peer.data.corpus import Corpus, ReadingOptions, open_corpus
+from peer.data.packing import PackedTokens
 from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.genesis import build_initial_model
+from peer.hub import hub_headers
 from peer.link.agent_connection import AgentConnection
 from peer.link.limits import Limits
 from peer.link.local_anchor import LocalAnchor
@@ -30,11 +31,10 @@ from peer.outer.recipe.plan import RunPlan
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
-from peer.protocol import hashing
 from peer.protocol.manifest import RunManifest
 from peer.run.hardware import compute_of, fitting, plan_in_words
 from peer.run.local_rule import hook_of, rule_bytes
-from peer.run.resume import CHAIN_FILE, Resumed, read_resumed, text_digest
+from peer.run.resume import CHAIN_FILE, Resumed, read_resumed
 from peer.settings import PeerSettings
 from peer.train.compute import prepare
 from peer.train.device import pick_device
@@ -52,10 +52,13 @@ class Text:
     """Training and validation text of this peer. `origin`: what the order of the data depends on, see `Resumed`."""
 
     tokenizer: Tokenizer
-    train: PackedTokens
-    validation: PackedTokens
+    corpus: Corpus
     batch_sequences: int
     origin: dict[str, Any]
+
+    @property
+    def validation(self) -> PackedTokens:
+        return self.corpus.validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,7 @@ def assemble(
     compute, rule = compute_of(settings, manifest), rule_bytes(recipe.local, device)
     compute = fitting(compute, size, manifest.data.sequence_length, device, rule)
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
-    text = load_text(settings, manifest, tokenizer, published.peer_id)
+    text = load_text(settings, manifest, tokenizer, published.peer_id, stopping)
     model = build_initial_model(manifest, tokenizer)
     resumed = read_resumed(
         settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, second=recipe.local.replays
@@ -141,7 +144,7 @@ def assemble(
         replica=shared.replica,
         optimizer=trainer.optimizer,
         trainer=trainer,
-        batches=_batches(text, resumed),
+        batches=_batches(text, resumed, sync, stopping),
         text=text,
         sync=sync,
         mapped=shared.mapped,
@@ -211,26 +214,35 @@ def _optimizer(
     return optimizer
 
 
-def _batches(text: Text, resumed: Resumed | None) -> Batches:
+def _batches(text: Text, resumed: Resumed | None, sync: SwarmSync, stopping: Callable[[], bool]) -> Batches:
     state = DataState.from_dict(resumed.state["data"]) if resumed and resumed.continues(text.origin) else None
-    return Batches(text.train, text.batch_sequences, text.origin["data_seed"], state)
+
+    def waiting(seconds: float) -> bool:
+        sync.poll(timeout_s=seconds)
+        return stopping() or sync.finished
+
+    return Batches(text.corpus.sources, text.batch_sequences, text.origin["data_seed"], state, waiting)
 
 
-def load_text(settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer, peer_id: str) -> Text:
-    """Documents -> packed tokens, split into training and validation."""
-    documents = load_documents(manifest.data, settings.train_files, settings.output_dir / "cache")
-    train, validation = split_documents(documents, manifest.data.validation_fraction)
+def load_text(
+    settings: PeerSettings, manifest: RunManifest, tokenizer: Tokenizer, peer_id: str,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Text:  # fmt: skip
+    """The corpus of this peer, open."""
     batch = manifest.inner.batch_sequences
-    length = manifest.data.sequence_length
-    packed = pack_documents(train["text"], tokenizer, length, batch)
+    options = ReadingOptions(
+        train_files=settings.train_files, cache=settings.output_dir / "cache" / "segments",
+        cache_bytes=int(settings.data_cache_gb * 1e9), workers=settings.data_workers, hub_headers=hub_headers(),
+        private_urls=settings.private_urls,
+    )  # fmt: skip
+    corpus = open_corpus(manifest.data, tokenizer, options, batch, stopping)
     return Text(
         tokenizer=tokenizer,
-        train=packed,
-        validation=pack_documents(validation["text"], tokenizer, length, 1, "validation"),
+        corpus=corpus,
         batch_sequences=batch,
         origin={
-            "text": text_digest(train["text"]),
-            "tokenizer": hashing.digest(packed.tokens.data).hex(),
+            "text": corpus.digest,
+            "tokenizer": corpus.tokens_digest,
             "batch_sequences": batch,
             "data_seed": settings.data_seed if settings.data_seed is not None else _seed_of(peer_id),
         },

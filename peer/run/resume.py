@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from peer.checkpoint.inventory import CheckpointError, Count
 from peer.checkpoint.store import find_checkpoint, load_tensors, look_up, read_checkpoint
+from peer.data.batches import DataState
 from peer.errors import UserError
-from peer.protocol import hashing
 from peer.protocol.manifest import MAX_ROUNDS, Digest, RunManifest, Spec
 from peer.protocol.problems import explain_validation
 from peer.settings import LATEST, PeerSettings
@@ -43,14 +43,6 @@ class ResumedAt(Spec):
     calls: bool = False
 
 
-class Order(Spec):
-    """What `DataState.to_dict` says."""
-
-    seed: Count
-    epoch: Count
-    position: Count
-
-
 class SavedState(Spec):
     """The numbers beside the tensors of a checkpoint."""
 
@@ -58,7 +50,7 @@ class SavedState(Spec):
     lineage_id: Digest
     round: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
     progress: ResumedAt
-    data: Order
+    data: DataState
     origin: Annotated[dict[str, Annotated[str, Field(max_length=64)] | Count], Field(max_length=16)]
 
 
@@ -89,15 +81,6 @@ class Resumed:
 def checkpoint_folder(output_dir: Path, run_id: str) -> Path:
     """Where a peer keeps the checkpoints of a run: those of another run in the same output folder are not touched."""
     return output_dir / CHECKPOINTS / run_id[:16]
-
-
-def text_digest(texts: Iterable[str]) -> str:
-    """BLAKE3 of all documents in their order, 64 hex digits."""
-    hasher = hashing.Hasher()
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        hasher.update(len(data).to_bytes(8, "big") + data)
-    return hasher.digest().hex()
 
 
 def read_resumed(

@@ -78,17 +78,19 @@ def _train(arguments: argparse.Namespace) -> int:
     _check_output(output)
     with exiting_on_signals(INTERRUPTED):  # nothing is written before the end
         from peer.checkpoint.export import write_folder
-        from peer.data.sources import load_documents, split_documents
+        from peer.data.resident import documents_for
         from peer.data.train_bpe import train_bpe
         from peer.protocol.manifest import ALONE, read_manifest
 
         manifest = read_manifest(arguments.manifest, ALONE)
-        documents = load_documents(manifest.data, tuple(arguments.train_files), Path("runs") / "cache")
-        train, held_out = split_documents(documents, manifest.data.validation_fraction)
-        sample, began = _Sample(train["text"], arguments.megabytes * 1e6), time.monotonic()
+        train, held_out = (
+            documents_for(manifest.data, tuple(arguments.train_files), validation=validation)
+            for validation in (False, True)
+        )
+        sample, began = _Sample(train, arguments.megabytes * 1e6), time.monotonic()
         tokenizer = train_bpe(sample, arguments.vocab_size, show_progress=sys.stderr.isatty())
         seconds = time.monotonic() - began
-        unseen = _Sample(held_out["text"], HELD_OUT_BYTES)
+        unseen = _Sample(held_out, HELD_OUT_BYTES)
         num_tokens = sum(tokenizer.encode(text).size for text in unseen)
     write_folder(output, tokenizer.save)
     if tokenizer.vocab_size < arguments.vocab_size:

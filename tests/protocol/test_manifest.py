@@ -41,8 +41,9 @@ def test_every_shipped_manifest_is_valid_and_survives_its_canonical_form(file):
 
 def test_the_run_id_is_the_same_on_every_machine_and_version():
     assert small().canonical() == (
-        b'{"data":{"name":null,"revision":"main","sequence_length":128,"source":"python-stdlib","split":"train","subset":null,'
-        b'"text_column":"text","validation_fraction":0.05},"genesis":null,"inner":{"batch_sequences":8,'
+        b'{"data":{"sequence_length":128,"sources":[{"files":[],"kind":"python-stdlib","name":null,"revision":"main",'
+        b'"split":"train","subset":null,"text_column":"text","weight":1.0}],"validation_fraction":0.05,'
+        b'"validation_tokens":1000000},"genesis":null,"inner":{"batch_sequences":8,'
         b'"betas":[0.9,0.95],"decay_fraction":0.2,"eps":1e-08,"learning_rate":0.001,"max_grad_norm":1.0,'
         b'"min_learning_rate_ratio":0.1,"muon_learning_rate_ratio":1.0,"muon_momentum":0.95,"optimizer":null,'
         b'"router_loss":null,"schedule":"cosine","warmup_steps":50,"weight_decay":0.1},"model":{"architecture":"llama","config":{"hidden_size":8},'
@@ -103,7 +104,8 @@ CONFIG = {**FILE, "name": "tokenizer_config.json"}
     ({"tokenizer": {"kind": "folder", "files": [{**FILE, "size": 2**25 + 1}]}}, "less than or equal to 33554432"),
     ({"tokenizer": {"kind": "folder", "files": [{**FILE, "name": "../identity.key"}]}}, "Input should be 'tokenizer."),
     ({"tokenizer": {"kind": "folder", "files": [{**FILE, "digest": "../x"}]}}, "must be 64 hex digits"),
-    ({"data": {"name": "a/b"}}, "'name' goes with source 'hub', and only with it"),
+    ({"data": {"sources": [{"name": "a/b"}]}}, "'name' goes with kind 'hub', and only with it"),
+    ({"data": {"sources": [{"kind": "web"}]}}, "'files' goes with kind 'web', and only with it"),
     ({"inner": {"betas": [0.9, 1.0]}}, "betas=(0.9, 1.0): each must be in [0, 1)"),
     ({"model": {"pretrained": "a/b", "revision": 1234567}}, "Input should be a valid string: write it in quotes"),
     ({"rounds": {"min_group": 8, "max_group": 4}}, "min_group=8 is above max_group=4"),
@@ -176,7 +178,7 @@ HOSTILE: dict[str, str | bytes] = {
     "a model three folders deep": "name: a\nmodel: {pretrained: a/b/c}",
     "a model that is a URL": "name: a\nmodel: {pretrained: 'http://a/b'}",
     "a revision above its folder": "name: a\nmodel: {pretrained: a/b, revision: ../../x}",
-    "a subset with a line end": HEAD + 'data: {source: hub, name: a/b, subset: "x\\ny"}',
+    "a subset with a line end": HEAD + 'data: {sources: [{kind: hub, name: a/b, subset: "x\\ny"}]}',
     "a deep config": "name: a\nmodel: {architecture: llama, config: {x: [[[[1]]]]}}",
     "a config of 5000 numbers": f"name: a\nmodel: {{architecture: llama, config: {{x: [{'1,' * 5000}]}}}}",
     "a config of 300 keys": "name: a\nmodel: {architecture: llama, config: {" + ",".join(map(str, range(300))) + "}}",

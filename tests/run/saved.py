@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from peer.checkpoint.store import write_checkpoint
 
 NUMEL = 2
+PLACE = {"turn": 0, "cursor": 0, "position": 3}
 ORIGIN = {"text": "aa", "tokenizer": "bb", "batch_sequences": 4, "data_seed": 1}
 
 
@@ -22,7 +23,7 @@ def state_of(run_id: str, step: int, round: int) -> dict[str, Any]:
         "lineage_id": "a" * 64,
         "round": round,
         "progress": {"step": step, "round": round, "tokens": 9, "steps_since_snapshot": 1, "unsent_tokens": [3]},
-        "data": {"seed": 1, "epoch": 0, "position": 3},
+        "data": {"seed": 1, "sources": [{"lanes": [PLACE], "next_lane": 0, "credit": 0}]},
         "origin": ORIGIN,
     }
 

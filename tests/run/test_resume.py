@@ -10,7 +10,7 @@ import torch
 
 from peer.errors import UserError
 from peer.protocol.manifest import RunManifest, parse_manifest
-from peer.run.resume import Resumed, checkpoint_folder, read_resumed, text_digest
+from peer.run.resume import Resumed, checkpoint_folder, read_resumed
 from peer.settings import LATEST, PeerSettings
 from tests.network.bootstraps import DILOCO, MANIFEST
 from tests.run.saved import NUMEL, ORIGIN, save
@@ -102,8 +102,3 @@ def test_a_second_trajectory_is_resumed_and_missed(tmp_path, manifest):
     resumed = read_resumed(settings, manifest, NUMEL, 0, second=True)
     assert resumed is not None
     assert all(torch.equal(resumed.tensors["second"][name], value) for name, value in second.items())
-
-
-def test_texts_that_are_cut_otherwise_have_other_digests():
-    assert text_digest(["ab", "c"]) != text_digest(["a", "bc"])
-    assert len(text_digest(["\ud800"])) == 64

@@ -204,7 +204,7 @@ def task_summary(
         "parameters": parameters,
         "sequence_length": manifest.data.sequence_length,
         "batch_sequences": manifest.inner.batch_sequences,
-        "data": files or manifest.data.name or manifest.data.source,
+        "data": files or ", ".join(source.name or source.kind for source in manifest.data.sources),
         "train_tokens": None if windows is None else len(windows[0].tokens),
         "validation_tokens": None if windows is None else len(windows[1].tokens),
     }

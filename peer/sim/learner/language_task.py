@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from peer.data.packing import PackedTokens, pack_documents
-from peer.data.sources import load_documents, split_documents
+from peer.data.packing import PackedTokens, check_enough, pack_documents
+from peer.data.resident import read_documents, split_documents
+from peer.data.sources import RESIDENT_BYTES, list_sources
 from peer.data.tokenizer import load_tokenizer
 from peer.genesis import build_initial_model
 from peer.protocol.manifest import RunManifest
@@ -26,11 +25,13 @@ def load_windows(
     Raises:
         UserError: no such files, or too little text.
     """
-    documents = load_documents(manifest.data, train_files, Path("runs") / "cache")
-    train, validation = split_documents(documents, manifest.data.validation_fraction)
     tokenizer, length = load_tokenizer(manifest.tokenizer), manifest.data.sequence_length
-    windows = pack_documents(train["text"], tokenizer, length, manifest.inner.batch_sequences)
-    held_out = pack_documents(validation["text"], tokenizer, length, 1, "validation")
+    sources = list_sources(manifest.data, train_files)
+    documents = [text for source in sources for text in read_documents(source, RESIDENT_BYTES // len(sources))]
+    train, validation = split_documents(documents, manifest.data.validation_fraction)
+    windows, held_out = (pack_documents(texts, tokenizer, length) for texts in (train, validation))
+    check_enough("training", windows, manifest.inner.batch_sequences)
+    check_enough("validation", held_out, 1)
     return windows, PackedTokens(held_out.tokens[: validation_tokens + 1], length)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peer.data.batches import Batches, DataState
+from peer.data.batches import Batches, Resident
 from peer.data.packing import PackedTokens
 from peer.outer.state.flat_layout import FlatLayout
 from peer.train.batch import Batch
@@ -79,7 +79,7 @@ class LanguageTask:
     def batches(self, peer: int) -> Iterator[Tensor]:
         """See `Task.batches`; int64 [B, T + 1] each."""
         seed = 1_000_003 * self._data_seed + peer
-        ordered = Batches(self._train, self._batch_sequences, seed, DataState(seed=seed))
+        ordered = Batches([Resident(self._train)], self._batch_sequences, seed)
         return (batch for batch, _ in ordered)
 
     def gradient(self, parameters: Tensor, batch: Tensor, out: Tensor) -> float:

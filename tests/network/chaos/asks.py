@@ -42,16 +42,16 @@ def llama(**config: Any) -> dict[str, Any]:
 
 
 def hub(name: str, revision: str = COMMIT, **more: Any) -> dict[str, Any]:
-    return {"source": "hub", "name": name, "revision": revision, **more}
+    return {"sources": [{"kind": "hub", "name": name, "revision": revision, **more}]}
 
 
 ASKS: dict[str, tuple[dict[str, Any], str]] = {
     "a folder of the volunteer as data": (asked(data=hub("Documents/private")), "Documents/private"),
     "the same without a commit": (asked(data=hub("Documents/private", "main")), "is no commit"),
-    "an absolute folder as data": (asked(data=hub("<home>/Documents/private")), "data.name"),
-    "the volunteer's home as data": (asked(data=hub("~/Documents")), "data.name"),
-    "a way out of the name": (asked(data=hub("../Documents/private")), "data.name"),
-    "a loader of local files as data": (asked(data=hub("json", subset="Documents/private")), "data.name"),
+    "an absolute folder as data": (asked(data=hub("<home>/Documents/private")), "data.sources.0.name"),
+    "the volunteer's home as data": (asked(data=hub("~/Documents")), "data.sources.0.name"),
+    "a way out of the name": (asked(data=hub("../Documents/private")), "data.sources.0.name"),
+    "a loader of local files as data": (asked(data=hub("json", subset="Documents/private")), "data.sources.0.name"),
     "a folder of the volunteer as the model": (
         asked(model={"pretrained": "Documents/private", "revision": COMMIT}), "Documents/private"),
     "an absolute folder as the model": (

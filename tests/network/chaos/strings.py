@@ -82,6 +82,17 @@ def _manifest(section: str | None, field: str) -> Door:
     return through
 
 
+def _source(field: str) -> Door:
+    """A field of the manifest's first source of text."""
+
+    def through(text: str) -> Any:
+        source: Any = MANIFEST.data.sources[0].model_copy(update={field: text})
+        data = MANIFEST.data.model_copy(update={"sources": (source,)})
+        return open_manifest(seal_manifest(KEY, MANIFEST.model_copy(update={"data": data}), 1))
+
+    return through
+
+
 def _message(valid: Spec, field: str) -> Door:
     """A field of a record or message."""
     return lambda text: parse_json(type(valid), dump_json(valid.model_copy(update={field: text})))
@@ -94,8 +105,8 @@ NAMES: dict[str, Door] = {
     "pretrained": _manifest("model", "pretrained"),
     "revision": _manifest("model", "revision"),
     "tokenizer": _manifest("tokenizer", "name"),
-    "data": _manifest("data", "name"),
-    "source": _manifest("data", "source"),
+    "data": _source("name"),
+    "source": _source("kind"),
     "genesis": _manifest(None, "genesis"),
     "recipe": _manifest("recipe", "name"),
     "aggregator": _manifest("recipe", "aggregator"),

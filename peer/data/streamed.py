@@ -1,0 +1,198 @@
+"""A source that is read while it is trained on: its segments are made ahead in other processes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from peer.data.batches import Place, Segment
+from peer.data.packing import PackedTokens
+from peer.data.problems import SourceBusy
+from peer.data.segments import SegmentCache, SegmentHeader, SegmentRule, read_segment, segment_path
+from peer.data.shards import Shard
+from peer.data.worker import Order
+from peer.data.workers import WorkerFailed, Workers
+from peer.errors import UserError
+from peer.system.clock import Clock, awake_clock
+
+log = logging.getLogger(__name__)
+LANES = 4
+_HELD_OUT_LANE = LANES
+_NO_TOKENS = np.empty(0, dtype=np.uint16)
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+_numbers = itertools.count()
+
+
+class Reading(NamedTuple):
+    """What all sources share: the processes, the cache, and the encoder's id."""
+
+    workers: Workers
+    cache: SegmentCache
+    encoder_id: str
+    sequence_length: int
+    clock: Clock = awake_clock
+
+
+class StreamedSource:
+    """The windows of the shards of one source.
+
+    Args:
+        name: for messages.
+        number: of the source in the run; sources read their shards in orders of their own.
+
+    Attributes:
+        counts: rows left out, documents, text bytes and tokens of the segments so far.
+    """
+
+    def __init__(
+        self, reading: Reading, name: str, number: int, shards: Sequence[Shard], rule: SegmentRule, weight: float
+    ) -> None:
+        self.name, self.weight, self.lanes = name, weight, min(LANES, len(shards))
+        self.over = False
+        self.counts: Counter[str] = Counter()
+        self._reading, self._number, self._shards, self._rule = reading, number, shards, rule
+        self._ordered: dict[Path, Future[SegmentHeader]] = {}
+        self._retry_at, self._retry_s = 0.0, RETRY_S
+        self._refused: set[Shard] = set()
+        self._told: set[str] = set()
+        self._barren = 0  # segments in a row without a window
+
+    def segment(self, lane: int, place: Place, seed: int) -> Segment:
+        """See `WindowSource.segment`."""
+        if self.down:
+            raise SourceBusy(f"{self.name} is tried again later")
+        shard, key = self._shard(lane, place, seed)
+        if shard in self._refused:
+            return self._checked(_NO_TOKENS, key, Place(turn=place.turn + 1))
+        header, tokens = self._made(lane, shard, place.cursor, self._rule)
+        ends = header.next is None
+        after = Place(turn=place.turn + ends, cursor=header.next or 0)
+        self._order(lane, after, seed)
+        return self._checked(tokens, key, after)
+
+    @property
+    def down(self) -> bool:
+        """It could not be read a moment ago."""
+        return self.over or self._reading.clock() < self._retry_at
+
+    def _checked(self, tokens: np.ndarray, key: tuple[int, ...], after: Place) -> Segment:
+        windows = PackedTokens(tokens, self._reading.sequence_length)
+        self._barren = 0 if len(windows) else self._barren + 1
+        if self._barren > 2 * len(self._shards) and after.cursor == 0:
+            self.over = True
+            raise self._nothing()
+        return Segment(windows, key, after)
+
+    def held_out(self, tokens: int, until: Callable[[], bool]) -> list[np.ndarray]:
+        """The first documents for validation in the order of the shards, the same on every peer, until there are so
+        many tokens; fewer where the source has fewer, or the caller gives up.
+        """
+        found: list[np.ndarray] = []
+        for shard in self._shards:
+            cursor: int | None = 0
+            while cursor is not None:
+                missing = tokens - sum(map(len, found))
+                if missing <= 0 or (made := self._held_out_of(shard, cursor, missing, until)) is None:
+                    return found
+                found.append(made[1])
+                cursor = made[0].next
+        return found
+
+    def _held_out_of(
+        self, shard: Shard, cursor: int, tokens: int, until: Callable[[], bool]
+    ) -> tuple[SegmentHeader, np.ndarray] | None:
+        rule = self._rule.model_copy(update={"validation": True, "limit_tokens": tokens})
+        while True:
+            try:
+                if not self.down:
+                    return self._made(_HELD_OUT_LANE, shard, cursor, rule)
+            except SourceBusy:
+                pass
+            if until():
+                return None
+
+    def _nothing(self) -> SourceBusy:
+        log.error("%s has no text to train on: %s", self.name, _in_words(self.counts))
+        return SourceBusy(f"{self.name} has no text")
+
+    def _shard(self, lane: int, place: Place, seed: int) -> tuple[Shard, tuple[int, ...]]:
+        """The shard of a lane's turn, and the seed of the order in its segment: each epoch has another order of all."""
+        epoch, index = divmod(place.turn * self.lanes + lane, len(self._shards))
+        own = (self._number,) if self._number else ()
+        chosen = int(np.random.default_rng([seed, epoch, *own]).permutation(len(self._shards))[index])
+        return self._shards[chosen], (seed, epoch, chosen, place.cursor, *own)
+
+    def _path(self, shard: Shard, cursor: int, rule: SegmentRule) -> Path:
+        return segment_path(self._reading.cache.folder, shard, rule, self._reading.encoder_id, cursor)
+
+    def _made(
+        self, lane: int, shard: Shard, cursor: int, rule: SegmentRule
+    ) -> tuple[SegmentHeader, np.ndarray]:
+        path = self._path(shard, cursor, rule)
+        future = self._ordered.get(path)
+        if future is None and (found := read_segment(path)) is not None:
+            return found
+        if future is None:
+            future = self._give(lane, path, shard, cursor, rule)
+        if not future.done():
+            raise SourceBusy(f"{self.name} is being read")
+        del self._ordered[path]
+        try:
+            header = future.result()
+        except SourceBusy as error:
+            log.warning("%s cannot be read now; trying again in %.0f s: %s", self.name, self._retry_s, error)
+            self._retry_at = self._reading.clock() + self._retry_s
+            self._retry_s = min(LONGEST_RETRY_S, 2.0 * self._retry_s)
+            raise
+        except WorkerFailed as error:
+            raise UserError(f"{self.name} cannot be read: {error}", "see the message; free space on the disk helps") \
+                from None
+        self._retry_s = RETRY_S
+        self._note(header, counts=not rule.validation)
+        if header.refused:
+            self._refused.add(shard)
+        self._reading.cache.trim()
+        found = read_segment(path)
+        if found is None:
+            raise SourceBusy(f"{path} was removed")
+        return found
+
+    def _order(self, lane: int, place: Place, seed: int) -> None:
+        """Have the segment at a place made before it is needed."""
+        shard, _ = self._shard(lane, place, seed)
+        path = self._path(shard, place.cursor, self._rule)
+        if path not in self._ordered and not path.exists():
+            self._give(lane, path, shard, place.cursor, self._rule)
+
+    def _give(self, lane: int, path: Path, shard: Shard, cursor: int, rule: SegmentRule) -> Future[SegmentHeader]:
+        order = Order(
+            number=next(_numbers), lane=(1 + LANES) * self._number + lane, path=str(path), shard=shard, rule=rule,
+            cursor=cursor,
+        )  # fmt: skip
+        future = self._ordered[path] = self._reading.workers.order(order)
+        return future
+
+    def _note(self, header: SegmentHeader, *, counts: bool) -> None:
+        for problem in header.problems:
+            if problem not in self._told:
+                log.warning("%s", problem)
+            self._told.add(problem)
+        if not counts:
+            return
+        self.counts.update({f"left out: {reason}": count for reason, count in header.left_out.items()})
+        self.counts.update(
+            documents=header.documents, text_bytes=header.text_bytes, tokens=header.tokens, held_out=header.held_out
+        )
+
+
+def _in_words(counts: Counter[str]) -> str:
+    left_out = [f"{count:,} rows {key.removeprefix('left out: ')}" for key, count in counts.items() if "left" in key]
+    return f"{counts['documents']:,} documents, {counts['tokens']:,} tokens" + ("; left out: " if left_out else "") + \
+        ", ".join(left_out)

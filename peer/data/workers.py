@@ -1,0 +1,124 @@
+"""The processes that make segments, as their trainer sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from typing import IO
+
+from peer.data.problems import SourceBusy
+from peer.data.segments import SegmentHeader
+from peer.data.worker import Answer, Beginning, Order
+from peer.errors import AtollError
+
+log = logging.getLogger(__name__)
+MAX_RESTARTS = 5  # without a segment between them
+
+
+class WorkerFailed(AtollError):
+    """A segment could not be made for a reason that is no file's."""
+
+
+class Workers:
+    """Gives orders to `count` processes, by lane, and restarts one that ended.
+
+    Raises:
+        WorkerFailed: a process ends again and again.
+    """
+
+    def __init__(self, beginning: Beginning, count: int) -> None:
+        self._workers = [_Worker(beginning) for _ in range(count)]
+
+    def order(self, order: Order) -> Future[SegmentHeader]:
+        """The future raises SourceBusy, WorkerFailed."""
+        return self._workers[order.lane % len(self._workers)].order(order)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    def __init__(self, beginning: Beginning) -> None:
+        self._beginning, self._lock = beginning, threading.RLock()
+        self._given: dict[int, tuple[Order, Future[SegmentHeader]]] = {}
+        self._closed, self._restarts = False, 0
+        self.process = self._start()
+
+    def order(self, order: Order) -> Future[SegmentHeader]:
+        future: Future[SegmentHeader] = Future()
+        with self._lock:
+            self._given[order.number] = (order, future)
+            self._send(order)
+        return future
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            assert self.process.stdin is not None
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "peer.data.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "1000000"},
+        )  # fmt: skip
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(self._beginning.model_dump_json() + "\n")
+            process.stdin.flush()
+        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+        return process
+
+    def _send(self, order: Order) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: `_listen` starts another one
+            self.process.stdin.write(order.model_dump_json() + "\n")
+            self.process.stdin.flush()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self._take_answers(process.stdout)
+        code = process.wait()
+        with self._lock:
+            if self._closed:
+                return
+            self._restarts += 1
+            if self._restarts > MAX_RESTARTS:
+                problem = WorkerFailed(f"the process that reads text ended {self._restarts} times, last with {code}")
+                for _, future in self._given.values():
+                    future.set_exception(problem)
+                self._given.clear()
+                return
+            log.warning("the process that reads text ended (exit code %d); starting another one", code)
+            time.sleep(min(10.0, 0.1 * 2**self._restarts))
+            self.process = self._start()
+            for order, _ in self._given.values():
+                self._send(order)
+
+    def _take_answers(self, lines: IO[str]) -> None:
+        for line in lines:
+            answer = Answer.model_validate_json(line)
+            with self._lock:
+                _, future = self._given.pop(answer.number)
+            if answer.header is not None:
+                self._restarts = 0
+                future.set_result(answer.header)
+            elif answer.busy is not None:
+                future.set_exception(SourceBusy(answer.busy))
+            else:
+                future.set_exception(WorkerFailed(answer.failed or "no reason"))

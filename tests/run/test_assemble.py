@@ -35,7 +35,8 @@ def wired(folder: Path, descriptor: int, recipe: str) -> Peer:
     text = folder / "text.txt"
     text.write_text(TEXT * 40)
     written = MANIFEST.format(hidden=16, recipe=recipe, steps=5, wait=5.0, total="")
-    manifest = parse_manifest(written.replace("inner: {batch_sequences: 4}", INNER).encode(), "test")
+    written = written.replace("inner: {batch_sequences: 4}", INNER).replace("hidden_layers: 1", "hidden_layers: 3")
+    manifest = parse_manifest(written.encode(), "test")
     agent: Any = FakeAgent()
     agent.memory_descriptor = descriptor
     published = Published(
@@ -61,8 +62,11 @@ def moved(peer: Peer) -> float:
 def test_the_local_rule_acts_on_the_steps(tmp_path: Path, descriptor: int) -> None:
     plain = moved(wired(tmp_path, descriptor, "name: fedavg"))
     assert plain == pytest.approx(0.1 * RATE, rel=0.1)  # a joiner's first step of ten
-    pulled = moved(wired(tmp_path, descriptor, f"name: fedprox, local: {{mu: {5 / RATE}, decoupled: true}}"))
-    assert pulled == pytest.approx(0.5 * plain, rel=0.01)
+    half = f"{{name: proximal, mu: {5 / RATE}, decoupled: true}}"
+    streaming = "name: streaming-diloco, schedule: {num_fragments: 3}"  # whose vector has an order of its own
+    for recipe in ("name: fedprox", streaming):
+        pulled = moved(wired(tmp_path, descriptor, f"{recipe}, local: {half}"))
+        assert pulled == pytest.approx(0.5 * plain, rel=0.01)
 
 
 def test_the_second_trajectory_makes_the_same_steps(tmp_path: Path, descriptor: int) -> None:

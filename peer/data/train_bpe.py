@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
@@ -18,6 +20,8 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+# Longer ones are cut: a word of megabytes takes hours, and no piece of it helps elsewhere.
+_LONG = re.compile(r"\S{256}|\s{256}")
 LEAST_IDS = 256 + len(SPECIAL_TOKENS)
 
 
@@ -48,7 +52,16 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, show_progress: bool = Fa
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=show_progress,
     )  # fmt: skip
-    plain = (text.encode("utf-8", "replace").decode() for text in texts)
-    raw.train_from_iterator(plain, trainer)
+    plain = (piece for text in texts for piece in _pieces(text.encode("utf-8", "replace").decode()))
+    with ThreadPoolExecutor(1) as thread:  # so that this one can be interrupted: Rust returns at the end
+        thread.submit(raw.train_from_iterator, plain, trainer).result()
     contents = {"tokenizer.json": raw.to_str().encode(), "tokenizer_config.json": json.dumps(SPECIAL_TOKENS).encode()}
     return FolderTokenizer(contents, "that was trained")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    for long in _LONG.finditer(text):
+        yield text[start : long.end()]
+        start = long.end()
+    yield text[start:]

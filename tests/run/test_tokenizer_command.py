@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
 
 import pytest
 
@@ -53,6 +56,30 @@ def test_less_text_than_the_ids_need_gives_fewer_and_says_so(here, capsys):
     assert "of 4096 ids" in err
     vocab = json.loads((here / "out" / "tokenizer.json").read_text())["model"]["vocab"]
     assert f"the text gives only {len(vocab)} of 4096" in err
+
+
+def test_a_word_without_end_does_not_take_hours(here):
+    (here / "text" / "b.txt").write_text("".join(random.Random(1).choices("abcdefgh", k=1_000_000)))
+    assert atoll("run.yaml", "--vocab-size", 600, "--output", "out", "--train-files", "text") == 0
+
+
+ENDLESS = """
+import os, random, re, signal, threading
+from peer.data import train_bpe
+from peer.system.exit_signals import exiting_on_signals
+
+def texts():
+    yield "".join(random.Random(1).choices("abcdefgh", k=10_000_000))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+train_bpe._LONG = re.compile("(?!)")
+with exiting_on_signals(130):
+    train_bpe.train_bpe(texts(), 100_000)
+"""
+
+
+def test_a_signal_ends_it_while_rust_is_at_work():
+    assert subprocess.run([sys.executable, "-c", ENDLESS], timeout=60).returncode == 130
 
 
 @pytest.mark.usefixtures("here")

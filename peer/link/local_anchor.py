@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peer.link.memory import SharedState
 from peer.link.second_trajectory import LocalParameters, SecondTrajectory
+from peer.link.transfer import BackgroundCopies, Done, Transfer
 from peer.outer.aggregate.gram import largest_magnitude
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.merge_rules import Carry, MergeRule
@@ -40,6 +41,7 @@ class LocalAnchor:
         round: of the copy.
         base: the copy, fp32 [P]; it stays as it is until the next merge.
         scratch: fp32 [P], for any use between two merges.
+        copies: of a device with memory of its own; None: parameters are copied at once.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class LocalAnchor:
         self.memory, self.replica, self._optimizer, self._rule = memory, replica, optimizer, rule
         self.second, self._inner = second, inner
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
+        self.copies: BackgroundCopies | None = None
+        self._carried: int | None = None  # the fragment that a device merges
         self.round = 0
         self.base = torch.empty_like(memory.anchor)
         self.scratch = torch.empty_like(memory.anchor)
@@ -71,6 +75,17 @@ class LocalAnchor:
             self.second.begin(self.memory.anchor)
         self.keep(round)
 
+    def begin_merge(self, fragment: int | None, sent: int | None) -> Transfer:
+        """Bring to the device what `merge` with these arguments needs; the anchor must stay as it is until then."""
+        plain = self.second is None and (sent is None or isinstance(self._rule, Carry))
+        self._carried = 0 if len(self._bounds) == 1 else fragment
+        if self.copies is None or not plain or self._carried is None:
+            self._carried = None
+            return Done()
+        start, stop = self._bounds[self._carried]
+        before = self._sent[: stop - start] if self._carried == sent else self.base[start:stop]
+        return self.copies.begin_carry(before, self.memory.anchor[start:stop], start)
+
     def merge(self, round: int, fragment: int | None, sent: int | None) -> None:
         """Take up the new anchor as the recipe says, if it holds what was sent; else keep every step that it does not
         hold yet.
@@ -87,6 +102,10 @@ class LocalAnchor:
             same = len(self._bounds) > 1 and fragment is None and torch.equal(anchor, before)
             if same or fragment not in (None, index):
                 continue
+            if index == self._carried and self.copies is not None:
+                self.copies.carry()
+                before.copy_(anchor)
+                continue
             self.replica.read(local := self.scratch[: stop - start], start)
             if index == sent:
                 self._rule.merge_(local, self._sent[: stop - start], before, anchor)
@@ -96,13 +115,21 @@ class LocalAnchor:
             before.copy_(anchor)
         self._keep_result(round)
 
-    def read(self, fragment: int) -> bool:
-        """Write what this peer contributes to a fragment into the shared snapshot; whether it fits."""
+    def begin_read(self, fragment: int) -> Transfer:
+        """Write what this peer contributes to a fragment at this moment into the shared snapshot."""
         start, stop = self._bounds[fragment]
-        self.replica.read(local := self.memory.snapshot[: stop - start], start)
+        local = self.memory.snapshot[: stop - start]
+        if self.copies is not None and self.second is None:
+            return self.copies.begin_read(local, start)
+        self.replica.read(local, start)
         if self.second is not None:
             self.second.subtract(local)
-        return self._fits(local, start)
+        return Done()
+
+    def snapshot_fits(self, fragment: int) -> bool:
+        """Whether what was written there can be averaged and applied."""
+        start, stop = self._bounds[fragment]
+        return self._fits(self.memory.snapshot[: stop - start], start)
 
     @property
     def _sent(self) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from peer.link.memory import SharedState
 from peer.link.messages import Anchor, Merged, Message, Saved, WantSnapshot
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
+from peer.link.transfer import Pending
 from peer.outer.policy.regular import Regular
 from peer.system.clock import Clock
 
@@ -42,21 +44,16 @@ class SwarmSync:
     """
 
     def __init__(
-        self,
-        agent: AgentConnection,
-        local: LocalAnchor,
-        schedule: Regular,
-        limits: Limits,
-        on_message: Callable[[Message], None],
-        clock: Clock = time.monotonic,
-        on_drop: Callable[[], None] = lambda: None,
-    ) -> None:
+        self, agent: AgentConnection, local: LocalAnchor, schedule: Regular, limits: Limits,
+        on_message: Callable[[Message], None], clock: Clock = time.monotonic, on_drop: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
         self._on_message, self._on_drop = on_message, on_drop
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
         self._held: Anchor | None = None  # until it is time to merge it
         self._sent_at = 0
         self.rounds_contributed = self.swarm_tokens = 0
+        self._reading, self._merging = Pending(), Pending()
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
 
@@ -65,6 +62,7 @@ class SwarmSync:
         self._tally.begin()
         if self._resumed:
             self._merge(anchor)
+            self._settle_transfers()
             return
         self._local.take(anchor.round)
         self.swarm_tokens = anchor.swarm_tokens // self._local.fragments
@@ -84,12 +82,9 @@ class SwarmSync:
     def progress(self) -> dict[str, Any]:
         """What a checkpoint must remember of this object."""
         return {
-            "round": self.round,
-            "step": self.step,
-            "tokens": self.tokens,
-            "steps_since_snapshot": self.steps_since_snapshot,
-            "unsent_tokens": self._ledger.all_unsent(self.tokens),
-        }
+            "round": self.round, "step": self.step, "tokens": self.tokens,
+            "steps_since_snapshot": self.steps_since_snapshot, "unsent_tokens": self._ledger.all_unsent(self.tokens),
+        }  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must remember of the recipe's second trajectory, if it has one."""
@@ -198,6 +193,7 @@ class SwarmSync:
         self._bad_steps = 0 if finite else self._bad_steps + 1
         hopeless = self._bad_steps % HOPELESS_STEPS == 0 and max(self._ledger.all_unsent(self.tokens)) > 0
         if not finite and (hopeless or not self._local.usable):
+            self._ledger.armed = self._reading.cancel() or self._ledger.armed  # that holds what is dropped now
             self._drop_progress()
 
     def _drop_progress(self) -> None:
@@ -225,42 +221,64 @@ class SwarmSync:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle every message that has arrived, after waiting at most `timeout_s` for the first."""
+        self._reading.proceed()
+        self._merging.proceed()
         for message in self.agent.messages(timeout_s):
             if isinstance(message, Anchor):
                 self._merge(message)
             elif isinstance(message, WantSnapshot):
                 self._wanted(message)
             else:
-                if isinstance(message, Saved) and self._held is not None:  # parameters and outer state are of one round
-                    self._take_up(self._held)
+                if isinstance(message, Saved):  # parameters and outer state are of one round
+                    self._settle_transfers()
+                    if self._held is not None:
+                        self._take_up(self._held)
+                        self._settle_transfers()
                 self._on_message(message)
 
     def _wanted(self, message: WantSnapshot) -> None:
+        self._settle_transfers()
         if self._ledger.outstanding in (None, message.after):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        if not self._local.read(self._fragment):
-            self._ledger.outstanding = None  # the agent asks for another one: that is void
-            self._drop_progress()
-            self._local.read(self._fragment)
+        fragment = self._fragment
         self._ledger.armed = False
         self._ledger.mark(self.tokens)
         self._sent_at = self.step
-        self.agent.send(self._ledger.hand_over(self._fragment))
+        self._reading.start(self._local.begin_read(fragment), partial(self._send_snapshot, fragment))
+
+    def _send_snapshot(self, fragment: int) -> None:
+        if not self._local.snapshot_fits(fragment):
+            self._ledger.outstanding = None  # the agent asks for another one: that is void
+            self._drop_progress()
+            self._local.begin_read(fragment).result()
+            self._ledger.mark(self.tokens)
+        self.agent.send(self._ledger.hand_over(fragment))
 
     def _merge(self, message: Anchor) -> None:
         """Merge a new anchor, one with this peer's contribution not before `overlap_steps` after that was sent."""
+        self._settle_transfers()  # of before this anchor
         if self._ledger.is_in(message) and self.step < self._sent_at + self.schedule.overlap_steps:
             self._held = message
         else:
             self._take_up(message)
 
+    def _settle_transfers(self) -> None:
+        self._merging.proceed(wait=True)
+        self._reading.proceed(wait=True)
+
     def _take_up(self, message: Anchor) -> None:
+        """Merge an anchor as soon as the device has it; the agent writes no other until it is told of that."""
         self._held = None
-        contributed = self._ledger.is_in(message)
-        self._local.merge(message.round, message.fragment, self._ledger.sent if contributed else None)
-        if contributed:
+        self._ledger.armed = False
+        sent = self._ledger.sent if self._ledger.is_in(message) else None
+        finish = partial(self._finish_merge, message, sent)
+        self._merging.start(self._local.begin_merge(message.fragment, sent), finish)
+
+    def _finish_merge(self, message: Anchor, sent: int | None) -> None:
+        self._local.merge(message.round, message.fragment, sent)
+        if sent is not None:
             self.rounds_contributed += 1
             self._ledger.settle_marked()
         self._tell_merged(message)
@@ -276,5 +294,7 @@ class SwarmSync:
 
         The outstanding snapshot stays known: if the old agent committed it before it died, the next one says so.
         """
+        self._reading.cancel()
+        self._merging.cancel()  # the next agent tells of that anchor again
         self._ledger.armed = False
         self.agent.revive(gone)

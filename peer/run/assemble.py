@@ -41,7 +41,7 @@ from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors, reset_state
-from peer.train.replica import ModelReplica
+from peer.train.replica import DeviceCopies, ModelReplica
 from peer.train.step import Trainer
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,8 @@ def assemble(
     local = LocalAnchor(
         shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
     )
+    if device.type == "cuda":
+        local.copies = DeviceCopies(shared.replica, device)
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})

@@ -17,6 +17,7 @@ MOMENT_BYTES = 8  # two of Adam, fp32
 MOMENT_BYTES_8BIT = 2
 # Of a parameter in RAM: shared with the agent are anchor, momentum and snapshot; base and a scratch are the trainer's.
 SHARED_BYTES, BASE_BYTES = 12, 8
+CARD_COPY_BYTES = 8  # on a card with memory of its own: what a merge brings there
 SAVED_PER_LAYER = 8  # vectors of a token: norms, attention and feed-forward keep more
 LOGITS_KEPT = 2  # times fp32: logits and their gradient
 _GIB = 2**30
@@ -58,9 +59,10 @@ class Footprint:
     ) -> Footprint:
         """Of a model that learns from so many tokens in one forward pass."""
         moment_bytes = MOMENT_BYTES_8BIT if compute.eight_bit else MOMENT_BYTES
+        copies = CARD_COPY_BYTES if device.type == "cuda" else 0
         return cls(
             parameters=size.parameters,
-            training=size.parameters * (WEIGHT_BYTES + moment_bytes + rule_bytes[0]),
+            training=size.parameters * (WEIGHT_BYTES + moment_bytes + copies + rule_bytes[0]),
             activations=activation_bytes(size, tokens, device, compute),
             agent=size.parameters * (SHARED_BYTES + BASE_BYTES + rule_bytes[1]),
         )

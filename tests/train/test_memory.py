@@ -28,9 +28,9 @@ def test_a_model_must_fit_with_its_moments_and_its_agent():
         footprint().check(CPU, lambda _: 36 * MILLION + kept - 1)
     assert "--per-device-train-batch-size" in caught.value.hint
     on_card = footprint(CUDA)
-    on_card.check(CUDA, {CUDA: 16 * MILLION + on_card.activations, CPU: 20 * MILLION}.__getitem__)
+    on_card.check(CUDA, {CUDA: 24 * MILLION + on_card.activations, CPU: 20 * MILLION}.__getitem__)
     with pytest.raises(UserError, match="free on cuda:0"):
-        on_card.check(CUDA, {CUDA: 16 * MILLION - 1, CPU: GIB}.__getitem__)
+        on_card.check(CUDA, {CUDA: 24 * MILLION - 1, CPU: GIB}.__getitem__)
     with pytest.raises(UserError, match="free on cpu"):
         on_card.check(CUDA, {CUDA: GIB, CPU: 20 * MILLION - 1}.__getitem__)
 

@@ -45,14 +45,14 @@ class SwarmSync:
 
     def __init__(
         self, agent: AgentConnection, local: LocalAnchor, schedule: Regular, limits: Limits,
-        on_message: Callable[[Message], None], clock: Clock = time.monotonic, on_drop: Callable[[], None] = lambda: None,
+        on_message: Callable[[Message], None], clock: Clock = time.monotonic,
+        on_drop: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.agent, self._local, self.schedule, self.limits = agent, local, schedule, limits
         self._on_message, self._on_drop = on_message, on_drop
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
         self._held: Anchor | None = None  # until it is time to merge it
-        self._sent_at = 0
-        self.rounds_contributed = self.swarm_tokens = 0
+        self._sent_at = self.rounds_contributed = self.swarm_tokens = 0
         self._reading, self._merging = Pending(), Pending()
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
@@ -72,8 +72,8 @@ class SwarmSync:
         """Continue from `progress()` and `tensors()` of an earlier process. The shared anchor must be the resumed one,
         the replica the resumed parameters, and no agent may have changed the anchor yet.
         """
-        if self._local.second is not None:
-            self._local.second.resume(**tensors)
+        if second := self._local.second:
+            second.resume(**tensors)
         self._local.keep(progress["round"])
         self._tally.resume(progress["step"], progress["tokens"])
         self._ledger.resume(progress["steps_since_snapshot"], self.tokens, progress["unsent_tokens"])
@@ -230,10 +230,9 @@ class SwarmSync:
                 self._wanted(message)
             else:
                 if isinstance(message, Saved):  # parameters and outer state are of one round
-                    self._settle_transfers()
                     if self._held is not None:
                         self._take_up(self._held)
-                        self._settle_transfers()
+                    self._settle_transfers()
                 self._on_message(message)
 
     def _wanted(self, message: WantSnapshot) -> None:
@@ -273,8 +272,8 @@ class SwarmSync:
         self._held = None
         self._ledger.armed = False
         sent = self._ledger.sent if self._ledger.is_in(message) else None
-        finish = partial(self._finish_merge, message, sent)
-        self._merging.start(self._local.begin_merge(message.fragment, sent), finish)
+        ready = self._local.begin_merge(message.fragment, sent)
+        self._merging.start(ready, partial(self._finish_merge, message, sent))
 
     def _finish_merge(self, message: Anchor, sent: int | None) -> None:
         self._local.merge(message.round, message.fragment, sent)

@@ -123,11 +123,6 @@ def load_tokenizer(spec: TokenizerSpec, home: Path | None = None) -> Tokenizer:
     return _made_of(spec, contents)
 
 
-def open_tokenizer(spec: TokenizerSpec, home: Path | None = None) -> Tokenizer:
-    """The same without the trial, for a process whose parent has made it."""
-    return ByteTokenizer() if spec.kind == "bytes" else _made_of(spec, _files_of(spec, home))
-
-
 def published_spec(spec: TokenizerSpec, tokenizer: Tokenizer) -> TokenizerSpec:
     """What a manifest says of it for other machines: the files of a folder instead of its name, and the digest."""
     if spec.kind == "bytes":

@@ -21,7 +21,7 @@ def test_an_option_that_resembles_nothing_is_answered_with_all_there_are(capsys)
     with pytest.raises(SystemExit) as exited:
         main(["join", ADDRESS, "--zzz"])
     assert exited.value.code == 2
-    assert "known: announce-maddrs, attn-implementation, " in capsys.readouterr().err
+    assert "known: announce-maddrs, " in capsys.readouterr().err
 
 
 def test_other_commands_refuse_what_they_do_not_know(capsys):

@@ -56,7 +56,10 @@ def checked_genesis(manifest: RunManifest, tokenizer: Tokenizer) -> OuterState:
     num_tensors = 2 + plan.recipe.optimizer.num_buffers
     check_memory(measure_model(manifest.model, tokenizer.vocab_size).parameters, 4 * num_tensors, torch.device("cpu"))
     model = build_initial_model(manifest, tokenizer)
-    check_trains(manifest.model, model, manifest.data.sequence_length)
+    check_trains(
+        manifest.model, model, manifest.data.sequence_length,
+        tokenizer.eos_id if manifest.data.document_mask else None,
+    )  # fmt: skip
     return _genesis_state(plan, model)
 
 

@@ -122,7 +122,9 @@ class _Opening:
             trained.append(windows)
             held_out += tokens
         length = self._spec.sequence_length
-        validation = PackedTokens(np.concatenate(held_out) if held_out else np.empty(0, dtype=np.int32), length)
+        end = self._tokenizer.eos_id if self._spec.document_mask else None
+        packed = np.concatenate(held_out) if held_out else np.empty(0, dtype=np.int32)
+        validation = PackedTokens(packed, length, end)
         if len(trained) == 1 and isinstance(alone := trained[0], Resident):
             check_enough("training", alone.windows, least_windows)
         check_enough("validation", validation, 1)

@@ -23,11 +23,15 @@ class PackedTokens:
     Args:
         tokens: integers [n] of any type; may be mapped from a file.
         sequence_length: T, tokens.
+        document_end: the token that ends documents, where attention stays inside a document; None: it does not.
     """
 
-    def __init__(self, tokens: npt.NDArray[Any], sequence_length: int) -> None:
+    def __init__(
+        self, tokens: npt.NDArray[Any], sequence_length: int, document_end: int | None = None
+    ) -> None:
         self.tokens = tokens
         self.sequence_length = sequence_length
+        self.document_end = document_end
 
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1) // self.sequence_length)

@@ -105,13 +105,15 @@ class SourceSpec(Spec):
 class DataSpec(Spec):
     """The text of the run; a peer may train on its own files instead (setting `train_files`).
 
-    A document is for validation, and never trained on, if a hash of its content falls into `validation_fraction`.
+    A document is for validation, and never trained on, if a hash of its content falls into `validation_fraction`. With
+    `document_mask`, no token attends to another document of its sequence.
     """
 
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=16)] = (SourceSpec(),)
     sequence_length: int = Field(default=128, ge=8, le=131072)
     validation_fraction: float = Field(default=0.05, ge=0.001, le=0.5)
     validation_tokens: int = Field(default=1_000_000, ge=1024, le=100_000_000)
+    document_mask: bool = False
 
 
 class InnerSpec(Spec):

@@ -117,7 +117,8 @@ def assemble(
     )
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
-    check_trains(manifest.model, model, manifest.data.sequence_length)
+    document_end = tokenizer.eos_id if manifest.data.document_mask else None
+    check_trains(manifest.model, model, manifest.data.sequence_length, document_end)
     prepare(model, compute)
     optimizer = _optimizer(model, manifest, recipe, resumed, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
@@ -135,7 +136,9 @@ def assemble(
     if resumed is not None:
         sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
-    trainer = Trainer(model.train(), optimizer, inner, device, rate, hook=hook, compute=compute)
+    trainer = Trainer(
+        model.train(), optimizer, inner, device, rate, hook=hook, compute=compute, document_end=document_end
+    )
     return Peer(
         settings=settings,
         manifest=manifest,

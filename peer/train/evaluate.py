@@ -20,7 +20,10 @@ _DEFAULT_CONTEXT = 1024  # for architectures without a limit on positions
 
 
 class ValidationWindows(Protocol):
-    """Validation data: equally long token windows, int64 [T + 1] each."""
+    """Validation data: equally long token windows, int64 [T + 1] each; `document_end`: see `Batch.of`."""
+
+    @property
+    def document_end(self) -> int | None: ...
 
     def __len__(self) -> int: ...
 
@@ -64,7 +67,7 @@ def evaluate(model: PreTrainedModel, validation: ValidationWindows, max_sequence
     loss, total = LanguageLoss(model, router_loss=0.0), 0.0
     with _inference(model):
         for batch_bt in torch.split(windows_nt, batch_sequences):
-            total += loss.mean(Batch.of(batch_bt).to(model.device)) * len(batch_bt)
+            total += loss.mean(Batch.of(batch_bt, validation.document_end).to(model.device)) * len(batch_bt)
     return total / count
 
 

@@ -89,7 +89,9 @@ class LanguageLoss:
         return (total / max(1, batch.tokens)).item()
 
     def _forward(self, batch: Batch) -> Any:
-        more = {"output_router_logits": True} if self._router_weight else {}
+        more: dict[str, Any] = {"output_router_logits": True} if self._router_weight else {}
+        if batch.positions_bt is not None:
+            more["position_ids"] = batch.positions_bt
         return self.model(input_ids=batch.inputs_bt, use_cache=False, **more)
 
     def _head_for(self, batch: Batch) -> SplitHead | None:

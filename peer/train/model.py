@@ -14,7 +14,7 @@ from peer.errors import UserError
 from peer.hub import MODEL_FILES, check_download, fetch
 from peer.protocol.manifest import ModelSpec
 from peer.system.bounded_child import run_bounded
-from peer.train.batch import Batch
+from peer.train.batch import Batch, positions_in_documents
 from peer.train.loss import LanguageLoss
 from peer.train.memory import ModelSize
 from peer.train.model_config import cannot_load, guarded, load_config
@@ -126,13 +126,16 @@ def check_sequence_length(model: PreTrainedModel, sequence_length: int) -> None:
             )
 
 
-def check_trains(spec: ModelSpec, model: PreTrainedModel, sequence_length: int) -> None:
+def check_trains(
+    spec: ModelSpec, model: PreTrainedModel, sequence_length: int, document_end: int | None = None
+) -> None:
     """Make one forward and backward pass, and see that no position looks ahead; the model is as before afterwards.
 
     Args:
         spec: what the model was built of, for messages.
         model: in training mode, on the device where it will compute.
         sequence_length: inputs of a step; a large model on the CPU is tried with fewer.
+        document_end: the token behind which attention must not look back; None: it may.
 
     Raises:
         UserError: too few positions, no causal model, or whatever the first step of training would fail of.
@@ -146,11 +149,36 @@ def check_trains(spec: ModelSpec, model: PreTrainedModel, sequence_length: int) 
     with torch.random.fork_rng(devices=[model.device] if on_cuda else []):
         short_bt = ids_bt[:, :CAUSAL_CHECK_TOKENS]
         guarded(spec, lambda: _check_causal(spec, model, short_bt, (short_bt + 1) % vocab_size), "trained")
+        if document_end is not None:
+            guarded(spec, lambda: _check_separates(spec, model, short_bt, (short_bt + 1) % vocab_size, document_end),
+                    "trained")
         loss = guarded(spec, lambda: _loss_after_backward(model, ids_bt), "trained")
     model.zero_grad(set_to_none=True)
     if not math.isfinite(loss):
         what = f"{spec.architecture or spec.pretrained} cannot be trained: its first loss is {loss}"
         raise UserError(what, "check the numbers in model.config")
+
+
+def _check_separates(
+    spec: ModelSpec, model: PreTrainedModel, ids_bt: Tensor, others_bt: Tensor, document_end: int
+) -> None:
+    """Another first document must not change what is predicted in the second one."""
+    half = ids_bt.shape[1] // 2
+    ids_bt = ids_bt.clone()
+    ids_bt[ids_bt == document_end] = others_bt[ids_bt == document_end]
+    ids_bt[:, half - 1] = document_end
+    changed_bt = torch.cat([others_bt[:, : half - 1], ids_bt[:, half - 1 :]], dim=1)
+    positions_bt = positions_in_documents(ids_bt == document_end)
+    model.train(False)
+    with torch.no_grad():
+        first, second = (
+            model(input_ids=ids, position_ids=positions_bt, use_cache=False).logits[:, half:]
+            for ids in (ids_bt, changed_bt)
+        )
+    model.train()
+    if float((first - second).abs().max()) > LOOKS_AHEAD * float(first.abs().max()):
+        what = f"{spec.architecture or spec.pretrained} cannot keep attention inside a document"
+        raise UserError(what, "set data.document_mask to false, or choose another architecture")
 
 
 def _loss_after_backward(model: PreTrainedModel, ids_bt: Tensor) -> float:

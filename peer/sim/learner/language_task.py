@@ -32,7 +32,8 @@ def load_windows(
     windows, held_out = (pack_documents(texts, tokenizer, length) for texts in (train, validation))
     check_enough("training", windows, manifest.inner.batch_sequences)
     check_enough("validation", held_out, 1)
-    return windows, PackedTokens(held_out.tokens[: validation_tokens + 1], length)
+    windows.document_end = end = tokenizer.eos_id if manifest.data.document_mask else None
+    return windows, PackedTokens(held_out.tokens[: validation_tokens + 1], length, end)
 
 
 def language_task(manifest: RunManifest, windows: tuple[PackedTokens, PackedTokens], seed: int) -> LanguageTask:

@@ -89,7 +89,7 @@ class LanguageTask:
         ):
             parameter.data = value
             parameter.grad = gradient
-        parts = Batch.of(batch)
+        parts = Batch.of(batch, self._train.document_end)
         return self._loss.backward(parts, parts.tokens).item()
 
     def validate(self, parameters: Tensor, *, final: bool) -> float:

@@ -61,6 +61,11 @@ class CheckpointWriter:
             write_checkpoint, self._root, step, snapshot, copy.deepcopy(dict(state)), extra_files, self._keep
         )
 
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written, for which `submit` would wait."""
+        return self._pending is not None and not self._pending.done()
+
     def wait(self) -> Path | None:
         """Until nothing is being written; the checkpoint that just finished, if any.
 

@@ -60,6 +60,13 @@ class Saving:
         """The agent has been asked and has not answered; one that was started since knows nothing of it."""
         return self._folder is not None and self._asked_of == self._agent.starts
 
+    def ask_in_passing(self, step: int) -> None:
+        """As `ask`, but nothing if the checkpoint before is still being written: on a slow disk, steps would wait."""
+        if self._writer.writing:
+            log.info("no checkpoint at step %d: the one before is still being written", step)
+        else:
+            self.ask(step)
+
     def ask(self, step: int) -> None:
         """Ask for the outer state at this step, unless the agent is at it or that checkpoint is there already."""
         if self.waiting or (step == self._saved_step and self._is_written()):

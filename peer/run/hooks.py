@@ -79,7 +79,7 @@ class PeerHooks:
         if every and sync.round != validated and sync.round % every == 0:
             self.validate(settings.eval_sequences)
         if settings.save_steps and sync.step % settings.save_steps == 0:
-            self._saving.ask(sync.step)
+            self._saving.ask_in_passing(sync.step)
 
     def on_message(self, message: Message) -> None:
         """Messages of the agent that are not for the merge."""

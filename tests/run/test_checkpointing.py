@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,31 @@ def test_a_checkpoint_has_the_parts_of_both(tmp_path, agent, saving):
     assert written(tmp_path) == ["checkpoint-9"]
     assert (tmp_path / "checkpoint-9" / "outer.safetensors").read_bytes() == b"outer"
     assert list(tmp_path.glob("outer-*")) == []
+
+
+def test_on_a_slow_disk_no_step_waits_for_a_checkpoint(tmp_path, agent, saving, monkeypatch, caplog):
+    """The disk is not done with one when the next is due, and the one after."""
+    disk = threading.Event()
+
+    def slow(*arguments):
+        disk.wait(20.0)
+        return store.write_checkpoint(*arguments)
+
+    monkeypatch.setattr("peer.checkpoint.writer.write_checkpoint", slow)
+    saving.ask_in_passing(10)
+    began = time.monotonic()
+    saving.answered(agent.answer(), 10, 3)
+    with caplog.at_level(logging.INFO):
+        for step in (20, 30):
+            saving.ask_in_passing(step)
+    assert time.monotonic() - began < 5.0, "the disk takes 20 s"
+    assert len(agent.asked) == 1
+    assert caplog.messages[-1] == "no checkpoint at step 30: the one before is still being written"
+    disk.set()
+    saving.close()
+    assert written(tmp_path) == ["checkpoint-10"]
+    saving.ask_in_passing(40)
+    assert len(agent.asked) == 2
 
 
 def test_an_agent_that_dies_meanwhile_takes_one_checkpoint_with_it_not_all(tmp_path, agent, saving, caplog):

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,10 +58,13 @@ def stop_in_order(peers: list[JoinedPeer]) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [
+    {"steps": 5}, {"steps": 12, "layers": 3, "recipe": "name: streaming-diloco, compressor: int8"},
+], ids=["diloco", "streaming-diloco"])  # fmt: skip
 def test_stopped_peers_resume_the_same_lineage_and_a_stranger_gets_the_same_state(
-    join: JoinPeer, make_swarm: Callable[..., TestSwarm]
+    join: JoinPeer, make_swarm: Callable[..., TestSwarm], options: dict[str, Any]
 ) -> None:
-    swarm = make_swarm(steps=5, wait=2.0)
+    swarm = make_swarm(wait=2.0, **options)
     swarm.manifest_text = swarm.manifest_text.replace("sequence_length: 8", "sequence_length: 16")
     address = swarm.bootstrap().address
     first = [join(name, address, "--resume-from-checkpoint") for name in ("a", "b")]  # nothing to resume yet

@@ -21,7 +21,7 @@ from peer.link.messages import Anchor, Merged, Message, Saved, WantSnapshot
 from peer.link.supervisor import AgentGoneError
 from peer.link.tally import StepReport, TrainingTally
 from peer.link.transfer import Pending
-from peer.outer.policy.regular import Regular
+from peer.outer.policy.regular import Event, Regular
 from peer.system.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SwarmSync:
         self._on_message, self._on_drop = on_message, on_drop
         self._tally, self._ledger = TrainingTally(clock), ContributionLedger(local.fragments)
         self._held: Anchor | None = None  # until it is time to merge it
-        self._sent_at = self.rounds_contributed = self.swarm_tokens = 0
+        self._merge_at = self.rounds_contributed = self.swarm_tokens = 0
         self._reading, self._merging = Pending(), Pending()
         self._resumed = False
         self._bad_steps = self.drops = self._fresh_since = 0
@@ -154,9 +154,9 @@ class SwarmSync:
         return self.schedule.global_step(self.round, self.steps_since_snapshot)
 
     @property
-    def _fragment(self) -> int:
-        """That the next round is of."""
-        return self.schedule.turn(self.round).fragment
+    def _next(self) -> Event:
+        """The round that this peer contributes to next."""
+        return self.schedule.event(self.round + 1)
 
     @property
     def _due(self) -> bool:
@@ -217,7 +217,7 @@ class SwarmSync:
 
     def _show_progress(self) -> None:
         if self._tally.report_due():
-            self.agent.send(self._tally.report(self._ledger.unsent(self.tokens, self._fragment), self._due_in_s))
+            self.agent.send(self._tally.report(self._ledger.unsent(self.tokens, self._next.fragment), self._due_in_s))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle every message that has arrived, after waiting at most `timeout_s` for the first."""
@@ -241,11 +241,11 @@ class SwarmSync:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        fragment = self._fragment
+        event = self._next
         self._ledger.armed = False
         self._ledger.mark(self.tokens)
-        self._sent_at = self.step
-        self._reading.start(self._local.begin_read(fragment), partial(self._send_snapshot, fragment))
+        self._merge_at = self.step + event.apply_step - event.send_step
+        self._reading.start(self._local.begin_read(event.fragment), partial(self._send_snapshot, event.fragment))
 
     def _send_snapshot(self, fragment: int) -> None:
         if not self._local.snapshot_fits(fragment):
@@ -256,9 +256,9 @@ class SwarmSync:
         self.agent.send(self._ledger.hand_over(fragment))
 
     def _merge(self, message: Anchor) -> None:
-        """Merge a new anchor, one with this peer's contribution not before `overlap_steps` after that was sent."""
+        """Merge a new anchor, one with this peer's contribution not before the schedule says so."""
         self._settle_transfers()  # of before this anchor
-        if self._ledger.is_in(message) and self.step < self._sent_at + self.schedule.overlap_steps:
+        if self._ledger.is_in(message) and self.step < self._merge_at:
             self._held = message
         else:
             self._take_up(message)

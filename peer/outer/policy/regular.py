@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from peer.outer.state.fragments import Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One round of one fragment: its snapshot is sent after `send_step`, its result merged after `apply_step`."""
+
+    fragment: int
+    round: int
+    send_step: int
+    apply_step: int
 
 
 class Regular(ABC):
@@ -27,6 +38,13 @@ class Regular(ABC):
     @abstractmethod
     def turn(self, round: int) -> Turn:
         """What the round is of that follows `round` rounds."""
+
+    def event(self, number: int) -> Event:
+        """Round number `number` of the run, counted from 1; `events` has it at its step."""
+        turn, sent = self.turn(number - 1), self.begins(number + 1)
+        return Event(
+            fragment=turn.fragment, round=turn.rounds + 1, send_step=sent, apply_step=sent + self.overlap_steps
+        )
 
     def length(self, round: int) -> int:
         """Inner steps of round number `round`, counted from 1."""

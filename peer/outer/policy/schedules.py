@@ -12,18 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.errors import UserError
-from peer.outer.policy.regular import Regular
+from peer.outer.policy.regular import Event, Regular
 from peer.outer.state.fragments import Turn, whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """One round of one fragment: its snapshot is sent after `send_step`, its result merged after `apply_step`."""
-
-    fragment: int
-    round: int
-    send_step: int
-    apply_step: int
 
 
 class Schedule(Protocol):

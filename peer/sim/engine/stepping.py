@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from peer.outer.policy.schedules import Event
+from peer.outer.policy.regular import Event
 from peer.outer.recipe.recipe import paced
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.step_time import StepTimes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peer.outer.policy.schedules import Event
+from peer.outer.policy.regular import Event
 from peer.sim.engine.exchanges import Exchanges
 from peer.sim.engine.swarm import SimSwarm
 from peer.sim.learner.replica import SimReplica

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from peer.outer.policy.schedules import Event
+from peer.outer.policy.regular import Event
 from peer.outer.recipe.recipe import Recipe
 from peer.sim.engine.clock import Clock
 from peer.sim.engine.work_split import divide

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.outer.policy.schedules import Event
+from peer.outer.policy.regular import Event
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.topology.topologies import Links
 from peer.sim.round.contribution import CommittedRound, Contribution

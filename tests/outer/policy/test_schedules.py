@@ -192,3 +192,14 @@ def test_lengths_of_rounds_are_what_the_events_say(
     lengths = [after - before for before, after in zip([0, *sent], sent, strict=False)]
     assert lengths == [schedule.length(round) for round in range(1, len(sent) + 1)]
     assert schedule.longest(len(sent)) == max([schedule.length(1), *lengths])
+
+
+@given(period=st.integers(1, 40), fragments=st.integers(1, 40), overlap=st.integers(0, 40), steps=st.integers(1, 40))
+def test_the_rounds_of_a_run_are_the_events_of_its_steps(period: int, fragments: int, overlap: int, steps: int) -> None:
+    for schedule in (
+        Strided(period=period, num_fragments=min(fragments, period), overlap_steps=min(overlap, period)),
+        Every(steps=steps, overlap_steps=min(overlap, steps)),
+    ):
+        events = [event for step in range(1, 200) for event in schedule.events(step)]
+        assert events == [schedule.event(number) for number in range(1, len(events) + 1)]
+        assert schedule.longest(None) == max(period if isinstance(schedule, Strided) else steps, 1)

@@ -15,6 +15,8 @@ from tests.train.tiny import VOCAB, random_batches, tiny_model
 class Recorded:
     """Ten windows that remember which were read."""
 
+    document_end = None
+
     def __init__(self) -> None:
         self.rows = random_batches(1, rows=10)[0]
         self.read: list[int] = []

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -156,11 +157,11 @@ def serving(folder: Path) -> Iterator[str]:
 
 def baseline(files: list[str]) -> Iterator[torch.Tensor]:
     """What one writes with `datasets`: both formats streamed and interleaved, tokenised and packed in one worker."""
-    tokenizer = ByteTokenizer()
+    tokenizer, eos = ByteTokenizer(), np.array([ByteTokenizer.eos_id], dtype=np.int32)
 
     def packed(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        ids = [token for text in rows["text"] for token in (*tokenizer.encode(text).tolist(), tokenizer.eos_id)]
-        return {"ids": [ids[at : at + LENGTH + 1] for at in range(0, len(ids) - LENGTH, LENGTH)]}
+        ids = np.concatenate([part for text in rows["text"] for part in (tokenizer.encode(text), eos)])
+        return {"ids": list(np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1)[::LENGTH])}
 
     formats = [
         datasets.load_dataset(kind, data_files=[file for file in files if file.endswith(suffix)], split="train",

@@ -89,9 +89,16 @@ class FastEncoder:
         }  # fmt: skip
 
     def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
-        """See `Encoder.encode_all`."""
+        """See `Encoder.encode_all`; no ids of a text that the tokenizer fails of."""
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
-        encoded = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+        try:
+            encoded = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's
+                raise
+            if len(texts) == 1:
+                return [np.empty(0, dtype=np.int32)]
+            return [ids for text in texts for ids in self.encode_all([text])]
         found = [np.asarray(one.ids, dtype=np.int32) for one in encoded]
         return [self._control.avoided(text, ids, self._encode) for text, ids in zip(clean, found, strict=True)]
 

@@ -127,7 +127,7 @@ def test_the_files_of_a_split_on_the_hub_are_shards_at_their_commit(monkeypatch)
     assert (first.name, first.tag, first.hub) == ("o/n/data/a.parquet", "abc", True)
     assert second.place.endswith("/datasets/o/n/resolve/abc/data/b.parquet")
     with pytest.raises(UserError, match="no such split: did you mean 'train'"):
-        list_sources(hub(split="trian"), ())
+        list_sources(hub(split="trains"), ())
 
 
 @pytest.mark.parametrize("name", ["Documents/private", "json/json", "csv/data", "buckets/me"])
@@ -252,7 +252,7 @@ def test_a_mixture_of_everything_that_people_have(tmp_path, caplog):
     (tmp_path / "bom-crlf.txt").write_bytes(b"\xef\xbb\xbf" + b"line one\r\nline two\r\n")
     (tmp_path / "one-bad-byte.txt").write_bytes(b"good \xff text")
     (tmp_path / "one-line.txt").write_text("word " * 2_000_000)
-    (Path(str(tmp_path) + "/caf\udce9.txt")).write_text("a name that is not UTF-8")
+    (Path(str(tmp_path) + "/name\udce9.txt")).write_text("a name that is not UTF-8")
     with caplog.at_level(logging.WARNING):
         documents = read_documents(own(tmp_path))
     assert documents.count(good) == 20

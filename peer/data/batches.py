@@ -7,6 +7,7 @@ into memory is one lane with one segment: each epoch is a permutation of all its
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -19,6 +20,7 @@ from peer.data.packing import PackedTokens
 from peer.data.problems import SourceBusy
 from peer.errors import UserError
 
+log = logging.getLogger(__name__)
 WEIGHT_UNITS = 1_000_000
 WAIT_S = 0.05  # between two looks at sources that have nothing now
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -123,7 +125,7 @@ class Resident:
 
 
 class Batches:
-    """An endless iterator of (batch int64 [B, T + 1], the state after it).
+    """An iterator of (batch int64 [B, T + 1], the state after it), which ends where no source has text any more.
 
     Windows that do not fill the share of a batch at the end of a segment are passed over. Resuming needs the same
     sources and the same batch size.
@@ -139,7 +141,7 @@ class Batches:
         waited_s: seconds that no source had anything.
 
     Raises:
-        UserError: fewer windows in memory than one batch.
+        UserError: fewer windows in memory than one batch; at the first batch, no text in any source.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class Batches:
                 "lower the batch size, or add text",
             )
         self._batch_sequences, self._waiting = batch_sequences, waiting or _sleep
-        self.waited_s, self._stopped = 0.0, False
+        self.waited_s, self._stopped, self._begun = 0.0, False, False
         seed = seed if state is None else state.seed
         before = state.sources if state is not None and state.sources else [None] * len(sources)
         if len(before) != len(sources):
@@ -180,6 +182,7 @@ class Batches:
                 rows += mixed.take(count, self._until)
             if self._stopped:
                 raise StopIteration
+        self._begun = True
         return torch.stack(rows), self.state
 
     def _shares(self, windows: int) -> list[tuple[_Mixed, int]]:
@@ -203,9 +206,12 @@ class Batches:
         while True:
             left = [mixed for mixed in self._mixed if not mixed.source.over]
             if not left:
-                raise UserError(
-                    "no source has text to train on any more", "see the messages above, or set train_files to your own"
-                )
+                what, hint = "no source has text to train on any more", "see the messages above, or set train_files"
+                if not self._begun:
+                    raise UserError(what, hint)
+                log.error("%s: training ends; %s", what, hint)
+                self._stopped = True
+                return []
             able = [mixed for mixed in left if not mixed.source.down]
             if able or self._until():
                 return able

@@ -122,7 +122,7 @@ def test_while_a_source_is_down_the_others_give_its_share_and_no_debt_grows_afte
     assert [sum(start < 250 for start in starts(batches, 1)) for _ in range(3)] == [2, 2, 2]
 
 
-def test_training_waits_while_all_are_down_and_ends_if_it_is_told_to():
+def test_training_waits_while_all_are_down_and_ends_if_it_is_told_to(caplog):
     source, waits = Shards([[40]], 1), []
     source.busy = True
 
@@ -137,6 +137,12 @@ def test_training_waits_while_all_are_down_and_ends_if_it_is_told_to():
     source.busy, source.over = False, True
     with pytest.raises(UserError, match="no source has text to train on any more"):
         next(Batches([source], 4, seed=0))
+    over = Batches([source], 4, seed=0)
+    source.over = False
+    assert len(starts(over, 1)) == 4
+    source.over = True
+    assert list(over) == []
+    assert "no source has text to train on any more: training ends" in caplog.text
     source.over = False
     again = Batches([source], 4, seed=0, waiting=lambda _: True)
     source.busy = True

@@ -31,7 +31,7 @@ class _Numbers(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Place(_Numbers):
+class LanePlace(_Numbers):
     """Where a lane is: shards begun before, the cursor of its segment, windows of that segment used up."""
 
     turn: Count = 0
@@ -42,7 +42,7 @@ class Place(_Numbers):
 class SourceState(_Numbers):
     """Where a source is: its lanes, which of them is next, and by how much it is behind its share of windows."""
 
-    lanes: Annotated[tuple[Place, ...], _LISTED, Field(max_length=64)]
+    lanes: Annotated[tuple[LanePlace, ...], _LISTED, Field(max_length=64)]
     next_lane: Count = 0
     credit: int = 0
 
@@ -85,7 +85,7 @@ class Segment(NamedTuple):
 
     windows: PackedTokens
     key: tuple[int, ...]
-    next: Place
+    next: LanePlace
 
 
 class WindowSource(Protocol):
@@ -94,7 +94,7 @@ class WindowSource(Protocol):
     weight: float
     lanes: int
 
-    def segment(self, lane: int, place: Place, seed: int) -> Segment:
+    def segment(self, lane: int, place: LanePlace, seed: int) -> Segment:
         """The segment at a place, whatever its position.
 
         Raises:
@@ -119,9 +119,9 @@ class Resident:
     def __init__(self, windows: PackedTokens, weight: float = 1.0) -> None:
         self.windows, self.weight = windows, weight
 
-    def segment(self, lane: int, place: Place, seed: int) -> Segment:  # noqa: ARG002
+    def segment(self, lane: int, place: LanePlace, seed: int) -> Segment:  # noqa: ARG002
         """See `WindowSource.segment`; the key of epoch e is (seed, e)."""
-        return Segment(self.windows, (seed, place.turn), Place(turn=place.turn + 1))
+        return Segment(self.windows, (seed, place.turn), LanePlace(turn=place.turn + 1))
 
 
 class Batches:
@@ -233,7 +233,7 @@ class _Mixed:
     """One source, its lanes, and its share."""
 
     def __init__(self, source: WindowSource, seed: int, state: SourceState | None) -> None:
-        before = state if state is not None else SourceState(lanes=(Place(),) * source.lanes)
+        before = state if state is not None else SourceState(lanes=(LanePlace(),) * source.lanes)
         if len(before.lanes) != source.lanes:
             raise UserError(
                 f"the checkpoint has the state of {len(before.lanes)} lanes; the source has {source.lanes}",
@@ -266,7 +266,7 @@ class _Mixed:
 class _Lane:
     """One reader of a source."""
 
-    def __init__(self, source: WindowSource, number: int, seed: int, place: Place) -> None:
+    def __init__(self, source: WindowSource, number: int, seed: int, place: LanePlace) -> None:
         self._source, self._number, self._seed = source, number, seed
         self.place = place
         self._segment: Segment | None = None

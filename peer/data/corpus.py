@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from peer.data.batches import Resident, WindowSource
-from peer.data.encode import Encoder
+from peer.data.encode import TextEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
 from peer.data.resident import read_documents, split_documents
 from peer.data.segments import SEGMENT_BYTES, SegmentCache, SegmentRule, encoder_id_of
-from peer.data.sources import Source, list_sources
+from peer.data.sources import TextSource, list_sources
 from peer.data.streamed import Reading, StreamedSource
 from peer.data.tokenizer import Tokenizer
 from peer.data.worker import Beginning
@@ -100,7 +100,7 @@ def open_corpus(
 
 class _Opening:
     def __init__(
-        self, spec: DataSpec, tokenizer: Tokenizer, encoder: Encoder, options: ReadingOptions,
+        self, spec: DataSpec, tokenizer: Tokenizer, encoder: TextEncoder, options: ReadingOptions,
         workers: Workers | None, stopping: Callable[[], bool],
     ) -> None:
         self._spec, self._tokenizer, self._stopping, self._workers = spec, tokenizer, stopping, workers
@@ -112,7 +112,7 @@ class _Opening:
             self._reading = Reading(workers, cache, self._encoder_id, spec.sequence_length)
         self._text = hashing.Hasher()
 
-    def open(self, sources: Sequence[Source], least_windows: int) -> Corpus:
+    def open(self, sources: Sequence[TextSource], least_windows: int) -> Corpus:
         total = sum(source.weight for source in sources)
         trained: list[WindowSource] = []
         held_out: list[np.ndarray] = []
@@ -134,7 +134,7 @@ class _Opening:
             tokens_digest=hashing.digest(f"{text} {self._encoder_id}".encode()).hex(), workers=self._workers,
         )  # fmt: skip
 
-    def _resident(self, number: int, source: Source, wanted: int) -> tuple[WindowSource, list[Any]]:  # noqa: ARG002
+    def _resident(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:  # noqa: ARG002
         train, validation = split_documents(read_documents(source), self._spec.validation_fraction)
         for text in train:
             data = text.encode("utf-8", "surrogatepass")
@@ -143,7 +143,7 @@ class _Opening:
         windows = Resident(pack_documents(train, self._tokenizer, length), source.weight)
         return windows, [pack_documents(validation, self._tokenizer, length).tokens[: wanted + 1]]
 
-    def _streamed(self, number: int, source: Source, wanted: int) -> tuple[WindowSource, list[Any]]:
+    def _streamed(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
         assert self._reading is not None
         files = [[file.model_dump() for file in shard] for shard in source.shards]
         rule = SegmentRule(

@@ -14,7 +14,7 @@ TokenIds = npt.NDArray[np.int32]
 BYTE_OFFSET = 3  # ByT5: 0 pad, 1 eos, 2 unk, then the 256 bytes
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """Encodes documents; `document` says all of it in JSON, for another process."""
 
     eos_id: int
@@ -33,7 +33,7 @@ class ByteEncoder:
     document: Mapping[str, Any] = {"kind": "bytes"}
 
     def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
-        """See `Encoder.encode_all`."""
+        """See `TextEncoder.encode_all`."""
         return [_bytes_of(text) for text in texts]
 
 
@@ -89,7 +89,7 @@ class FastEncoder:
         }  # fmt: skip
 
     def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
-        """See `Encoder.encode_all`; no ids of a text that the tokenizer fails of."""
+        """See `TextEncoder.encode_all`; no ids of a text that the tokenizer fails of."""
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
         try:
             encoded = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
@@ -106,8 +106,8 @@ class FastEncoder:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
-def encoder_of(document: Mapping[str, Any]) -> Encoder:
-    """The encoder that `Encoder.document` describes."""
+def encoder_of(document: Mapping[str, Any]) -> TextEncoder:
+    """The encoder that `TextEncoder.document` describes."""
     if document["kind"] == "bytes":
         return ByteEncoder()
     return FastEncoder(

@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from peer.data.encode import ControlTokens, Encoder, FastEncoder
+from peer.data.encode import ControlTokens, FastEncoder, TextEncoder
 from peer.data.encode import TokenIds as TokenIds
 from peer.errors import UserError
 from peer.protocol import hashing
@@ -69,7 +69,7 @@ class PretrainedTokenizer:
         """Content of the `tokenizer.json` that does the same."""
         raise NotImplementedError
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """The same ids, from a process that has neither torch nor transformers."""
         return FastEncoder(self._definition(), self.eos_id, self._control.ids, self.vocab_size)
 

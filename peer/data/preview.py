@@ -19,7 +19,7 @@ from peer.data.formats import read_rows
 from peer.data.packing import PackedTokens
 from peer.data.problems import FileProblem, SourceBusy
 from peer.data.shards import is_held_out, named, open_file, text_or_reason
-from peer.data.sources import Source, list_sources
+from peer.data.sources import TextSource, list_sources
 from peer.data.tokenizer import Tokenizer, load_tokenizer
 from peer.data.web import WebFile
 from peer.errors import UserError
@@ -106,7 +106,7 @@ def preview(
         raise UserError(f"--megabytes {megabytes:g}: must be above 0", "4 are read in seconds")
     tokenizer = load_tokenizer(manifest.tokenizer)
     found = [
-        _Sample(source, manifest, tokenizer, int(megabytes * 1e6)).take()
+        _SourceSample(source, manifest, tokenizer, int(megabytes * 1e6)).take()
         for source in list_sources(manifest.data, train_files, private_urls=private_urls)
     ]
     if not any(one.documents + one.held_out for one in found):
@@ -115,8 +115,8 @@ def preview(
     return found
 
 
-class _Sample:
-    def __init__(self, source: Source, manifest: RunManifest, tokenizer: Tokenizer, most_bytes: int) -> None:
+class _SourceSample:
+    def __init__(self, source: TextSource, manifest: RunManifest, tokenizer: Tokenizer, most_bytes: int) -> None:
         self._source, self._manifest, self._tokenizer, self._most_bytes = source, manifest, tokenizer, most_bytes
         self._encoder = tokenizer.encoder()
         self._read = self._size = 0

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from peer.data.shards import Problems, is_held_out, shard_rows, text_or_reason
-from peer.data.sources import Source, list_sources
+from peer.data.sources import TextSource, list_sources
 from peer.errors import UserError
 from peer.hub import hub_headers
 from peer.protocol.manifest import DataSpec
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MAX_NAMED = 8
 
 
-def documents_of(source: Source, problems: Problems, left_out: Counter[str]) -> Iterator[str]:
+def documents_of(source: TextSource, problems: Problems, left_out: Counter[str]) -> Iterator[str]:
     """The documents of a source one after the other; counts what is left out."""
     for shard in source.shards:
         for value, _ in shard_rows(shard, source.column, 0, hub_headers() if shard[0].hub else {}, problems):
@@ -28,7 +28,7 @@ def documents_of(source: Source, problems: Problems, left_out: Counter[str]) -> 
                 left_out[reason] += 1
 
 
-def read_documents(source: Source, most_bytes: int | None = None) -> list[str]:
+def read_documents(source: TextSource, most_bytes: int | None = None) -> list[str]:
     """All documents, or the first ones of so many bytes; what is left out is counted in the log.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from peer.data.encode import Encoder
+from peer.data.encode import TextEncoder
 from peer.data.shards import DataFile, Problems, is_held_out, text_or_reason
 from peer.protocol import hashing
 
@@ -78,13 +78,13 @@ def segment_path(folder: Path, shard: Sequence[DataFile], rule: SegmentRule, enc
     return folder / f"{hashing.digest(json.dumps(what, sort_keys=True).encode()).hex()[:40]}.tokens"
 
 
-def encoder_id_of(encoder: Encoder) -> str:
+def encoder_id_of(encoder: TextEncoder) -> str:
     """Digest of what the encoder does, 64 hex digits."""
     return hashing.digest(json.dumps(encoder.document, sort_keys=True).encode()).hex()
 
 
 def write_segment(
-    path: Path, rows: Iterator[tuple[Any, int]], rule: SegmentRule, encoder: Encoder, problems: Problems
+    path: Path, rows: Iterator[tuple[Any, int]], rule: SegmentRule, encoder: TextEncoder, problems: Problems
 ) -> SegmentHeader:
     """Take rows until there is enough text, and write the segment's file.
 
@@ -120,7 +120,7 @@ def write_segment(
 class _Making:
     """Documents -> tokens, encoded many at a time."""
 
-    def __init__(self, rule: SegmentRule, encoder: Encoder) -> None:
+    def __init__(self, rule: SegmentRule, encoder: TextEncoder) -> None:
         self._rule, self._encoder = rule, encoder
         self._eos = np.array([encoder.eos_id], dtype=np.uint16 if encoder.eos_id < 1 << 16 else np.uint32)
         self._waiting: list[str] = []

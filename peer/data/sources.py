@@ -33,7 +33,7 @@ OWN_FILES_HINT = "train_files takes files, folders and globs: text, jsonl, json,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class TextSource:
     """The files of one source.
 
     Attributes:
@@ -51,7 +51,7 @@ class Source:
     hint: str = OWN_FILES_HINT
 
 
-def list_sources(spec: DataSpec, train_files: tuple[str, ...], *, private_urls: bool = False) -> list[Source]:
+def list_sources(spec: DataSpec, train_files: tuple[str, ...], *, private_urls: bool = False) -> list[TextSource]:
     """The sources that this peer trains and validates on; reads the names of files, and none of them.
 
     Args:
@@ -64,13 +64,13 @@ def list_sources(spec: DataSpec, train_files: tuple[str, ...], *, private_urls: 
     if train_files:
         column = spec.sources[0].text_column
         return [_local(f"train_files {list(train_files)}", _own_files(train_files), OWN_FILES_HINT, 1.0, column)]
-    makers: dict[str, Callable[[SourceSpec], Source]] = {
+    makers: dict[str, Callable[[SourceSpec], TextSource]] = {
         "python-stdlib": _stdlib, "hub": _hub, "web": partial(_web, public=not private_urls),
     }  # fmt: skip
     return [makers[source.kind](source) for source in spec.sources]
 
 
-def _stdlib(spec: SourceSpec) -> Source:
+def _stdlib(spec: SourceSpec) -> TextSource:
     root = Path(sysconfig.get_path("stdlib"))
     files = [(name, file) for name, file in _walk(root, lambda folder: folder not in _STDLIB_EXCLUDED)
              if name.endswith(".py")]  # fmt: skip
@@ -80,7 +80,7 @@ def _stdlib(spec: SourceSpec) -> Source:
     return _local(f"the Python source under {root}", files, hint, spec.weight)
 
 
-def _local(name: str, files: Sequence[tuple[str, Path]], hint: str, weight: float, column: str = "text") -> Source:
+def _local(name: str, files: Sequence[tuple[str, Path]], hint: str, weight: float, column: str = "text") -> TextSource:
     """Files of this machine, in shards of some megabytes."""
     found = [(_described(name, path), path.stat().st_size) for name, path in files]
     shards: list[Shard] = []
@@ -96,7 +96,7 @@ def _local(name: str, files: Sequence[tuple[str, Path]], hint: str, weight: floa
     resident = sum(size for _, size in found) <= RESIDENT_BYTES
     if resident and shards:
         shards = [tuple(file for file, _ in found)]
-    return Source(name=name, shards=shards, weight=weight, resident=resident, hint=hint, column=column)
+    return TextSource(name=name, shards=shards, weight=weight, resident=resident, hint=hint, column=column)
 
 
 def _described(name: str, path: Path) -> DataFile:
@@ -105,7 +105,7 @@ def _described(name: str, path: Path) -> DataFile:
     return DataFile(name=printable, place=os.fsdecode(path), tag=f"{status.st_size} {status.st_mtime_ns}")
 
 
-def _web(spec: SourceSpec, *, public: bool) -> Source:
+def _web(spec: SourceSpec, *, public: bool) -> TextSource:
     files = [
         DataFile(name=_name_in(file.url), place=file.url, tag=file.sha256, sha256=file.sha256, public=public)
         for file in spec.files
@@ -113,7 +113,7 @@ def _web(spec: SourceSpec, *, public: bool) -> Source:
     for file in files if public else ():
         _check_public(file.place)
     name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-    return Source(
+    return TextSource(
         name=name, shards=[(file,) for file in files], column=spec.text_column, weight=spec.weight,
         hint="ask the organiser whether the files moved, or set train_files",
     )  # fmt: skip
@@ -135,7 +135,7 @@ def _check_public(url: str) -> None:
         ) from None
 
 
-def _hub(spec: SourceSpec) -> Source:
+def _hub(spec: SourceSpec) -> TextSource:
     where = f"{spec.name}" + (f" (subset {spec.subset!r})" if spec.subset else "")
     try:
         with _no_progress_bars():
@@ -148,7 +148,7 @@ def _hub(spec: SourceSpec) -> Source:
             "check the name and the network, or train on your own files with the setting train_files",
         ) from None
     shards = [(_hub_file(str(spec.name), place),) for place in places]
-    return Source(
+    return TextSource(
         name=f"the data set {where}", shards=shards, column=spec.text_column, weight=spec.weight,
         hint="choose another split or text_column, or set train_files",
     )  # fmt: skip

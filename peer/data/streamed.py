@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from peer.data.batches import Place, Segment
+from peer.data.batches import LanePlace, Segment
 from peer.data.packing import PackedTokens
 from peer.data.problems import SourceBusy
 from peer.data.segments import SegmentCache, SegmentHeader, SegmentRule, read_segment, segment_path
@@ -64,16 +64,16 @@ class StreamedSource:
         self._told: set[str] = set()
         self._barren = 0  # segments in a row without a window
 
-    def segment(self, lane: int, place: Place, seed: int) -> Segment:
+    def segment(self, lane: int, place: LanePlace, seed: int) -> Segment:
         """See `WindowSource.segment`."""
         if self.down:
             raise SourceBusy(f"{self.name} is tried again later")
         shard, key = self._shard(lane, place, seed)
         if shard in self._refused:
-            return self._checked(_NO_TOKENS, key, Place(turn=place.turn + 1))
+            return self._checked(_NO_TOKENS, key, LanePlace(turn=place.turn + 1))
         header, tokens = self._made(lane, shard, place.cursor, self._rule)
         ends = header.next is None
-        after = Place(turn=place.turn + ends, cursor=header.next or 0)
+        after = LanePlace(turn=place.turn + ends, cursor=header.next or 0)
         self._order(lane, after, seed)
         return self._checked(tokens, key, after)
 
@@ -82,7 +82,7 @@ class StreamedSource:
         """It could not be read a moment ago."""
         return self.over or self._reading.clock() < self._retry_at
 
-    def _checked(self, tokens: np.ndarray, key: tuple[int, ...], after: Place) -> Segment:
+    def _checked(self, tokens: np.ndarray, key: tuple[int, ...], after: LanePlace) -> Segment:
         windows = PackedTokens(tokens, self._reading.sequence_length)
         self._barren = 0 if len(windows) else self._barren + 1
         if self._barren > 2 * len(self._shards) and after.cursor == 0:
@@ -122,7 +122,7 @@ class StreamedSource:
         log.error("%s has no text to train on: %s", self.name, _in_words(self.counts))
         return SourceBusy(f"{self.name} has no text")
 
-    def _shard(self, lane: int, place: Place, seed: int) -> tuple[Shard, tuple[int, ...]]:
+    def _shard(self, lane: int, place: LanePlace, seed: int) -> tuple[Shard, tuple[int, ...]]:
         """The shard of a lane's turn, and the seed of the order in its segment: each epoch has another order of all."""
         epoch, index = divmod(place.turn * self.lanes + lane, len(self._shards))
         own = (self._number,) if self._number else ()
@@ -164,7 +164,7 @@ class StreamedSource:
             raise SourceBusy(f"{path} was removed")
         return found
 
-    def _order(self, lane: int, place: Place, seed: int) -> None:
+    def _order(self, lane: int, place: LanePlace, seed: int) -> None:
         """Have the segment at a place made before it is needed."""
         shard, _ = self._shard(lane, place, seed)
         path = self._path(shard, place.cursor, self._rule)

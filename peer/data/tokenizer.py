@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from peer.data.encode import ByteEncoder, Encoder
+from peer.data.encode import ByteEncoder, TextEncoder
 from peer.data.pretrained_tokenizer import FolderTokenizer, HubTokenizer, examine, one_line, silence_rust
 from peer.data.pretrained_tokenizer import TokenIds as TokenIds
 from peer.errors import UserError
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: TokenIds) -> str:
         """Ids -> text; special tokens are dropped and malformed pieces never raise."""
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """The same ids, from a process that has neither torch nor transformers."""
 
     def save(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class ByteTokenizer:
         is_byte = (ids >= _BYTE_OFFSET) & (ids < _BYTE_VOCAB)
         return (ids[is_byte] - _BYTE_OFFSET).astype(np.uint8).tobytes().decode("utf-8", "ignore")
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """See `Tokenizer.encoder`."""
         return ByteEncoder()
 

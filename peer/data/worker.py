@@ -18,14 +18,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from peer.data.encode import Encoder, encoder_of
+from peer.data.encode import TextEncoder, encoder_of
 from peer.data.problems import SourceBusy
 from peer.data.segments import SegmentHeader, SegmentRule, write_segment
 from peer.data.shards import Problems, Shard, shard_rows
 
 
 class Beginning(BaseModel):
-    """The first line: the `Encoder.document`, and the headers that go to the hub."""
+    """The first line: the `TextEncoder.document`, and the headers that go to the hub."""
 
     encoder: dict[str, Any]
     hub_headers: dict[str, str]
@@ -55,7 +55,7 @@ class Answer(BaseModel):
 class Maker(threading.Thread):
     """Works off the orders of one lane."""
 
-    def __init__(self, encoder: Encoder, headers: Mapping[str, str], answers: queue.SimpleQueue[Answer]) -> None:
+    def __init__(self, encoder: TextEncoder, headers: Mapping[str, str], answers: queue.SimpleQueue[Answer]) -> None:
         super().__init__(daemon=True)
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._encoder, self._headers, self._answers = encoder, headers, answers

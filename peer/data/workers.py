@@ -33,7 +33,7 @@ class Workers:
     """
 
     def __init__(self, beginning: Beginning, count: int) -> None:
-        self._workers = [_Worker(beginning) for _ in range(count)]
+        self._workers = [_Reader(beginning) for _ in range(count)]
 
     def order(self, order: Order) -> Future[SegmentHeader]:
         """The future raises SourceBusy, WorkerFailed."""
@@ -49,7 +49,7 @@ class Workers:
             worker.close()
 
 
-class _Worker:
+class _Reader:
     def __init__(self, beginning: Beginning) -> None:
         self._beginning, self._lock = beginning, threading.RLock()
         self._given: dict[int, tuple[Order, Future[SegmentHeader]]] = {}

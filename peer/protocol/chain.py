@@ -10,7 +10,7 @@ from typing import Protocol, overload
 from peer.protocol.lineage import Certificate
 
 
-class Tally:
+class ChainTally:
     """Who was in how many of some links, with how many tokens together.
 
     Attributes:
@@ -22,7 +22,7 @@ class Tally:
     def __init__(self) -> None:
         self.links, self.weight, self.rounds, self.tokens = 0, 0, Counter[str](), Counter[str]()
 
-    def add(self, links: Iterable[Certificate]) -> Tally:
+    def add(self, links: Iterable[Certificate]) -> ChainTally:
         for certificate in links:
             self.links, self.weight = self.links + 1, self.weight + certificate.link.weight
             for member in certificate.link.roster:
@@ -30,7 +30,7 @@ class Tally:
                 self.tokens[member.peer_id] += member.tokens
         return self
 
-    def remove(self, links: Iterable[Certificate]) -> Tally:
+    def remove(self, links: Iterable[Certificate]) -> ChainTally:
         """The opposite of `add`."""
         for certificate in links:
             self.links, self.weight = self.links - 1, self.weight - certificate.link.weight
@@ -41,8 +41,8 @@ class Tally:
                     del self.rounds[member.peer_id], self.tokens[member.peer_id]
         return self
 
-    def copy(self) -> Tally:
-        other = Tally()
+    def copy(self) -> ChainTally:
+        other = ChainTally()
         other.links, other.weight = self.links, self.weight
         other.rounds, other.tokens = self.rounds.copy(), self.tokens.copy()
         return other
@@ -57,7 +57,7 @@ class LinkFile(Protocol):
     def id(self, place: int) -> str:
         """The lineage id that it leads to."""
 
-    def tally_up_to(self, length: int) -> Tally:
+    def tally_up_to(self, length: int) -> ChainTally:
         """Of the first links; the caller may change it."""
 
 
@@ -104,16 +104,16 @@ class Chain(Sequence[Certificate]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def tally(self) -> Tally:
+    def tally(self) -> ChainTally:
         """Of all of its links."""
         if self.start:
-            return Tally().add(self)
+            return ChainTally().add(self)
         return self.file.tally_up_to(self.stop).add(self.tail)
 
 
-def tally_of(links: Sequence[Certificate]) -> Tally:
+def tally_of(links: Sequence[Certificate]) -> ChainTally:
     """The tally of some links; of a `Chain` from genesis without reading it. The caller may change it."""
-    return links.tally() if isinstance(links, Chain) else Tally().add(links)
+    return links.tally() if isinstance(links, Chain) else ChainTally().add(links)
 
 
 def id_of(links: Sequence[Certificate], place: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median_low
 
-from peer.protocol.chain import Tally, tally_of
+from peer.protocol.chain import ChainTally, tally_of
 from peer.protocol.lineage import Certificate, chain_weight, heavier
 from peer.protocol.manifest import TrustSpec
 
@@ -59,7 +59,7 @@ class ForkRule:
         """Who has a say about what follows these links, and how much, in tokens; no identity at genesis."""
         return self._weights(tally_of(ancestor))
 
-    def _weights(self, tally: Tally) -> dict[str, int]:
+    def _weights(self, tally: ChainTally) -> dict[str, int]:
         needed = max(1, min(self.probation_rounds, -(-2 * tally.links // 3)))
         weights = {peer_id: tally.tokens[peer_id] for peer_id, count in tally.rounds.items() if count >= needed}
         cap = self.largest_weight * median_low(weights.values()) if weights else 0

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.data.batches import Batches, DataState, Place, Resident, Segment, SourceState
+from peer.data.batches import Batches, DataState, LanePlace, Resident, Segment, SourceState
 from peer.data.packing import PackedTokens
 from peer.data.problems import SourceBusy
 from peer.errors import UserError
@@ -25,8 +25,8 @@ def resident(count: int) -> list[Resident]:
     return [Resident(packed_windows(count))]
 
 
-def place(turn: int = 0, cursor: int = 0, position: int = 0) -> Place:
-    return Place(turn=turn, cursor=cursor, position=position)
+def place(turn: int = 0, cursor: int = 0, position: int = 0) -> LanePlace:
+    return LanePlace(turn=turn, cursor=cursor, position=position)
 
 
 class Shards:
@@ -50,13 +50,13 @@ class Shards:
                 first += 4 * count
             self._shards.append(segments)
 
-    def segment(self, lane: int, place: Place, seed: int) -> Segment:
+    def segment(self, lane: int, place: LanePlace, seed: int) -> Segment:
         if self.busy:
             raise SourceBusy("down")
         epoch, shard = divmod(place.turn * self.lanes + lane, len(self._shards))
         segments = self._shards[shard]
         ends = place.cursor + 1 == len(segments)
-        after = Place(turn=place.turn + ends, cursor=0 if ends else place.cursor + 1)
+        after = LanePlace(turn=place.turn + ends, cursor=0 if ends else place.cursor + 1)
         return Segment(segments[place.cursor], (seed, epoch, shard, place.cursor), after)
 
 

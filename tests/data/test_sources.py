@@ -34,7 +34,7 @@ def write(folder: Path, **files: str) -> None:
         (folder / f"{name}.txt").write_text(text)
 
 
-def own(*patterns: Path | str) -> sources.Source:
+def own(*patterns: Path | str) -> sources.TextSource:
     (source,) = list_sources(STDLIB, tuple(map(str, patterns)))
     return source
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from peer.errors import ProtocolError
-from peer.protocol.chain import Chain, Tally, tally_of
+from peer.protocol.chain import Chain, ChainTally, tally_of
 from peer.protocol.lineage import Certificate
 from peer.protocol.records import dump_json, parse_json
 
@@ -36,7 +36,7 @@ class CertificateFile:
     """
 
     def __init__(self, path: Path, genesis: str) -> None:
-        self.path, self._genesis, self.tally = path, genesis, Tally()
+        self.path, self._genesis, self.tally = path, genesis, ChainTally()
         self._ends, self._ids = array("Q", [0]), bytearray()  # of what is written, and of all
         self._newest: dict[int, Certificate] = {}
         self._counting = threading.Lock()
@@ -81,13 +81,13 @@ class CertificateFile:
         assert self._descriptor is not None, "it has been read or written"
         return os.pread(self._descriptor, stop - start, start)
 
-    def tally_up_to(self, length: int) -> Tally:
+    def tally_up_to(self, length: int) -> ChainTally:
         """See `LinkFile`: what is nearer to its beginning is read, or what is not."""
         with self._counting:
             tally = self.tally.copy()
         if tally.links - length <= length:
             return tally.remove(map(self.read, range(length, tally.links)))
-        return Tally().add(map(self.read, range(length)))
+        return ChainTally().add(map(self.read, range(length)))
 
     def load(self, until: str | None = None) -> bool:
         """Read the file up to a lineage id, or all of it.

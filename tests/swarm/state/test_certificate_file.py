@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from peer.protocol.chain import Chain, Tally, extended, shared_links, tally_of
+from peer.protocol.chain import Chain, ChainTally, extended, shared_links, tally_of
 from peer.protocol.fork_choice import ForkRule
 from peer.protocol.lineage import Certificate, Link, Member
 from peer.swarm.state.certificate_file import NEWEST
@@ -99,12 +99,12 @@ def test_a_tally_is_that_of_the_links_however_long_the_chain_is(store):
         store.append(certificate)
     rule = ForkRule(probation_rounds=5)
     for length in (0, 1, 7, 100, NEWEST, len(whole)):
-        tally, plain = tally_of(store.chain[:length]), Tally().add(whole[:length])
+        tally, plain = tally_of(store.chain[:length]), ChainTally().add(whole[:length])
         assert vars(tally) == vars(plain)
         assert rule.established(store.chain[:length]) == rule.established(whole[:length])
     more = links(4, whole[:80], shift=3)
     assert rule.established(extended(store.chain[:80], more)) == rule.established(whole[:80] + more)
-    assert vars(tally_of(store.chain[20:30])) == vars(Tally().add(whole[20:30]))
+    assert vars(tally_of(store.chain[20:30])) == vars(ChainTally().add(whole[20:30]))
     assert store.seen == Counter(member.peer_id for one in whole for member in one.link.roster)
     assert store.weight == sum(one.link.weight for one in whole)
 
@@ -125,7 +125,7 @@ def test_what_was_read_of_a_chain_stays_when_another_one_takes_its_place(store):
     other = links(3, whole[:40], shift=2)
     store.advance(extended(before[:40], other))
     assert store.chain == whole[:40] + other == read_chain(store.chain_path)
-    assert vars(tally_of(store.chain)) == vars(Tally().add(whole[:40] + other))
+    assert vars(tally_of(store.chain)) == vars(ChainTally().add(whole[:40] + other))
     assert before == whole
     assert isinstance(before, Chain)
     store.append(links(1, store.chain)[0])

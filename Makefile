@@ -11,7 +11,7 @@ MINUTES ?= 60
 RESUME ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint test slices architectures bench chaos clean
+.PHONY: help env demo lint test long slices architectures bench chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +35,11 @@ lint: env ## style, types, import floors, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-test: lint ## lint, then all tests, WORKERS=2 at a time
-	$(BIN)/pytest tests -x -q -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
+test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
+	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
+
+long: env ## the long tests: real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU
+	$(BIN)/pytest tests -x -q -m long -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
 
 slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q

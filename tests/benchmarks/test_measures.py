@@ -131,6 +131,7 @@ def test_a_gpus_rows_stand_beside_ours() -> None:
     assert found["bf16: loss / that of fp32"].met is True
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_the_gpus_command_runs_on_a_cpu_with_tiny_sizes() -> None:
     arguments = gpu.build_parser().parse_args(["--tiny", "--no-compile", "--device", "cpu"])

@@ -59,8 +59,10 @@ def stop_in_order(peers: list[JoinedPeer]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [
-    {"steps": 5}, {"steps": 12, "layers": 3, "recipe": "name: streaming-diloco, compressor: int8"},
-], ids=["diloco", "streaming-diloco"])  # fmt: skip
+    pytest.param({"steps": 5}, id="diloco"),
+    pytest.param({"steps": 12, "layers": 3, "recipe": "name: streaming-diloco, compressor: int8"},
+                 id="streaming-diloco", marks=pytest.mark.long),
+])  # fmt: skip
 def test_stopped_peers_resume_the_same_lineage_and_a_stranger_gets_the_same_state(
     join: JoinPeer, make_swarm: Callable[..., TestSwarm], options: dict[str, Any]
 ) -> None:
@@ -117,6 +119,7 @@ def checkpoints(peer: JoinedPeer) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_runs_and_lineages_share_an_output_folder(
     join: JoinPeer, make_swarm: Callable[..., TestSwarm]
@@ -162,6 +165,7 @@ def test_runs_and_lineages_share_an_output_folder(
     assert f"output_dir={peer.folder}: is in use by process" in text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_peers_with_a_second_trajectory_resume_it(join: JoinPeer, make_swarm: Callable[..., TestSwarm]) -> None:
     swarm = make_swarm(steps=4, recipe="name: fedglomo", wait=2.0)

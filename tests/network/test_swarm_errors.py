@@ -71,7 +71,7 @@ def _foreign_checkpoint(here: Path, _: Places) -> None:
     progress = {"round": 3, "step": 3, "tokens": 9, "steps_since_snapshot": 0, "unsent_tokens": [0]}
     state = {
         "run_id": "f" * 64, "lineage_id": "f" * 64, "round": 3, "progress": progress, "origin": {},
-        "data": {"seed": 1, "epoch": 0, "position": 0},
+        "data": {"seed": 1, "sources": []},
     }  # fmt: skip
     write_checkpoint(here / "old", 3, {"inner": {"parameters": torch.zeros(1)}}, state)
 
@@ -99,7 +99,7 @@ IN_THE_SWARM = {
         ("train_files '<here>/nothing' matches no file", "takes files, folders and globs")),
     "model that does not fit": (
         _nothing, "<giant>",
-        ("a model of 1340050.3M parameters needs 34944.53 GiB", "GiB free", "smaller model")),
+        ("a model of 1340050.3M parameters needs 44928.69 GiB", "GiB free", "smaller model")),
     "device that is not there": (
         _nothing, "<live> --device cuda:9", ("device='cuda:9' is not available: this torch sees", "use auto, cpu")),
     "checkpoint of another run": (

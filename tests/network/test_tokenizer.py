@@ -27,6 +27,7 @@ def kept_by(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / FOLDER).iterdir()}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_peers_train_with_the_organisers_tokenizer_and_hand_it_on(tmp_path: Path) -> None:
     words = tmp_path / "words"

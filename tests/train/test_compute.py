@@ -53,6 +53,7 @@ def test_a_model_that_cannot_recompute_says_so():
         type(model).supports_gradient_checkpointing = before
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_compiled_model_makes_the_same_steps():
     plain, _ = trained(Compute())

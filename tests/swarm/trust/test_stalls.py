@@ -227,6 +227,7 @@ def test_what_this_peer_saw_itself_counts_at_once_when_it_is_not_the_first_time(
     assert not book.shuns("x")
 
 
+@pytest.mark.long
 def test_no_number_of_failures_fills_the_memory():
     names = [f"m{number}" for number in range(64)]
     book, rng = StallBook("m0", Chain(), STANDARD, Clock()), random.Random(3)

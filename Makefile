@@ -38,11 +38,11 @@ lint: env ## style, types, import floors, spelling
 test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
 
-long: env ## the long tests: real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU
-	$(BIN)/pytest tests -x -q -m long -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
+long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU
+	$(BIN)/pytest tests -x -q -m long -n 1
 
 slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
-	$(BIN)/pytest tests/network/chaos -x -q
+	$(BIN)/pytest tests/network/chaos -x -q -m "not long"
 
 architectures: env ## every causal architecture of transformers, tiny, through atoll simulate; into docs/models.md
 	$(BIN)/python -m tests.sim.architectures

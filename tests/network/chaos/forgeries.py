@@ -98,7 +98,7 @@ class Siege:
         shutil.rmtree(self.swarm.folder / NEWCOMER, ignore_errors=True)
         swarm = self.swarm
         member = swarm._launch(NEWCOMER, swarm.bootstraps[0].address, len(swarm.members))
-        swarm._connect(member, swarm.bootstraps[0].genesis())
+        swarm._connect(member, swarm.bootstraps[0].genesis(), swarm.bootstraps[0].fragments())
         self._pending.append(member)
         return member
 

@@ -72,6 +72,7 @@ def test_a_checkpoint_that_is_not_finished_costs_no_state_and_every_flipped_bit_
     assert (counts["bits_flipped"], counts["what_was_not_found"]) == (50, [])
 
 
+@pytest.mark.long
 def test_peers_live_through_mixed_faults(tmp_path: Path) -> None:
     counts = soak.run(SEED, tmp_path, minutes=0.2, churned=2, steps=8, at_least=4)
     assert counts["faults"] >= 4, counts

@@ -89,7 +89,8 @@ def open_corpus(
     workers = None
     if not all(source.resident for source in sources):
         beginning = Beginning(encoder=dict(encoder.document), hub_headers=dict(options.hub_headers))
-        workers = Workers(beginning, options.workers)
+        options.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        workers = Workers(beginning, options.workers, options.cache)
     try:
         return _Opening(spec, tokenizer, encoder, options, workers, stopping).open(sources, least_windows)
     except BaseException:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from peer.errors import AtollError
+from peer.printable import printable
 
 
-class FileProblem(AtollError):
+class _Told(AtollError):
+    """Says what may be a server's or a file's own words."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(printable(what))
+
+
+class FileProblem(_Told):
     """A file cannot be read, or not any further; trying again would not help."""
 
 
-class SourceBusy(AtollError):
+class SourceBusy(_Told):
     """A file cannot be read now; trying again later may help."""

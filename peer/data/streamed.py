@@ -27,6 +27,7 @@ LANES = 4
 _HELD_OUT_LANE = LANES
 _NO_TOKENS = np.empty(0, dtype=np.uint16)
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+PATIENCE_S = 30.0
 _numbers = itertools.count()
 
 
@@ -59,6 +60,7 @@ class StreamedSource:
         self.counts: Counter[str] = Counter()
         self._reading, self._number, self._shards, self._rule = reading, number, shards, rule
         self._ordered: dict[Path, Future[SegmentHeader]] = {}
+        self._awaited: dict[Path, float] = {}  # since when
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._refused: set[Shard] = set()
         self._told: set[str] = set()
@@ -142,8 +144,10 @@ class StreamedSource:
         if future is None:
             future = self._give(lane, path, shard, cursor, rule)
         if not future.done():
+            self._wait_for(path)
             raise SourceBusy(f"{self.name} is being read")
         del self._ordered[path]
+        self._awaited.pop(path, None)
         try:
             header = future.result()
         except SourceBusy as error:
@@ -163,6 +167,14 @@ class StreamedSource:
         if found is None:
             raise SourceBusy(f"{path} was removed")
         return found
+
+    def _wait_for(self, path: Path) -> None:
+        """The next segment is not there: after a while the others give this source's share, and a line says so."""
+        now = self._reading.clock()
+        since = self._awaited.setdefault(path, now)
+        if now - since > PATIENCE_S:
+            log.warning("%s gives no text for %.0f s; still waiting", self.name, now - since)
+            self._retry_at = now + PATIENCE_S
 
     def _order(self, lane: int, place: LanePlace, seed: int) -> None:
         """Have the segment at a place made before it is needed."""

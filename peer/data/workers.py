@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import IO
 
 from peer.data.problems import SourceBusy
@@ -19,6 +19,7 @@ from peer.errors import AtollError
 
 log = logging.getLogger(__name__)
 MAX_RESTARTS = 5  # without a segment between them
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "1000000"}
 
 
 class WorkerFailed(AtollError):
@@ -28,12 +29,15 @@ class WorkerFailed(AtollError):
 class Workers:
     """Gives orders to `count` processes, by lane, and restarts one that ended.
 
+    Args:
+        folder: for files that must be on the disk before they can be read.
+
     Raises:
         WorkerFailed: a process ends again and again.
     """
 
-    def __init__(self, beginning: Beginning, count: int) -> None:
-        self._workers = [_Reader(beginning) for _ in range(count)]
+    def __init__(self, beginning: Beginning, count: int, folder: Path) -> None:
+        self._workers = [_Reader(beginning, folder) for _ in range(count)]
 
     def order(self, order: Order) -> Future[SegmentHeader]:
         """The future raises SourceBusy, WorkerFailed."""
@@ -50,32 +54,34 @@ class Workers:
 
 
 class _Reader:
-    def __init__(self, beginning: Beginning) -> None:
-        self._beginning, self._lock = beginning, threading.RLock()
+    def __init__(self, beginning: Beginning, folder: Path) -> None:
+        self._beginning, self._folder, self._lock = beginning, folder, threading.Lock()
         self._given: dict[int, tuple[Order, Future[SegmentHeader]]] = {}
-        self._closed, self._restarts = False, 0
+        self._closing, self._restarts = threading.Event(), 0
+        self._problem: WorkerFailed | None = None
         self.process = self._start()
 
     def order(self, order: Order) -> Future[SegmentHeader]:
         future: Future[SegmentHeader] = Future()
         with self._lock:
+            if self._problem is not None:
+                future.set_exception(self._problem)
+                return future
             self._given[order.number] = (order, future)
             self._send(order)
         return future
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
-            assert self.process.stdin is not None
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
+            self._closing.set()
         self.process.kill()
         self.process.wait()
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "peer.data.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "1000000"},
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": str(self._folder)},
+            start_new_session=True,  # what ends a terminal's or a service's processes ends the trainer, and so this one
         )  # fmt: skip
         assert process.stdin is not None
         with contextlib.suppress(OSError):
@@ -94,21 +100,28 @@ class _Reader:
         assert process.stdout is not None
         self._take_answers(process.stdout)
         code = process.wait()
+        self._restarts += 1
+        if self._closing.is_set():
+            return
+        if self._restarts > MAX_RESTARTS:
+            self._give_up(f"the process that reads text ended {self._restarts} times, last with {code}")
+            return
+        log.warning("the process that reads text ended (exit code %d); starting another one", code)
+        if self._closing.wait(min(10.0, 0.1 * 2**self._restarts)):
+            return
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 return
-            self._restarts += 1
-            if self._restarts > MAX_RESTARTS:
-                problem = WorkerFailed(f"the process that reads text ended {self._restarts} times, last with {code}")
-                for _, future in self._given.values():
-                    future.set_exception(problem)
-                self._given.clear()
-                return
-            log.warning("the process that reads text ended (exit code %d); starting another one", code)
-            time.sleep(min(10.0, 0.1 * 2**self._restarts))
             self.process = self._start()
             for order, _ in self._given.values():
                 self._send(order)
+
+    def _give_up(self, what: str) -> None:
+        with self._lock:
+            self._problem = WorkerFailed(what)
+            for _, future in self._given.values():
+                future.set_exception(self._problem)
+            self._given.clear()
 
     def _take_answers(self, lines: IO[str]) -> None:
         for line in lines:

@@ -131,6 +131,7 @@ def _run(
             hooks.validate(settings.eval_sequences)
         table.note(f"training from round {anchor.round}")
         train(peer.trainer, hooks.batches, peer.sync, hooks)
+        peer.text.corpus.close()
         return _wind_down(peer, hooks, metrics, anchor.round)
 
 

@@ -35,7 +35,7 @@ class SegmentHeader(BaseModel):
         digest: BLAKE3 of their bytes, 64 hex digits.
         next: cursor of the segment after it; None: the shard ends.
         documents, held_out: in the segment, and passed over because they are for validation.
-        text_bytes: of the documents.
+        text_bytes, read_bytes: of the documents, and of all text that was passed over for them.
         left_out: why -> how many rows.
         problems: files that ended before their time.
         refused: the content is not the promised one: no more of the shard is to be used.
@@ -49,6 +49,7 @@ class SegmentHeader(BaseModel):
     documents: int
     held_out: int
     text_bytes: int
+    read_bytes: int
     left_out: dict[str, int]
     problems: list[str]
     refused: bool
@@ -62,6 +63,7 @@ class SegmentRule(BaseModel):
         fraction: of all documents, for validation.
         validation: take these, and not the others.
         limit_bytes: of text, behind which a segment ends.
+        limit_tokens, limit_read_bytes: in its place for validation: of tokens, or of text that was looked through.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,6 +72,7 @@ class SegmentRule(BaseModel):
     validation: bool = False
     limit_bytes: int
     limit_tokens: int | None = None
+    limit_read_bytes: int | None = None
 
 
 def segment_path(folder: Path, shard: Sequence[DataFile], rule: SegmentRule, encoder_id: str, cursor: int) -> Path:
@@ -101,7 +104,8 @@ def write_segment(
     stored = np.concatenate(made.pieces) if made.pieces else np.empty(0, dtype=np.uint16)
     header = SegmentHeader(
         tokens=len(stored), dtype=stored.dtype.str, digest=hashing.digest(stored.data).hex(), next=next_cursor,
-        documents=made.documents, held_out=made.held_out, text_bytes=made.text_bytes, left_out=dict(made.left_out),
+        documents=made.documents, held_out=made.held_out, text_bytes=made.text_bytes,
+        read_bytes=made.read_bytes, left_out=dict(made.left_out),
         problems=[problem[:MAX_PROBLEM_CHARS] for problem in problems.lines[:MAX_PROBLEMS]], refused=problems.refused,
     )  # fmt: skip
     problems.lines.clear()
@@ -126,13 +130,14 @@ class _Making:
         self._waiting: list[str] = []
         self._chars = self._tokens = 0
         self.pieces: list[npt.NDArray[Any]] = []
-        self.documents = self.held_out = self.text_bytes = 0
+        self.documents = self.held_out = self.text_bytes = self.read_bytes = 0
         self.left_out: Counter[str] = Counter()
 
     def take(self, rows: Iterator[tuple[Any, int]]) -> int | None:
         """The cursor behind the last row that was taken; None: there are no more."""
         for value, after in rows:
             text, reason = text_or_reason(value)
+            self.read_bytes += len(text)
             if reason is not None:
                 self.left_out[reason] += 1
             elif is_held_out(text, self._rule.fraction) != self._rule.validation:
@@ -147,7 +152,9 @@ class _Making:
 
     @property
     def _enough(self) -> bool:
-        limit = self._rule.limit_tokens
+        limit, most = self._rule.limit_tokens, self._rule.limit_read_bytes
+        if most is not None and self.read_bytes >= most:
+            return True
         return self._tokens >= limit if limit is not None else self.text_bytes >= self._rule.limit_bytes
 
     def _add(self, text: str) -> None:

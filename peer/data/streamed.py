@@ -28,6 +28,7 @@ _HELD_OUT_LANE = LANES
 _NO_TOKENS = np.empty(0, dtype=np.uint16)
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 PATIENCE_S = 30.0
+MAX_LOOKED_THROUGH = 256 << 20  # bytes of text, for validation: a manifest must not keep a peer from its first step
 _numbers = itertools.count()
 
 
@@ -94,23 +95,29 @@ class StreamedSource:
 
     def held_out(self, tokens: int, until: Callable[[], bool]) -> list[np.ndarray]:
         """The first documents for validation in the order of the shards, the same on every peer, until there are so
-        many tokens; fewer where the source has fewer, or the caller gives up.
+        many tokens; fewer where the source has fewer in its first MAX_LOOKED_THROUGH bytes, or the caller gives up.
         """
         found: list[np.ndarray] = []
+        read = 0
         for shard in self._shards:
             cursor: int | None = 0
             while cursor is not None:
-                missing = tokens - sum(map(len, found))
-                if missing <= 0 or (made := self._held_out_of(shard, cursor, missing, until)) is None:
+                missing, left = tokens - sum(map(len, found)), MAX_LOOKED_THROUGH - read
+                if missing <= 0 or left <= 0:
                     return found
-                found.append(made[1])
-                cursor = made[0].next
+                if (made := self._held_out_of(shard, cursor, (missing, left), until)) is None:
+                    return found
+                header, held_out = made
+                found.append(held_out)
+                read, cursor = read + header.read_bytes, header.next
         return found
 
     def _held_out_of(
-        self, shard: Shard, cursor: int, tokens: int, until: Callable[[], bool]
+        self, shard: Shard, cursor: int, limits: tuple[int, int], until: Callable[[], bool]
     ) -> tuple[SegmentHeader, np.ndarray] | None:
-        rule = self._rule.model_copy(update={"validation": True, "limit_tokens": tokens})
+        rule = self._rule.model_copy(update={
+            "validation": True, "limit_tokens": limits[0], "limit_read_bytes": limits[1],
+        })
         while True:
             try:
                 if not self.down:

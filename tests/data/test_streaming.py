@@ -250,3 +250,11 @@ def test_waiting_for_the_first_text_can_be_given_up(open_text):
         with pytest.raises(UserError, match="validation text has 0 tokens"):
             open_text(spec, stopping=lambda: looks.append(0) or len(looks) > 3)
     assert len(looks) == 4
+
+
+def test_a_manifest_cannot_have_all_its_text_looked_through_for_validation(open_text, monkeypatch):
+    monkeypatch.setattr("peer.data.streamed.MAX_LOOKED_THROUGH", 4000)
+    with serving(FILES) as server:
+        corpus = open_text(spec_of(server, ("c", 1.0), fraction=0.2))
+    held_out = [text for text in documents(3) if is_held_out(text, 0.2)]
+    assert 2 * LENGTH < len(corpus.validation.tokens) < sum(map(len, held_out)) / 2

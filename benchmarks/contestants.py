@@ -77,7 +77,7 @@ def ours(model: PreTrainedModel, work: Work) -> Run:
     prepare(model, work.compute)
     optimizer = build_optimizer(model, work.inner)
     rate = work.inner.learning_rate
-    trainer = Trainer(model, optimizer, work.inner, work.device, lambda: rate, compute=work.compute)
+    trainer = Trainer(model, optimizer, work.inner, lambda: rate, compute=work.compute)
     batches = ((batch, None) for batch in work.batches())
 
     def run(steps: int) -> float:

@@ -193,7 +193,7 @@ def trained(corpus: Corpus, steps: int, seed: int) -> float:
         }), 264, seed,
     )  # fmt: skip
     inner = InnerSpec()
-    trainer = Trainer(model.train(), build_optimizer(model, inner), inner, torch.device("cpu"), lambda: 1e-3)
+    trainer = Trainer(model.train(), build_optimizer(model, inner), inner, lambda: 1e-3)
     batches = Batches(corpus.sources, BATCH, seed + 1)
     next(batches)
     waited, began = 0.0, time.monotonic()

@@ -122,7 +122,7 @@ def assemble(
     prepare(model, compute)
     optimizer = _optimizer(model, manifest, recipe, resumed, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
-    hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, device, compute)
+    hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
     local = LocalAnchor(
         shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
     )
@@ -136,9 +136,7 @@ def assemble(
     if resumed is not None:
         sync.resume(resumed.state["progress"], resumed.tensors.get("second", {}))
     rate = rate_of(plan, sync, resumed is not None)
-    trainer = Trainer(
-        model.train(), optimizer, inner, device, rate, hook=hook, compute=compute, document_end=document_end
-    )
+    trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     return Peer(
         settings=settings,
         manifest=manifest,

@@ -17,6 +17,7 @@ from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
 from peer.telemetry.status import PeerRow, write_status
 from peer.telemetry.write_guard import WriteGuard
+from peer.train.batch import Batch
 from peer.train.evaluate import evaluate
 from peer.train.optim import optimizer_tensors
 from peer.train.step import StepResult
@@ -52,7 +53,8 @@ class PeerHooks:
         writer = CheckpointWriter(folder, peer.settings.save_total_limit)
         self._saving = Saving(peer.agent, writer, self._inner_state, self._guard)
         self._data_state = peer.batches.state
-        self.batches = TimedBatches(peer.batches)
+        end = peer.text.validation.document_end
+        self.batches = TimedBatches((Batch.of(rows, end), state) for rows, state in peer.batches)
         self._throughput = throughput_of(peer)
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts

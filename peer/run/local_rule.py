@@ -22,7 +22,7 @@ from peer.train.step import Trainer
 
 def hook_of(
     rule: LocalRule, model: PreTrainedModel, layout: FlatLayout, optimizer: Optimizer, inner: InnerSpec,
-    device: torch.device, compute: Compute = DEFAULT,
+    compute: Compute = DEFAULT,
 ) -> tuple[StepHook, SecondTrajectory | None]:  # fmt: skip
     """What acts on the steps of a model that is on its device, and what the rule trains beside it.
 
@@ -39,7 +39,7 @@ def hook_of(
 
     def second(rate: Callable[[], float]) -> Trainer:
         optimizer, hook = build_optimizer(again, inner), SpiderHook(again, layout)
-        return Trainer(again.train(), optimizer, inner, device, rate, compute=compute, hook=hook)
+        return Trainer(again.train(), optimizer, inner, rate, compute=compute, hook=hook)
 
     trajectory = SecondTrajectory(ModelReplica(layout, again), rule.kept, layout.numel)
     return ReplayHook(model, layout, optimizer, second), trajectory

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from peer.train.batch import Batch
 from peer.train.step import StepResult, Trainer
 
 State = TypeVar("State")
@@ -35,7 +36,7 @@ class Hooks(Protocol[State_contra]):
         """`data_state` continues after the batch of this step."""
 
 
-def train(trainer: Trainer, batches: Iterable[tuple[Tensor, State]], sync: Sync, hooks: Hooks[State]) -> None:
+def train(trainer: Trainer, batches: Iterable[tuple[Batch | Tensor, State]], sync: Sync, hooks: Hooks[State]) -> None:
     """Train until the run's goal is reached, a stop is asked for, or the batches end."""
     for batch, data_state in batches:
         result = trainer.step(batch)

@@ -50,11 +50,10 @@ class Trainer:
     """Makes inner steps on one model.
 
     Args:
-        model: already on `device`, in training mode.
+        model: on its device, in training mode.
         inner: supplies the gradient norm to clip at, and the weight of a router's loss.
         compute: how this peer computes; it changes no mathematics.
         hook: what the recipe adds.
-        document_end: see `Batch.of`.
         clock: seconds, monotonic.
 
     Attributes:
@@ -67,10 +66,8 @@ class Trainer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, device: torch.device,
-        lr_at: Callable[[], float], *, compute: Compute = DEFAULT, document_end: int | None = None,
-        hook: StepHook | None = None,
-        clock: Clock = time.perf_counter,
+        self, model: PreTrainedModel, optimizer: Optimizer, inner: InnerSpec, lr_at: Callable[[], float], *,
+        compute: Compute = DEFAULT, hook: StepHook | None = None, clock: Clock = time.perf_counter,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -79,9 +76,8 @@ class Trainer:
         self.skipped_steps = self._skipped_in_row = 0
         self.spikes = SpikeWatch()
         self._max_grad_norm = inner.max_grad_norm
-        self._device, self._lr_at, self._clock = device, lr_at, clock
-        self._document_end = document_end
-        self._loss = LanguageLoss(model, autocast(device, compute.precision), inner.router_loss)
+        self._device, self._lr_at, self._clock = model.device, lr_at, clock
+        self._loss = LanguageLoss(model, autocast(self._device, compute.precision), inner.router_loss)
         self._scale = LossScale() if compute.precision == "fp16" else None
         self._halve_on_out_of_memory = compute.auto_micro_batch
 
@@ -91,7 +87,7 @@ class Trainer:
         Args:
             batch: a batch, or int64 [B, T + 1]: the first T tokens of a row are inputs, the last T labels.
         """
-        started, rate, batch = self._clock(), self._lr_at(), Batch.of(batch, self._document_end)
+        started, rate, batch = self._clock(), self._lr_at(), Batch.of(batch)
         loss, norm = self._gradients(batch)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if skipped:

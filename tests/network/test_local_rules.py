@@ -63,8 +63,8 @@ class TrainedMember(Member):
         assert self.manifest is not None
         model = build_initial_model(self.manifest, ByteTokenizer())
         layout, optimizer = FlatLayout.of(model), build_optimizer(model, INNER)
-        hook, second = hook_of(recipe.local, model, layout, optimizer, INNER, CPU)
-        self.trainer = Trainer(model, optimizer, INNER, CPU, lambda: INNER.learning_rate, hook=hook)
+        hook, second = hook_of(recipe.local, model, layout, optimizer, INNER)
+        self.trainer = Trainer(model, optimizer, INNER, lambda: INNER.learning_rate, hook=hook)
         self.parameters = ModelReplica(layout, model)
         return LocalAnchor(memory, self.parameters, recipe.optimizer, recipe.late_merge, fragments, hook, second)
 

@@ -60,8 +60,8 @@ class Production:
 def production(recipe: Recipe) -> Production:
     model = tiny_model()
     layout, optimizer = FlatLayout.of(model), build_optimizer(model, INNER)
-    hook, second = hook_of(recipe.local, model, layout, optimizer, INNER, CPU)
-    trainer = Trainer(model, optimizer, INNER, CPU, lambda: INNER.learning_rate, hook=hook)
+    hook, second = hook_of(recipe.local, model, layout, optimizer, INNER)
+    trainer = Trainer(model, optimizer, INNER, lambda: INNER.learning_rate, hook=hook)
     return Production(trainer, ModelReplica(layout, model), second, layout.numel)
 
 

@@ -21,7 +21,7 @@ CONFIG = {
 def trainer_of(eight_bit: bool) -> Trainer:
     model = build_model(ModelSpec(architecture="llama", config=CONFIG), 259, 7)
     optimizer = build_optimizer(model, INNER, eight_bit)
-    return Trainer(model, optimizer, INNER, torch.device("cpu"), lambda: 1e-2)
+    return Trainer(model, optimizer, INNER, lambda: 1e-2)
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -32,7 +32,7 @@ def gradients(batch: Batch, micro_batch: int | None) -> tuple[float, int, torch.
     """-> (loss, tokens, the gradient as what one step of plain descent changes)."""
     model = tiny_model()
     before = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 1.0,
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 1.0,
                       compute=Compute(micro_batch=micro_batch))
     result = trainer.step(batch)
     after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -88,7 +88,7 @@ class Small:
 def test_out_of_memory_halves_the_micro_batch_and_the_step_is_made(error, caplog):
     model, batch = tiny_model(), random_batches(1, 8)[0]
     compute = Compute(micro_batch=8, auto_micro_batch=True)
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 0.1, compute=compute)
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 0.1, compute=compute)
     small = Small(trainer, error)
     with caplog.at_level(logging.WARNING):
         result = trainer.step(batch)
@@ -104,7 +104,7 @@ def test_out_of_memory_halves_the_micro_batch_and_the_step_is_made(error, caplog
 ])
 def test_without_leave_to_halve_out_of_memory_is_told_with_the_remedy(compute, hint):
     model = tiny_model()
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 0.1, compute=compute)
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 0.1, compute=compute)
     trainer.model.forward = lambda **_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
     with pytest.raises(UserError, match=f"out of memory on cpu: a step of {compute.micro_batch} sequences") as told:
         trainer.step(random_batches(1, 8)[0])
@@ -114,7 +114,7 @@ def test_without_leave_to_halve_out_of_memory_is_told_with_the_remedy(compute, h
 def test_an_error_that_is_not_about_memory_is_raised():
     model = tiny_model()
     compute = Compute(auto_micro_batch=True)
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 0.1, compute=compute)
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 0.1, compute=compute)
     trainer.model.forward = lambda **_: (_ for _ in ()).throw(RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
         trainer.step(random_batches(1, 8)[0])

@@ -20,7 +20,7 @@ INNER = InnerSpec()
 def trained(compute: Compute, steps: int = 4, model=None) -> tuple[list[StepResult], Trainer]:
     model = model or tiny_model()
     prepare(model, compute)
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, torch.device("cpu"), lambda: 1e-2, compute=compute)
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 1e-2, compute=compute)
     return [trainer.step(batch) for batch in random_batches(steps)], trainer
 
 

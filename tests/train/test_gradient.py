@@ -20,7 +20,7 @@ def kept_trainer(rate=0.25, max_grad_norm=1.0):
     layout = FlatLayout.of(model)
     kept = KeptGradient(model, layout)
     inner = INNER.model_copy(update={"max_grad_norm": max_grad_norm})
-    return Trainer(model, kept, inner, torch.device("cpu"), lambda: rate), kept, layout
+    return Trainer(model, kept, inner, lambda: rate), kept, layout
 
 
 def flat_gradient(model, layout, batch, max_norm):

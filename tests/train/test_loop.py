@@ -63,7 +63,7 @@ def numbered(count: int) -> list[tuple[Tensor, int]]:
 def make_trainer(recorder: Recorder) -> Trainer:
     model = tiny_model()
     return Trainer(
-        model, build_optimizer(model, INNER), INNER, torch.device("cpu"),
+        model, build_optimizer(model, INNER), INNER,
         lambda: learning_rate(INNER, len(recorder.results), TOTAL, 1000),
     )
 

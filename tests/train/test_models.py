@@ -35,7 +35,7 @@ def test_every_family_learns_and_what_it_learned_is_exported(tmp_path, architect
     model = build_model(spec, tokenizer.vocab_size, 1)
     check_trains(spec, model, 16)
     compute = Compute(micro_batch=2)
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, torch.device("cpu"), lambda: 1e-2, compute=compute)
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 1e-2, compute=compute)
     batch = torch.randint(3, 259, (4, 17), generator=torch.Generator().manual_seed(2))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     results = [trainer.step(batch) for _ in range(STEPS)]
@@ -54,7 +54,7 @@ def test_an_expert_that_no_token_chose_is_left_as_it_is_and_the_others_learn():
     spec = ModelSpec(architecture="mixtral", config=config)
     model = build_model(spec, 259, 1)
     inner = InnerSpec(learning_rate=1e-2, weight_decay=0.0)
-    trainer = Trainer(model, build_optimizer(model, inner), inner, torch.device("cpu"), lambda: 1e-2)
+    trainer = Trainer(model, build_optimizer(model, inner), inner, lambda: 1e-2)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if "experts" in name}
     result = trainer.step(torch.full((1, 2), 5))
     assert not result.skipped

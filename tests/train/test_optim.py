@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def trained(steps: int) -> Trainer:
     model = tiny_model()
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 1e-2)
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 1e-2)
     for batch in random_batches(steps):
         trainer.step(batch)
     return trainer
@@ -54,7 +54,7 @@ def test_saved_state_continues_bit_for_bit():
     copy.load_state_dict(trainer.model.state_dict())
     optimizer = build_optimizer(copy, INNER)
     load_optimizer_tensors(optimizer, tensors)
-    resumed = Trainer(copy, optimizer, INNER, CPU, lambda: 1e-2)
+    resumed = Trainer(copy, optimizer, INNER, lambda: 1e-2)
     for batch in random_batches(6)[3:]:
         assert trainer.step(batch).loss == resumed.step(batch).loss
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), copy.parameters(), strict=True))

@@ -21,7 +21,7 @@ INNER = InnerSpec()
 def losses(dtype: str, steps: int = 30) -> list[float]:
     model, batch = tiny_model(), random_batches(1)[0]
     optimizer = build_optimizer(model, INNER)
-    trainer = Trainer(model, optimizer, INNER, CPU, lambda: 1e-2, compute=Compute(precision=dtype))
+    trainer = Trainer(model, optimizer, INNER, lambda: 1e-2, compute=Compute(precision=dtype))
     found = [trainer.step(batch) for _ in range(steps)]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert not any(result.skipped for result in found)
@@ -57,7 +57,7 @@ def test_bf16_is_refused_where_the_hardware_has_none(monkeypatch):
 def test_an_overflow_of_fp16_is_made_again_with_a_smaller_scale():
     """The gradient of a loss times 2^16 may be too large for fp16: no step is lost over it."""
     model, batch = tiny_model(), random_batches(1)[0]
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 1e-2, compute=Compute(precision="fp16"))
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 1e-2, compute=Compute(precision="fp16"))
     scale = trainer._scale
     assert scale is not None
     weight = next(model.parameters())
@@ -70,7 +70,7 @@ def test_an_overflow_of_fp16_is_made_again_with_a_smaller_scale():
 
 def test_what_no_scale_can_mend_is_a_skipped_step():
     model, batch = tiny_model(), random_batches(1)[0]
-    trainer = Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: 1e-2, compute=Compute(precision="fp16"))
+    trainer = Trainer(model, build_optimizer(model, INNER), INNER, lambda: 1e-2, compute=Compute(precision="fp16"))
     next(model.parameters()).register_hook(lambda grad: grad * math.nan)
     assert trainer.step(batch).skipped
     assert trainer.skipped_steps == 1

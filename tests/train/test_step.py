@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def make_trainer(lr: float = 1e-2, **options: object) -> Trainer:
     model = tiny_model()
-    return Trainer(model, build_optimizer(model, INNER), INNER, CPU, lambda: lr, **options)
+    return Trainer(model, build_optimizer(model, INNER), INNER, lambda: lr, **options)
 
 
 def test_the_loss_is_next_token_cross_entropy():
@@ -102,7 +102,7 @@ def test_an_optimizer_state_that_is_not_finite_begins_again(caplog, optimizer):
     """Or it would spoil the parameters again, whatever they are restored to."""
     inner = InnerSpec(max_grad_norm=0.05, optimizer=optimizer)
     model, batch = tiny_model(), random_batches(1)[0]
-    trainer = Trainer(model, build_optimizer(model, inner), inner, CPU, lambda: 1e-2)
+    trainer = Trainer(model, build_optimizer(model, inner), inner, lambda: 1e-2)
     trainer.step(batch)
     whole = [parameter.detach().clone() for parameter in model.parameters()]
     for tensor in optimizer_tensors(trainer.optimizer).values():

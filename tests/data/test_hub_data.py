@@ -46,10 +46,10 @@ def test_a_data_set_is_pinned_listed_streamed_and_read_with_the_users_token(tmp_
         "README.md": b"# texts", "data/train-0.jsonl": jsonl(0), "data/train-1.jsonl.gz": gzip.compress(jsonl(1)),
         "data/test-0.jsonl": jsonl(2),
     }  # fmt: skip
-    with serving_hub("owner/texts", files) as (url, asked):
+    with serving_hub("owner/texts", files) as hub:
         done = subprocess.run(
             [sys.executable, "-c", READ, str(tmp_path / "run.yaml"), str(tmp_path / "cache")], check=False,
-            env={**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret",
+            env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret",
                  "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"},
             capture_output=True, text=True,
         )  # fmt: skip
@@ -60,6 +60,6 @@ def test_a_data_set_is_pinned_listed_streamed_and_read_with_the_users_token(tmp_
     assert "file 0 row" in text
     assert "file 1 row" in text
     assert "file 2 row" not in text  # another split
-    read = [request for request in asked if request[0].startswith("data/")]
+    read = [request for request in hub.asked if request[0].startswith("data/")]
     assert {name for name, _ in read} == {"data/train-0.jsonl", "data/train-1.jsonl.gz"}
     assert {token for _, token in read} == {"Bearer hf_secret"}

@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 
@@ -21,10 +22,12 @@ import pytest
 import torch
 
 from peer.data import segments, sources
-from peer.data.batches import Batches, DataState
+from peer.data.batches import Batches, DataState, LanePlace
 from peer.data.corpus import Corpus, ReadingOptions, open_corpus
+from peer.data.problems import SourceBusy
 from peer.data.segments import HEADER_BYTES, read_segment
-from peer.data.shards import is_held_out
+from peer.data.shards import DataFile, is_held_out
+from peer.data.streamed import PATIENCE_S, Reading, StreamedSource
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import UserError
 from peer.protocol.manifest import DataSpec, FileSpec, SourceSpec
@@ -258,3 +261,31 @@ def test_a_manifest_cannot_have_all_its_text_looked_through_for_validation(open_
         corpus = open_text(spec_of(server, ("c", 1.0), fraction=0.2))
     held_out = [text for text in documents(3) if is_held_out(text, 0.2)]
     assert 2 * LENGTH < len(corpus.validation.tokens) < sum(map(len, held_out)) / 2
+
+
+def test_a_reader_that_ends_again_and_again_is_a_users_problem(open_text, monkeypatch):
+    monkeypatch.setattr("peer.data.workers.MAX_RESTARTS", 0)
+    with serving(FILES) as server:
+        corpus = open_text(spec_of(server, ("c", 1.0)))
+        os.kill(corpus.workers.process_ids[0], signal.SIGKILL)
+        with pytest.raises(UserError, match="cannot be read: the process that reads text ended 1 times, last with -9"):
+            taken(Batches(corpus.sources, 4, seed=1), 1000)
+        with pytest.raises(UserError, match="the process that reads text ended"):
+            taken(Batches(corpus.sources, 4, seed=2), 1000)  # an order after its end is answered, too
+
+
+def test_a_source_that_gives_nothing_is_told_and_lets_the_others_give_its_share(tmp_path, caplog):
+    class Silent:
+        def order(self, _: object) -> Future[object]:
+            return Future()
+
+    now = [100.0]
+    reading = Reading(Silent(), segments.SegmentCache(tmp_path, 10**6), "0" * 64, LENGTH, lambda: now[0])
+    rule = segments.SegmentRule(column="text", fraction=0.1, limit_bytes=100)
+    source = StreamedSource(reading, "slow", 0, [(DataFile(name="a", place="/a", tag=""),)], rule, 1.0)
+    for elapsed, down in ((0.0, False), (PATIENCE_S - 1, False), (2.0, True)):
+        now[0] += elapsed
+        with pytest.raises(SourceBusy):
+            source.segment(0, LanePlace(), 0)
+        assert source.down is down
+    assert "slow gives no text for 31 s; still waiting" in caplog.text

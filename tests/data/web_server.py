@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.data.loopback import QuietHandler, on_loopback
 
 
 @dataclass
@@ -35,63 +36,39 @@ class WebServer:
         return f"{self.url}/{path}"
 
 
+class _Handler(QuietHandler):
+    server: Any
+
+    def do_GET(self) -> None:
+        web, path = self.server.world, self.path.lstrip("/")
+        web.requests.append((path, self.headers.get("Range"), self.headers.get("Authorization")))
+        if web.answers.get(path):
+            self.send(b"", web.answers[path].pop(0))
+        elif path in web.redirects:
+            self.send(b"", 302, Location=web.redirects[path])
+        elif path not in web.files:
+            self.send(b"", 404)
+        else:
+            self._send_file(web, path)
+
+    def _send_file(self, web: WebServer, path: str) -> None:
+        data, start = web.files[path], self.first_byte() if web.ranged else None
+        headers = {"ETag": web.tag}
+        if start is not None:
+            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self._breaks = web.breaks.get(path, 0) > 0
+        if self._breaks:
+            web.breaks[path] -= 1
+        self.send(data[start or 0 :], 200 if start is None else 206, **headers)
+
+    def send_body(self, body: bytes) -> None:
+        if getattr(self, "_breaks", False):
+            body, self.close_connection, self._breaks = body[: len(body) // 2], True, False
+        super().send_body(body)
+
+
 @contextmanager
 def serving(files: Mapping[str, bytes]) -> Iterator[WebServer]:
-    server = WebServer(dict(files))
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            path, wanted = self.path.lstrip("/"), self.headers.get("Range")
-            server.requests.append((path, wanted, self.headers.get("Authorization")))
-            if server.answers.get(path):
-                self._empty(server.answers[path].pop(0))
-            elif path in server.redirects:
-                self._empty(302, server.redirects[path])
-            elif path not in server.files:
-                self._empty(404)
-            else:
-                self._send(path, wanted if server.ranged else None)
-
-        def _empty(self, code: int, location: str | None = None) -> None:
-            self.send_response(code)
-            self.send_header("Content-Length", "0")
-            if location:
-                self.send_header("Location", location)
-            self.end_headers()
-
-        def _send(self, path: str, wanted: str | None) -> None:
-            data, start = server.files[path], 0
-            if wanted:
-                start = int(wanted.removeprefix("bytes=").partition("-")[0])
-            body = data[start:]
-            self.send_response(206 if wanted else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", server.tag)
-            if wanted:
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-            self.end_headers()
-            if server.breaks.get(path, 0) > 0:
-                server.breaks[path] -= 1
-                body = body[: len(body) // 2]
-                self.close_connection = True
-            try:
-                self.wfile.write(body)
-            except ConnectionError:
-                self.close_connection = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server.url = f"http://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    web = WebServer(dict(files))
+    with on_loopback(_Handler, web) as web.url:
+        yield web

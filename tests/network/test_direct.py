@@ -198,12 +198,12 @@ async def test_who_comes_and_says_it_did_not_leaves_no_connection_behind(nodes: 
         await asyncio.wait_for((await left.get()).read_into(memoryview(bytearray(1))), 5.0)
 
 
-@pytest.mark.parametrize("said", ["nothing of TLS", "a token that nobody has", "a name that no peer serves"])
-async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node], said: str) -> None:
+@pytest.mark.parametrize("said", ["no TLS", "an unknown token", "an unknown name"])
+async def test_a_client_that_says_the_wrong_thing_is_disconnected(nodes: tuple[Node, Node], said: str) -> None:
     one, two = nodes
     assert await _ask(two, one)
     endpoint = _transport(two)._endpoints[one.peer_id]
-    if said == "nothing of TLS":
+    if said == "no TLS":
         reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
         with contextlib.suppress(ConnectionError):
@@ -211,9 +211,9 @@ async def test_whoever_says_the_wrong_thing_is_shown_out(nodes: tuple[Node, Node
         writer.close()
     else:
         entry = EntryMessage(token=endpoint.token, name="atoll/nothing")
-        if said == "a token that nobody has":
+        if said == "an unknown token":
             entry = EntryMessage(token="0" * 64, name=NAME)
-        assert await _entered(endpoint, entry) is (said == "a name that no peer serves")
+        assert await _entered(endpoint, entry) is (said == "an unknown name")
     assert await _ask(two, one)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from rich.console import Console
 
+from peer.data.tokenizer import ByteTokenizer
 from peer.link.messages import Anchor, Published
 from peer.link.supervisor import AgentProcess, create_descriptor
 from peer.protocol.manifest import parse_manifest
 from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings
+from peer.telemetry.console import LiveSwarm
+from peer.telemetry.metrics import MetricsFile
 from tests.link.fakes import LINEAGE, START, FakeAgent
 from tests.network.bootstraps import MANIFEST
 from tests.network.processes import TEXT
@@ -30,12 +36,14 @@ def descriptor() -> Iterator[int]:
     os.close(descriptor)
 
 
-def wired(folder: Path, descriptor: int, recipe: str) -> Peer:
+def wired(folder: Path, descriptor: int, recipe: str, *, documents: bool = False) -> Peer:
     """At the anchor of round 0, before its first step."""
     text = folder / "text.txt"
     text.write_text(TEXT * 40)
     written = MANIFEST.format(hidden=16, recipe=recipe, steps=5, wait=5.0, total="")
     written = written.replace("inner: {batch_sequences: 4}", INNER).replace("hidden_layers: 1", "hidden_layers: 3")
+    if documents:
+        written = written.replace("sequence_length: 8", "sequence_length: 8, document_mask: true")
     manifest = parse_manifest(written.encode(), "test")
     agent: Any = FakeAgent()
     agent.memory_descriptor = descriptor
@@ -75,3 +83,13 @@ def test_the_second_trajectory_makes_the_same_steps(tmp_path: Path, descriptor: 
     second, local = peer.sync.tensors()["parameters"], torch.empty_like(peer.sync.anchor)
     peer.replica.read(local)
     assert torch.equal(second, local)  # both began at one anchor
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_steps_of_a_peer_know_its_documents_where_the_manifest_says_so(tmp_path, descriptor, masked):
+    peer = wired(tmp_path, descriptor, "name: diloco", documents=masked)
+    live = LiveSwarm(Console(quiet=True), title="", own_id="")
+    hooks = PeerHooks(peer, MetricsFile(tmp_path / "metrics.jsonl"), live, lambda: False)
+    batches = [batch for batch, _ in islice(hooks.batches, 10)]
+    assert all((batch.positions_bt is not None) is masked for batch in batches)
+    assert peer.text.validation.document_end == (ByteTokenizer.eos_id if masked else None)

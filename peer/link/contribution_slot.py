@@ -53,7 +53,7 @@ class TrainerReports:
         if progress is None or due_in_s == 0.0:
             return due_in_s == 0.0
         trained = progress.unsent_tokens + (self.clock() - self._progress_at) * progress.tokens_per_s
-        return due_in_s * progress.tokens_per_s <= trained
+        return trained > 0.0 and due_in_s * progress.tokens_per_s <= trained
 
 
 class ContributionSlot:

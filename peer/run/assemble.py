@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from peer.data.batches import Batches, DataState
@@ -23,6 +24,7 @@ from peer.link.local_anchor import LocalAnchor
 from peer.link.lockstep import LockstepSync
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Mapped, Message, Published, Start
+from peer.link.second_trajectory import SecondTrajectory
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
 from peer.link.voting import VotingSync
@@ -36,9 +38,10 @@ from peer.run.hardware import compute_of, fitting, plan_in_words
 from peer.run.local_rule import hook_of, rule_bytes
 from peer.run.resume import CHAIN_FILE, Resumed, read_resumed
 from peer.settings import PeerSettings
-from peer.train.compute import prepare
+from peer.train.compute import Compute, prepare
 from peer.train.device import pick_device
 from peer.train.gradient import KeptGradient
+from peer.train.hook import StepHook
 from peer.train.model import check_trains, measure_model
 from peer.train.optim import Optimizer, build_optimizer, load_optimizer_tensors, reset_state
 from peer.train.replica import DeviceCopies, ModelReplica
@@ -106,10 +109,7 @@ def assemble(
     manifest, recipe = plan.manifest, plan.recipe
     device = pick_device(settings.device)
     tokenizer = load_tokenizer(manifest.tokenizer, settings.output_dir)
-    size = measure_model(manifest.model, tokenizer.vocab_size)
-    compute, rule = compute_of(settings, manifest), rule_bytes(recipe.local, device)
-    compute = fitting(compute, size, manifest.data.sequence_length, device, rule)
-    log.info("%s", plan_in_words(manifest, size, device, compute, rule))
+    compute = _fitting_compute(settings, plan, tokenizer.vocab_size, device)
     text = load_text(settings, manifest, tokenizer, published.peer_id, stopping)
     model = build_initial_model(manifest, tokenizer)
     resumed = read_resumed(
@@ -123,11 +123,7 @@ def assemble(
     optimizer = _optimizer(model, manifest, recipe, resumed, compute.eight_bit)
     inner, rounds = recipe.inner_settings(manifest.inner), manifest.rounds
     hook, second = hook_of(recipe.local, model, shared.layout, optimizer, inner, compute)
-    local = LocalAnchor(
-        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
-    )
-    if device.type == "cuda":
-        local.copies = DeviceCopies(shared.replica, device)
+    local = _local_anchor(shared, recipe, device, hook, second)
     limits = Limits(total_rounds=rounds.total, tokens_total=rounds.tokens_total, max_rounds=settings.max_rounds)
     # a restarted agent joins this run and no other
     start = start.model_copy(update={"run_id": manifest.run_id})
@@ -138,20 +134,30 @@ def assemble(
     rate = rate_of(plan, sync, resumed is not None)
     trainer = Trainer(model.train(), optimizer, inner, rate, hook=hook, compute=compute)
     return Peer(
-        settings=settings,
-        manifest=manifest,
-        published=published,
-        recipe=recipe,
-        agent=agent,
-        model=model,
-        replica=shared.replica,
-        optimizer=trainer.optimizer,
-        trainer=trainer,
-        batches=_batches(text, resumed, sync, stopping),
-        text=text,
-        sync=sync,
-        mapped=shared.mapped,
+        settings=settings, manifest=manifest, published=published, recipe=recipe, agent=agent, model=model,
+        replica=shared.replica, optimizer=trainer.optimizer, trainer=trainer, text=text, sync=sync,
+        batches=_batches(text, resumed, sync, stopping), mapped=shared.mapped,
+    )  # fmt: skip
+
+
+def _fitting_compute(settings: PeerSettings, plan: RunPlan, vocab_size: int, device: torch.device) -> Compute:
+    """How this peer computes, once the model fits; says what a step will use. Raises UserError where it does not."""
+    manifest = plan.manifest
+    size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe.local, device)
+    compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device, rule)
+    log.info("%s", plan_in_words(manifest, size, device, compute, rule))
+    return compute
+
+
+def _local_anchor(
+    shared: Shared, recipe: Recipe, device: torch.device, hook: StepHook, second: SecondTrajectory | None
+) -> LocalAnchor:
+    local = LocalAnchor(
+        shared.memory, shared.replica, recipe.optimizer, recipe.late_merge, shared.layout.sizes, hook, second
     )
+    if device.type == "cuda":
+        local.copies = DeviceCopies(shared.replica, device)
+    return local
 
 
 @dataclass(frozen=True, kw_only=True)

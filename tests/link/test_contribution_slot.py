@@ -55,6 +55,17 @@ async def test_where_peers_call_for_rounds_nobody_is_due_and_everybody_may_be_as
     assert not Peer(called=False).slot.halfway()
 
 
+@pytest.mark.parametrize(
+    ("unsent", "rate", "halfway"), [(0, 0.0, False), (1, 0.0, True), (0, 10.0, False), (50, 10.0, True)]
+)
+async def test_a_peer_that_has_trained_nothing_is_not_halfway(unsent: int, rate: float, halfway: bool) -> None:
+    peer = Peer(called=False)
+    peer.slot.on_progress(Progress(
+        step=0, tokens=0, tokens_per_s=rate, loss=None, due_in_s=5.0, unsent_tokens=unsent, seconds_waiting=0.0
+    ))  # fmt: skip
+    assert peer.slot.halfway() is halfway
+
+
 @pytest.mark.parametrize("last", ["round", "merge"])
 async def test_a_call_for_the_next_round_is_answered_when_this_one_is_over(last: str) -> None:
     peer = Peer()

@@ -7,6 +7,7 @@ import logging
 import random
 import shutil
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from peer.link.messages import (
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.state.outer_state import OuterState
 from peer.protocol.identity_work import IdentityWork
+from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
 from peer.swarm.agent.organiser_watch import organiser_left
@@ -94,25 +96,16 @@ class AgentSession:
         await publish_manifest(node, found.blob, organiser, self._rng)
         self._run_id = manifest.run_id
         self._nickname = start.nickname or default_nickname(socket.gethostname(), node.peer_id)
-        self._channel.tell(
-            Published(
-                manifest=manifest.model_dump(mode="json"),
-                organiser=organiser,
-                peer_id=node.peer_id,
-                nickname=self._nickname,
-                maddrs=node.maddrs,
-                client=node.client,
-            )
-        )
+        self._channel.tell(Published(
+            manifest=manifest.model_dump(mode="json"), organiser=organiser, peer_id=node.peer_id,
+            nickname=self._nickname, maddrs=node.maddrs, client=node.client,
+        ))  # fmt: skip
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
         asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
         solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
-        directory = Directory(node, manifest.run_id)
+        directory, folder = Directory(node, manifest.run_id), Path(start.directory)
         directory.work = asked
-        folder = Path(start.directory)
-        files = TokenizerFiles(folder, manifest.tokenizer.files)
-        if manifest.tokenizer.files:
-            await self._fetch_tokenizer(node, directory, files, organiser)
+        files = await self._tokenizer_files(node, directory, manifest, folder, organiser)
         mapped: Mapped = await self._channel.expect(Mapped)
         directory.work = work = await solving
         self._nonce = work.nonce
@@ -131,22 +124,24 @@ class AgentSession:
         ).start()
         directory.follow()
         directory.announce(lambda: self._describe(directory, rounds, node))
-        listening = asyncio.ensure_future(self._listen(rounds))
-        working = asyncio.ensure_future(self._work(node, directory, rounds, resumed))
-        done, _ = await asyncio.wait({listening, working}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (listening, working):
-            task.cancel()
-        for task in done:
-            task.result()
+        await _first_of(self._listen(rounds), self._work(node, directory, rounds, resumed))
         return 0
 
-    async def _fetch_tokenizer(self, node: Node, directory: Directory, files: TokenizerFiles, organiser: str) -> None:
+    async def _tokenizer_files(
+        self, node: Node, directory: Directory, manifest: RunManifest, folder: Path, organiser: str
+    ) -> TokenizerFiles:
+        """The files of the run's tokenizer, which this peer has now, if it is one of files."""
+        files = TokenizerFiles(folder, manifest.tokenizer.files)
+        if not manifest.tokenizer.files:
+            return files
+
         async def donors() -> list[str]:
             await directory.refresh()
             return list(dict.fromkeys((*node.introducers, organiser, *directory.reachable)))
 
         await fetch_tokenizer(node, self._run_id, files, donors)
         self._channel.tell(TokenizerFetched())
+        return files
 
     def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
         plan, manifest = context.plan, context.plan.manifest
@@ -289,3 +284,13 @@ def _node_config(start: Start) -> NodeConfig:
         mapped_port=start.mapped_port,
         check_identity=not start.restarted,
     )
+
+
+async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
+    """Return when one of them has ended, with its error; the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for task in done:
+        task.result()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,23 @@ import numpy as np
 from peer.data.batches import Resident, WindowSource
 from peer.data.encode import TextEncoder
 from peer.data.packing import PackedTokens, check_enough, pack_documents
-from peer.data.resident import read_documents, split_documents
+from peer.data.resident import first_held_out, read_documents, split_documents
 from peer.data.segments import SEGMENT_BYTES, SegmentCache, SegmentRule, encoder_id_of
 from peer.data.sources import TextSource, list_sources
-from peer.data.streamed import Reading, StreamedSource
+from peer.data.streamed import PATIENCE_S, Reading, StreamedSource
 from peer.data.tokenizer import Tokenizer
 from peer.data.worker import Beginning
 from peer.data.workers import Workers
+from peer.errors import UserError
 from peer.protocol import hashing
 from peer.protocol.manifest import DataSpec
+from peer.system.clock import awake_clock
+
+log = logging.getLogger(__name__)
 
 CACHE_BYTES = 4 << 30
 WAIT_S = 0.1
+_OWN_VALIDATION = "the run's text for validation cannot be read, so this peer validates on its own files: %s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,7 @@ class ReadingOptions:
 
     Attributes:
         train_files: the peer's own, in place of the run's sources.
+        validates: on the run's sources, whatever it trains on.
         cache: folder of tokenised segments.
         workers: processes that read and tokenise.
         segment_bytes: of text in a segment.
@@ -42,6 +49,7 @@ class ReadingOptions:
     """
 
     train_files: tuple[str, ...] = ()
+    validates: bool = True
     cache: Path
     cache_bytes: int = CACHE_BYTES
     workers: int = 1
@@ -85,18 +93,28 @@ def open_corpus(
         UserError: a source that does not exist or cannot be reached, or too little text.
     """
     sources = list_sources(spec, options.train_files, private_urls=options.private_urls)
+    validating = _of_the_run(spec, options) if options.train_files and options.validates else ()
     encoder = tokenizer.encoder()
     workers = None
-    if not all(source.resident for source in sources):
+    if not all(source.resident for source in (*sources, *validating)):
         beginning = Beginning(encoder=dict(encoder.document), hub_headers=dict(options.hub_headers))
         options.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         workers = Workers(beginning, options.workers, options.cache)
     try:
-        return _Opening(spec, tokenizer, encoder, options, workers, stopping).open(sources, least_windows)
+        return _Opening(spec, tokenizer, encoder, options, workers, stopping).open(sources, validating, least_windows)
     except BaseException:
         if workers is not None:
             workers.close()
         raise
+
+
+def _of_the_run(spec: DataSpec, options: ReadingOptions) -> Sequence[TextSource]:
+    """What all peers validate on; nothing if it is out of reach: a peer can train on its own files all the same."""
+    try:
+        return list_sources(spec, (), private_urls=options.private_urls)
+    except UserError as error:
+        log.warning(_OWN_VALIDATION, error)
+        return ()
 
 
 class _Opening:
@@ -113,15 +131,21 @@ class _Opening:
             self._reading = Reading(workers, cache, self._encoder_id, spec.sequence_length)
         self._text = hashing.Hasher()
 
-    def open(self, sources: Sequence[TextSource], least_windows: int) -> Corpus:
-        total = sum(source.weight for source in sources)
+    def open(
+        self, sources: Sequence[TextSource], validating: Sequence[TextSource], least_windows: int
+    ) -> Corpus:
+        """Args:
+        sources: trained on; their held-out documents validate if there are no others.
+        validating: the run's sources, of a peer that trains on its own files.
+        """
         trained: list[WindowSource] = []
         held_out: list[np.ndarray] = []
-        for number, source in enumerate(sources):
-            wanted = max(self._spec.sequence_length + 1, round(self._spec.validation_tokens * source.weight / total))
+        for number, (source, wanted) in enumerate(self._shares(sources)):
             windows, tokens = (self._resident if source.resident else self._streamed)(number, source, wanted)
             trained.append(windows)
             held_out += tokens
+        if validating:
+            held_out = self._held_out_of_the_run(validating) or held_out
         length = self._spec.sequence_length
         end = self._tokenizer.eos_id if self._spec.document_mask else None
         packed = np.concatenate(held_out) if held_out else np.empty(0, dtype=np.int32)
@@ -135,6 +159,33 @@ class _Opening:
             tokens_digest=hashing.digest(f"{text} {self._encoder_id}".encode()).hex(), workers=self._workers,
         )  # fmt: skip
 
+    def _shares(self, sources: Sequence[TextSource]) -> Iterator[tuple[TextSource, int]]:
+        """Each source with the tokens that validate."""
+        total = sum(source.weight for source in sources)
+        for source in sources:
+            share = round(self._spec.validation_tokens * source.weight / total)
+            yield source, max(self._spec.sequence_length + 1, share)
+
+    def _held_out_of_the_run(self, sources: Sequence[TextSource]) -> list[np.ndarray]:
+        given_up = awake_clock() + PATIENCE_S
+        held_out: list[np.ndarray] = []
+        for number, (source, wanted) in enumerate(self._shares(sources)):
+            if source.resident:
+                rule = self._spec.validation_fraction
+                documents = first_held_out(source, rule, wanted, lambda text: len(self._packed([text])))
+                held_out.append(self._packed(documents)[: wanted + 1])
+            else:
+                streamed, _ = self._stream(number, source)
+                found = streamed.held_out(wanted, lambda: self._wait() or awake_clock() > given_up)
+                held_out += [tokens[: wanted + 1] for tokens in found]
+        if not any(map(len, held_out)):
+            log.warning(_OWN_VALIDATION, f"no source answered within {PATIENCE_S:.0f} s")
+            return []
+        return held_out
+
+    def _packed(self, documents: Sequence[str]) -> np.ndarray:
+        return pack_documents(documents, self._tokenizer, self._spec.sequence_length).tokens
+
     def _resident(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:  # noqa: ARG002
         train, validation = split_documents(read_documents(source), self._spec.validation_fraction)
         for text in train:
@@ -142,17 +193,22 @@ class _Opening:
             self._text.update(len(data).to_bytes(8, "big") + data)
         length = self._spec.sequence_length
         windows = Resident(pack_documents(train, self._tokenizer, length), source.weight)
-        return windows, [pack_documents(validation, self._tokenizer, length).tokens[: wanted + 1]]
+        return windows, [self._packed(validation)[: wanted + 1]]
 
     def _streamed(self, number: int, source: TextSource, wanted: int) -> tuple[WindowSource, list[Any]]:
+        streamed, described = self._stream(number, source)
+        self._text.update(described)
+        return streamed, [tokens[: wanted + 1] for tokens in streamed.held_out(wanted, self._wait)]
+
+    def _stream(self, number: int, source: TextSource) -> tuple[StreamedSource, bytes]:
+        """The source, and what the order of its data depends on."""
         assert self._reading is not None
         files = [[file.model_dump() for file in shard] for shard in source.shards]
         rule = SegmentRule(
             column=source.column, fraction=self._spec.validation_fraction, limit_bytes=self._segment_bytes
         )
-        self._text.update(json.dumps([files, rule.model_dump()], sort_keys=True).encode())
         streamed = StreamedSource(self._reading, source.name, number, source.shards, rule, source.weight)
-        return streamed, [tokens[: wanted + 1] for tokens in streamed.held_out(wanted, self._wait)]
+        return streamed, json.dumps([files, rule.model_dump()], sort_keys=True).encode()
 
     def _wait(self) -> bool:
         time.sleep(WAIT_S)

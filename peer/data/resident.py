@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from peer.data.shards import Problems, is_held_out, shard_rows, text_or_reason
 from peer.data.sources import TextSource, list_sources
@@ -47,6 +47,25 @@ def read_documents(source: TextSource, most_bytes: int | None = None) -> list[st
     if not documents:
         raise UserError(f"the data set is empty: {source.name}", source.hint)
     return documents
+
+
+def first_held_out(source: TextSource, fraction: float, enough: int, size: Callable[[str], int]) -> list[str]:
+    """The first documents for validation of a source, as `split_documents` gives them, until their sizes are enough.
+
+    Raises:
+        UserError: there is none.
+    """
+    documents, found, total = [], [], 0
+    for text in documents_of(source, Problems(), Counter()):
+        documents.append(text)
+        if is_held_out(text, fraction):
+            found.append(text)
+            total += size(text)
+        if total >= enough:
+            return found
+    if not documents:
+        raise UserError(f"the data set is empty: {source.name}", source.hint)
+    return split_documents(documents, fraction)[1]
 
 
 def documents_for(spec: DataSpec, train_files: tuple[str, ...], *, validation: bool) -> Iterator[str]:

@@ -240,9 +240,9 @@ def load_text(
     """The corpus of this peer, open."""
     batch = manifest.inner.batch_sequences
     options = ReadingOptions(
-        train_files=settings.train_files, cache=settings.output_dir / "cache" / "segments",
-        cache_bytes=int(settings.data_cache_gb * 1e9), workers=settings.data_workers, hub_headers=hub_headers(),
-        private_urls=settings.private_urls,
+        train_files=settings.train_files, validates=settings.eval_every_rounds > 0,
+        cache=settings.output_dir / "cache" / "segments", cache_bytes=int(settings.data_cache_gb * 1e9),
+        workers=settings.data_workers, hub_headers=hub_headers(), private_urls=settings.private_urls,
     )  # fmt: skip
     corpus = open_corpus(manifest.data, tokenizer, options, batch, stopping)
     return Text(

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -126,6 +127,37 @@ def test_every_document_is_trained_on_once_an_epoch_and_none_that_validates(open
         kept = sum(len(text) + 1 for text in trained)
         assert len(rows) * LENGTH >= kept - LENGTH * (kept // 2000 + 2)  # a rest of each segment is not used
         assert all(f"3 {text.split()[1]} " not in seen for text in held_out if len(text.split()[1]) == 3)
+
+
+@pytest.mark.parametrize("kind", ["web", "python-stdlib"])
+def test_a_peer_with_files_of_its_own_validates_on_the_text_of_the_run(open_text, tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(sources, "RESIDENT_BYTES", 64 << 20)
+    texts = documents(3)
+    (tmp_path / "own.jsonl").write_bytes(jsonl([*documents(4), *texts]))
+    with serving({"c.jsonl": FILES["c.jsonl"]}) as server:
+        spec = spec_of(server, ("c", 1.0), fraction=0.2)
+        if kind == "python-stdlib":
+            spec = DataSpec(sequence_length=LENGTH, validation_fraction=0.05, validation_tokens=1024)
+        others, own = open_text(spec), open_text(spec, files=(str(tmp_path / "own.jsonl"),))
+        assert len(own.validation.tokens) > LENGTH
+        assert np.array_equal(own.validation.tokens, others.validation.tokens)
+        assert own.digest != others.digest
+        trained = ByteTokenizer().decode(own.sources[0].windows.tokens)
+        assert all((text in trained) == (not is_held_out(text, spec.validation_fraction)) for text in texts)
+
+
+def test_without_the_text_of_the_run_a_peer_validates_on_its_own(open_text, tmp_path, caplog, monkeypatch):
+    (tmp_path / "own.jsonl").write_bytes(jsonl(documents(4)))
+    monkeypatch.setattr("peer.data.corpus.PATIENCE_S", 1.0)
+    with serving({"c.jsonl": FILES["c.jsonl"]}) as server:
+        spec = spec_of(server, ("c", 1.0), fraction=0.2)
+    corpus = open_text(spec, files=(str(tmp_path / "own.jsonl"),))
+    held_out = "".join(text for text in documents(4) if is_held_out(text, 0.2))
+    assert held_out.startswith(ByteTokenizer().decode(corpus.validation.tokens))
+    assert len(corpus.validation.tokens) > LENGTH
+    assert [r.message for r in caplog.records if "its own files" in r.message] == [
+        "the run's text for validation cannot be read, so this peer validates on its own files: "
+        "no source answered within 1 s"]
 
 
 @pytest.mark.parametrize("seed", range(10))

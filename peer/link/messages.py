@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 from peer.outer.record import RoundRecord
 from peer.protocol.manifest import Digest, Name, Spec
 from peer.protocol.records import PeerRecord
+from peer.protocol.reports import TrainerFigures
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
@@ -81,6 +82,13 @@ class Progress(Spec):
     due_in_s: float | None
     unsent_tokens: int
     seconds_waiting: float
+
+
+class Figures(Spec):
+    """What those who watch the run may see of this trainer; sent with log lines and after a validation."""
+
+    kind: Literal["figures"] = "figures"
+    figures: TrainerFigures
 
 
 class Snapshot(Spec):
@@ -190,7 +198,7 @@ class Fatal(Spec):
     hint: str = ""
 
 
-ToAgent = Start | Mapped | Progress | Snapshot | Merged | Save | Stop
+ToAgent = Start | Mapped | Progress | Figures | Snapshot | Merged | Save | Stop
 ToTrainer = (
     Published | TokenizerFetched | WantSnapshot | Anchor | RoundEnded | LivePeers | Notice | Saved | Stopped | Fatal
 )

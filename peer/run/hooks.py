@@ -12,6 +12,7 @@ from peer.link.messages import Anchor, LivePeers, Message, Notice, RoundEnded, S
 from peer.outer.record import RoundRecord
 from peer.run.assemble import Peer
 from peer.run.checkpointing import Inner, Saving
+from peer.run.figures import TrainerReport
 from peer.run.resume import checkpoint_folder
 from peer.telemetry.console import LiveSwarm
 from peer.telemetry.metrics import MetricsFile
@@ -55,7 +56,7 @@ class PeerHooks:
         self._data_state = peer.batches.state
         end = peer.text.validation.document_end
         self.batches = TimedBatches((Batch.of(rows, end), state) for rows, state in peer.batches)
-        self._throughput = throughput_of(peer)
+        self._throughput, self._report = throughput_of(peer), TrainerReport(peer)
         self._swarm_tokens = 0
         self._agent_starts = peer.agent.starts
         self.records: list[RoundRecord] = []
@@ -105,8 +106,10 @@ class PeerHooks:
         batch = peer.trainer.micro_batch or peer.text.batch_sequences
         try:
             loss = evaluate(peer.model, peer.text.validation, max_sequences, batch)
+            self._report.sample()
         finally:
             peer.replica.write(local)
+        self._report.validated(sync.round, sync.swarm_tokens, loss)
         self.validation.append((sync.round, loss))
         self._metrics.write(
             "validation",
@@ -153,6 +156,8 @@ class PeerHooks:
 
     def _log_step(self, result: StepResult) -> None:
         sync, trainer = self._peer.sync, self._peer.trainer
+        throughput = self._throughput.since_last(sync.tokens)
+        self._report.trained(self.seconds_training, throughput["mfu"])
         self._metrics.write(
             "step",
             step=sync.step,
@@ -160,7 +165,7 @@ class PeerHooks:
             loss=result.loss,
             tokens=sync.tokens,
             tokens_per_s=sync.tokens_per_s,
-            **self._throughput.since_last(sync.tokens),
+            **throughput,
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
             skipped_steps=trainer.skipped_steps,

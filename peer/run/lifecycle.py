@@ -19,6 +19,7 @@ from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped,
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.figures import SAMPLE_PROMPT
 from peer.run.hardware import check_hardware
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
@@ -42,7 +43,6 @@ CLIENT_NOTICE = (
     "cannot join through this address. To run as a full peer, open a TCP port and give it with --host-maddrs, and with "
     "--announce-maddrs if the public address is another one"
 )
-SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200
 
 

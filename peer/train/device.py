@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+from pathlib import Path
+
 import torch
 
 from peer.errors import UserError
@@ -29,6 +33,19 @@ def pick_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         raise UserError(f"device={name!r} is not available: this torch sees {count} {device.type} devices", hint)
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """What people call it: `NVIDIA H100 80GB HBM3`, `AMD EPYC 7763, 8 cores`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return f"{platform.processor() or platform.machine()} ({device.type})"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {usable_cores()} cores"
+    return f"{platform.machine()} CPU, {usable_cores()} cores"
 
 
 def set_threads(count: int | None) -> None:

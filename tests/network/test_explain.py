@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from peer.cli import main
 from peer.explain.journal import JournalReader
+from peer.link.messages import Figures
 from peer.outer.record import RoundRecord
+from peer.protocol.reports import TrainerFigures, ValidationPoint
+from peer.swarm.observe.reader import SwarmReader, visit_run
 from tests.network.harness import TestSwarm
 from tests.network.members import Member
 
@@ -29,6 +34,25 @@ def kept(member: Member) -> list[RoundRecord]:
     found = JournalReader(member.folder).poll()
     assert found.problems == []
     return found.records
+
+
+def seen_from_outside(address: str, folder: Path, until: Callable[[SwarmReader], bool]) -> SwarmReader:
+    """What a node that only watches has read once the condition holds."""
+
+    async def watch() -> SwarmReader:
+        visit = await visit_run(address, folder / "watcher.key")
+        changed = asyncio.Event()
+        visit.reader.changed = changed.set
+        try:
+            async with asyncio.timeout(60.0):
+                while not until(visit.reader):
+                    await changed.wait()
+                    changed.clear()
+        finally:
+            await visit.node.close()
+        return visit.reader
+
+    return asyncio.run(watch())
 
 
 def test_a_swarm_with_a_death_and_a_latecomer(
@@ -59,5 +83,18 @@ def test_a_swarm_with_a_death_and_a_latecomer(
     assert "new: delta\n" in told
     assert "weights in tokens: " in told
     assert "caught up: " in atoll(capsys, str(delta.folder), "--last", "0")
+    figures = TrainerFigures(device="abacus", utilisation=0.5, validation=ValidationPoint(round=3, tokens=9, loss=2.5))
+    for member in (alpha, bravo):
+        member.agent.send(Figures(figures=figures))
+    reader = seen_from_outside(  # the agents go on publishing while nothing drives their trainers
+        alpha.maddrs[0], alpha.folder, lambda reader: sum(one.device == "abacus" for one in reader.state.peers) == 2
+    )
+    states = {view.nickname: (view.state, view.reached, view.validation) for view in reader.state.peers}
+    assert states["alpha"] == ("training", "open", 2.5)
+    assert {"alpha", "bravo", "delta"} <= states.keys()
+    keys = {(event.round, event.lineage_id) for event in reader.state.events if event.status == "committed"}
+    assert (alpha.committed[-1].round, alpha.committed[-1].lineage_id) in keys
+    assert any(event.status == "caught_up" and event.teller == delta.peer_id for event in reader.state.events)
+    assert reader.state.point().validation == 2.5
     documents = json.loads(atoll(capsys, str(alpha.folder), "--last", "0", "--json"))
     assert [RoundRecord.model_validate(document) for document in documents] == kept(alpha)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from peer.explain.journal import RoundJournal
@@ -26,6 +26,9 @@ class Recorder:
 
     Args:
         clock: unix seconds.
+
+    Attributes:
+        on_record: called with each complete record.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class Recorder:
         self._journal, self._peer_id, self._nickname = journal, peer_id, nickname
         self._directory, self._trainer, self._clock = directory, trainer, clock
         self._before: dict[str, str] = {}
+        self.on_record: Callable[[RoundRecord], None] = lambda _: None
 
     def tell(self, message: ToTrainer) -> None:
         """See `TrainerLink.tell`; records are completed and kept first."""
         if isinstance(message, RoundEnded):
             message = RoundEnded(record=self._complete(message.record))
             self._journal.append(message.record)
+            self.on_record(message.record)
         self._trainer.tell(message)
 
     def _complete(self, record: RoundRecord) -> RoundRecord:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import shutil
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from peer.errors import UserError
 from peer.explain.journal import RoundJournal
 from peer.link.channel import Channel
 from peer.link.memory import Head, SharedState
 from peer.link.messages import (
+    Figures,
     LivePeers,
     Mapped,
     Merged,
@@ -26,7 +23,6 @@ from peer.link.messages import (
     Progress,
     Published,
     Save,
-    Saved,
     Snapshot,
     Start,
     Stop,
@@ -40,7 +36,9 @@ from peer.protocol.manifest import RunManifest
 from peer.protocol.records import PeerRecord
 from peer.settings import default_nickname
 from peer.swarm.agent.organiser_watch import organiser_left
+from peer.swarm.agent.outer_checkpoint import save_outer_state
 from peer.swarm.agent.recorder import Recorder
+from peer.swarm.agent.reporter import Reporter
 from peer.swarm.catchup.history_server import HistoryServer
 from peer.swarm.catchup.tokenizer_fetch import fetch_tokenizer
 from peer.swarm.gossip.round_loop import GossipRounds
@@ -110,6 +108,8 @@ class AgentSession:
         directory.work = work = await solving
         self._nonce = work.nonce
         recorder = Recorder(RoundJournal(folder), node.peer_id, self._nickname, directory, self._channel)
+        reporter = Reporter(node, manifest.run_id)
+        recorder.on_record = reporter.add
         context = RunContext(
             node=node, directory=directory, plan=RunPlan.of(manifest), organiser=organiser, work=work,
             opened_at=found.opened_at, introducers=node.introducers, trainer=recorder, rng=self._rng,
@@ -124,7 +124,8 @@ class AgentSession:
         ).start()
         directory.follow()
         directory.announce(lambda: self._describe(directory, rounds, node))
-        await _first_of(self._listen(rounds), self._work(node, directory, rounds, resumed))
+        node.spawn(reporter.run())
+        await _first_of(self._listen(rounds, reporter), self._work(node, directory, rounds, resumed))
         return 0
 
     async def _tokenizer_files(
@@ -199,11 +200,13 @@ class AgentSession:
                 return
             await asyncio.sleep(node.timing.linger_recheck_s)
 
-    async def _listen(self, rounds: AnyRounds) -> None:
+    async def _listen(self, rounds: AnyRounds, reporter: Reporter) -> None:
         """The trainer's messages, until it is gone."""
         while (message := await self._channel.receive()) is not None:
             if isinstance(message, Progress):
                 rounds.slot.on_progress(message)
+            elif isinstance(message, Figures):
+                reporter.figures = message.figures
             elif isinstance(message, Snapshot):
                 rounds.slot.on_snapshot(message)
             elif isinstance(message, Merged):
@@ -251,25 +254,6 @@ class AgentSession:
             work=self._nonce,
             expires_at=directory.expiry(),
         )
-
-
-async def save_outer_state(rounds: AnyRounds, path: Path) -> Saved:
-    """Write the outer state and the chain that leads to it into `path` (a checkpoint being made)."""
-    state = rounds.store.state
-
-    def write() -> None:
-        tensors = {"anchor": state.anchor, **{f"buffer{i}": buffer for i, buffer in enumerate(state.buffers)}}
-        save_file(tensors, path / "outer.safetensors")
-        rounds.store.history.write_pending()
-        shutil.copyfile(rounds.store.history.chain_path, path / "chain.jsonl")
-
-    problem = None
-    async with rounds.store.still():
-        try:
-            await asyncio.to_thread(write)
-        except (OSError, SafetensorError) as error:
-            problem = getattr(error, "strerror", None) or str(error)
-        return Saved(path=str(path), round=state.round, lineage_id=state.lineage_id, problem=problem)
 
 
 def _node_config(start: Start) -> NodeConfig:

@@ -27,6 +27,7 @@ from peer.protocol.records import (
     parse_json,
     peers_key,
 )
+from peer.protocol.reports import looks_like_report, report_place, reports_key
 from peer.swarm.runtime.expiring import BoundedMap
 from peer.system.clock import Clock
 
@@ -39,7 +40,7 @@ class Claims(NamedTuple):
     """What a signed record says of its place and its age.
 
     Attributes:
-        kind: "peer", "manifest" or "checkpoint".
+        kind: "peer", "manifest", "checkpoint" or "report".
         run_id: whose run; empty for a manifest.
         serial: of two records of one signer under one key the higher one is newer.
         expires_at: wall-clock seconds; None where others may repeat the record for as long as they like.
@@ -89,6 +90,9 @@ def _claims_of(key: bytes, owner: str, blob: bytes) -> Claims | None:
         record = parse_json(PeerRecord, payload)
         fits = signer == owner and key == key_id(peers_key(record.run_id))
         return Claims("peer", record.run_id, record.serial, record.expires_at) if fits else None
+    if looks_like_report(blob):
+        signer, run_id, serial = report_place(blob)
+        return Claims("report", run_id, serial) if signer == owner and key == key_id(reports_key(run_id)) else None
     signer, payload = open_sealed("checkpoint", blob)
     run_id, serial = _place_of(payload)
     fits = signer == owner and key == key_id(checkpoints_key(run_id))

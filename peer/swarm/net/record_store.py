@@ -19,7 +19,7 @@ from peer.swarm.runtime.expiring import BoundedMap
 from peer.swarm.runtime.malloc import give_back_free_memory
 from peer.system.clock import Clock
 
-MAX_RECORDS = {"peer": 1024, "manifest": 64, "checkpoint": 64}  # of one key
+MAX_RECORDS = {"peer": 1024, "report": 1024, "manifest": 64, "checkpoint": 64}  # of one key
 MAX_RECORDS_OF_A_PEER = 32
 MAX_FOREIGN_BYTES = 8 << 20  # of records of other runs than this node's
 MAX_ANSWER_BYTES = 256 << 10
@@ -101,7 +101,7 @@ class RecordStore:
         if read is None or not expires_at > self._clock():
             return False
         owner, claims = read
-        if claims.kind == "peer" and sender not in ("", owner):
+        if claims.kind in ("peer", "report") and sender not in ("", owner):
             return False  # only its signer hands it in: an identity costs at least a connection
         return self._hold(key, owner, StoredRecord(value, claims, expires_at, sender, self._clock()))
 

@@ -51,6 +51,8 @@ class Timing:
     refresh_period_s: float = _lasts(2.0, "between two reads of the directory, and between two announcements")
     announce_pause_s: float = _lasts(1.0, "between announcements that are wanted soon: each costs several DHT calls")
     fresh_s: float = _lasts(PEER_TTL_S / 2, "of age up to which a record shows that others are there now")
+    report_pause_s: float = _lasts(3.0, "between two reports of a peer, if a round has ended")
+    report_period_s: float = _lasts(10.0, "between two reports of a peer otherwise")
     manifest_period_s: float = _lasts(30.0, "between two publications of the manifest at most, at least half of it")
     manifest_timeout_s: float = _lasts(10.0, "to find a manifest in the DHT")
     manifest_answer_s: float = _lasts(5.0, "for a peer to hand out the manifest of its run")

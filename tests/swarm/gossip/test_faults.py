@@ -13,7 +13,7 @@ from peer.errors import ProtocolError
 from peer.link.memory import Head
 from peer.protocol.records import dump_json, parse_json, seal
 from peer.protocol.wire import GossipJoin, GossipRoster, GossipState, Kind, roster_digest
-from peer.swarm.agent.session import save_outer_state
+from peer.swarm.agent.outer_checkpoint import save_outer_state
 from peer.swarm.gossip.inbox import round_name
 from peer.swarm.gossip.initial_state import STATE_DOMAIN
 from peer.swarm.gossip.store import LocalStateStore

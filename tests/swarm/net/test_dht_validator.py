@@ -19,6 +19,7 @@ from peer.protocol.records import (
     peers_key,
     seal,
 )
+from peer.protocol.reports import MAX_REPORT_BYTES, reports_key, seal_report
 from peer.swarm.net import dht_validator
 from peer.swarm.net.dht_validator import Claims, SealedRecordValidator, claims_of, key_id
 from tests.swarm.net.published import ALICE, BOB, NOW, OTHER_RUN, peer_record, sealed_peer
@@ -27,6 +28,7 @@ from tests.swarm.runs import RUN
 OVERHEAD = 1 + len(ALICE.peer_id) + 64
 pack = MSGPackSerializer.dumps
 PEERS, MANIFESTS, CHECKPOINTS = key_id(peers_key(RUN)), key_id(MANIFEST_KEY), key_id(checkpoints_key(RUN))
+REPORTS = key_id(reports_key(RUN))
 EXPIRES = NOW + PEER_TTL_S
 
 
@@ -42,6 +44,15 @@ def manifest(size=100, serial=5, signer=ALICE):
 def checkpoint(run_id=RUN, signer=ALICE):
     tip = Checkpoint(run_id=run_id, round=3, lineage_id=run_id, serial=9, signed_at=NOW)
     return pack(seal_checkpoint(signer, tip))
+
+
+def report(run_id=RUN, signer=ALICE):
+    return pack(seal_report(signer, run_id, 9, b"{}"))
+
+
+def long_report(size):
+    header = b"R1" + (9).to_bytes(8, "big") + bytes.fromhex(RUN)
+    return pack(seal(ALICE, "report", header + b" " * (size - OVERHEAD - len(header))))
 
 
 def padded(size):
@@ -60,6 +71,8 @@ ACCEPTED = {
     "the largest manifest": record(manifest(MAX_RECORD_BYTES - OVERHEAD), key=MANIFESTS),
     "the longest": record(manifest(), key=MANIFESTS, expires=NOW + MAX_EXPIRY_S),
     "a checkpoint": record(checkpoint(), key=CHECKPOINTS),
+    "a report": record(report(), key=REPORTS),
+    "the largest report": record(long_report(MAX_REPORT_BYTES), key=REPORTS),
     "already expired": record(manifest(), key=MANIFESTS, expires=NOW - 1.0),  # harmless: no node keeps it
 }
 REFUSED = {
@@ -71,6 +84,12 @@ REFUSED = {
     "a manifest in the directory": record(manifest()),
     "a checkpoint in the directory": record(checkpoint()),
     "a checkpoint of another run": record(checkpoint(OTHER_RUN), key=CHECKPOINTS),
+    "a report in the directory": record(report()),
+    "a report of another run": record(report(OTHER_RUN), key=REPORTS),
+    "a report that is too large": record(long_report(MAX_REPORT_BYTES + 1), key=REPORTS),
+    "a report of another": record(report(signer=BOB), key=REPORTS),
+    "an empty report": record(pack(seal(ALICE, "report", b"R1" + bytes(40))), key=REPORTS),
+    "a peer record among reports": record(key=REPORTS),
     "an old record with a later expiry": record(expires=EXPIRES + 1.0),
     "with an earlier one": record(expires=EXPIRES - 1.0),
     "of a clock that is far ahead": record(pack(sealed_peer(expires_at=EXPIRES + 5.0)), expires=EXPIRES + 5.0),

@@ -53,6 +53,37 @@ int mkdir(const char *path, mode_t mode) {
     return full(path) ? -1 : (int)syscall(SYS_mkdirat, -100, path, mode);
 }
 """
+# below the folder SLOW_BELOW, a write and a sync of so many bytes take as long as a disk of SLOW_BYTES_PER_S needs
+SLOW_DISK = """
+#define _GNU_SOURCE
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static void wait_for_disk(int file, size_t size) {
+    const char *below = getenv("SLOW_BELOW"), *rate = getenv("SLOW_BYTES_PER_S");
+    char link[64], path[PATH_MAX + 1];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = below && rate && file > 2 ? readlink(link, path, PATH_MAX) : -1;
+    if (length < 0) return;
+    path[length] = 0;
+    if (strncmp(path, below, strlen(below))) return;
+    double seconds = size / atof(rate);
+    struct timespec time = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
+    nanosleep(&time, NULL);
+}
+ssize_t write(int file, const void *data, size_t size) {
+    wait_for_disk(file, size);
+    return syscall(SYS_write, file, data, size);
+}
+ssize_t pwrite64(int file, const void *data, size_t size, off_t at) {
+    wait_for_disk(file, size);
+    return syscall(SYS_pwrite64, file, data, size, at);
+}
+"""
 
 
 def preload(folder: Path, source: str, *macros: str) -> dict[str, str]:

@@ -134,9 +134,11 @@ class _Opening:
     def open(
         self, sources: Sequence[TextSource], validating: Sequence[TextSource], least_windows: int
     ) -> Corpus:
-        """Args:
-        sources: trained on; their held-out documents validate if there are no others.
-        validating: the run's sources, of a peer that trains on its own files.
+        """Read what is small, and the documents for validation.
+
+        Args:
+            sources: trained on; their held-out documents validate if there are no others.
+            validating: the run's sources, of a peer that trains on its own files.
         """
         trained: list[WindowSource] = []
         held_out: list[np.ndarray] = []

@@ -31,8 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = benchmark_parser(
         NAME,
         "Two `atoll join` on a few lines of text, the quickstart's model but wider, one torch thread each, a round\n"
-        "every 60 steps and a checkpoint every 30. One of them writes its folder through a library that holds each write\n"
-        "back to --disk-mb-per-s. Waiting for a hand-over or a merge is what the loop itself counts; what a\n"
+        "every 60 steps and a checkpoint every 30. One of them writes its folder through a library that delays each\n"
+        "write to --disk-mb-per-s. Waiting for a hand-over or a merge is what the loop itself counts; what a\n"
         "checkpoint costs is how much longer its steps took than the median step of the same peer.",
     )
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds to watch (default: 6)")

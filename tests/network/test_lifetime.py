@@ -15,7 +15,7 @@ from tests.network.processes import JoinedPeer, alive, descendants, until
 
 MakeSwarm = Callable[..., TestSwarm]
 ENDINGS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, signal.SIGINT: 0, signal.SIGHUP: 0}
-GONE_WITHIN_S = 5.0
+GONE_WITHIN_S = 10.0
 
 
 @pytest.mark.timeout(240)

@@ -22,5 +22,6 @@ sys.exit(0)
 def test_a_closed_terminal_ends_a_process_as_ctrl_c_does_unless_nohup_is_used(
     number: signal.Signals, prefix: list[str], code: int
 ) -> None:
-    command = [*prefix, sys.executable, "-c", PROGRAM, str(int(number))]
+    outside = ["env", "--default-signal=HUP"]  # the tests themselves may run under nohup
+    command = [*outside, *prefix, sys.executable, "-c", PROGRAM, str(int(number))]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == code

@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.data.command import add_data_command
     from peer.demo.run import add_demo_flags
     from peer.explain.command import add_rounds_command
+    from peer.run.doctor import add_doctor_command
     from peer.run.tokenizer_command import add_tokenizer_command
     from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_demo_flags(demo)
     demo.set_defaults(run=_demo)
+    add_doctor_command(commands)
     add_rounds_command(commands)
     add_tokenizer_command(commands)
     add_data_command(commands)
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, unknown = parser.parse_known_args(argv)
     arguments.argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        if unknown and arguments.command == "join":
+        if unknown and arguments.command in ("join", "doctor"):
             raise _unknown_setting(unknown[0])
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")

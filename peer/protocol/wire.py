@@ -33,7 +33,7 @@ StreamName = Annotated[str, Field(max_length=100)]
 
 
 class Kind(IntEnum):
-    """What a frame carries; everything but CONTRIBUTION, REDUCED and DATA is a small message."""
+    """What a frame carries; everything but CONTRIBUTION, REDUCED, DATA and SPEED is a small message."""
 
     JOIN = 1
     ROSTER = 2
@@ -56,6 +56,7 @@ class Kind(IntEnum):
     REACH = 32
     DIRECT = 33
     MANIFEST = 34
+    SPEED = 35
 
 
 def pack_header(kind: Kind, length: int) -> bytes:

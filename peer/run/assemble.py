@@ -34,6 +34,7 @@ from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.outer_state import digest_of
 from peer.protocol.manifest import RunManifest
+from peer.run.device_checks import log_finding, run_disk_finding
 from peer.run.hardware import compute_of, fitting, plan_in_words
 from peer.run.local_rule import hook_of, rule_bytes
 from peer.run.resume import CHAIN_FILE, Resumed, read_resumed
@@ -146,6 +147,7 @@ def _fitting_compute(settings: PeerSettings, plan: RunPlan, vocab_size: int, dev
     size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe.local, device)
     compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device, rule)
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
+    log_finding(run_disk_finding(settings, plan, size.parameters).require())
     return compute
 
 

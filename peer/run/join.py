@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peer.errors import UserError
 from peer.protocol.address import parse_peer_address
+from peer.run.checks import machine_findings
 from peer.settings import LATEST, PeerSettings, load_settings, setting_overrides
 from peer.swarm.net.keys import check_identity
 from peer.swarm.net.socket_folder import open_socket_folder
@@ -18,11 +19,9 @@ from peer.system.file_lock import lock_folder
 from peer.system.gc_pause import starting
 from peer.system.output_files import check_output_file, check_output_folder
 from peer.system.preflight import (
-    check_host_ports,
     check_output_dir,
     check_reachable,
     check_resumable,
-    check_shared_memory,
     lock_identity,
 )
 from peer.system.private_files import make_files_private
@@ -40,13 +39,12 @@ def join(arguments: argparse.Namespace) -> int:
     settings = load_settings(setting_overrides(arguments), arguments.config, os.environ)
     addresses = [parse_peer_address(address) for address in arguments.addresses]
     _check_paths(settings)
-    check_shared_memory()
     open_socket_folder()
     check_output_dir(settings.output_dir)
     identity_path = settings.identity_path or settings.output_dir / "identity.key"
     with lock_identity(identity_path), lock_folder(settings.output_dir, "output_dir", LOCK_NAME):
         check_identity(identity_path)
-        check_host_ports(settings.host_maddrs)
+        findings = [finding.require() for finding in machine_findings(settings, os.environ)]
         reachable = check_reachable(addresses)
         from peer.link.supervisor import AgentGoneError, AgentProcess
 
@@ -58,7 +56,7 @@ def join(arguments: argparse.Namespace) -> int:
         with starting():
             from peer.run.lifecycle import live
 
-        code = live(settings, reachable, identity_path, agent)
+        code = live(settings, reachable, identity_path, agent, findings)
     # All is saved and closed. Unloading torch would take seconds more, and who stops a machine does not wait long.
     logging.shutdown()
     with contextlib.suppress(OSError):  # its reader may have exited

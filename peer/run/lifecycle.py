@@ -19,11 +19,12 @@ from peer.link.messages import Anchor, Message, Published, Start, Stop, Stopped,
 from peer.link.supervisor import AgentGoneError, AgentProcess
 from peer.protocol.address import PeerAddress
 from peer.run.assemble import Peer, assemble, plan_of
+from peer.run.device_checks import device_finding, log_finding
 from peer.run.figures import SAMPLE_PROMPT
-from peer.run.hardware import check_hardware
 from peer.run.hooks import PeerHooks
 from peer.settings import PeerSettings, detect_announce_maddrs, detect_direct_port
 from peer.system.exit_signals import ending_signals
+from peer.system.finding import Finding
 from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
 from peer.telemetry.metrics import MetricsFile, finite_json
@@ -61,13 +62,17 @@ class StopSignal:
         self.requested = True
 
 
-def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, agent: AgentProcess) -> int:
+def live(
+    settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, agent: AgentProcess,
+    findings: Sequence[Finding] = (),
+) -> int:  # fmt: skip
     """Join the swarm at `addresses` and train until the run ends or a signal comes; -> exit code.
 
     The caller has checked the surroundings (`peer.system.preflight`) and holds the identity's lock.
 
     Args:
         agent: has been started; ends with this call, however that ends.
+        findings: of those checks, none of which has failed; warnings are logged.
 
     Raises:
         UserError: anything that a person can mend, before training starts.
@@ -75,7 +80,10 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
     try:
         stop, console, guard = StopSignal(), Console(), WriteGuard()
         try:
-            start = _prepare(settings, addresses, identity_path, console, guard)
+            setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
+            for finding in (*findings, device_finding(settings).require()):  # told before anything is dialled
+                log_finding(finding)
+            start = _prepare(settings, addresses, identity_path)
             return _run(settings, start, agent, stop, console, guard)
         except KeyboardInterrupt:
             log.warning("stopped %s", "in the middle of the end" if stop.draining else "before the first step")
@@ -86,11 +94,7 @@ def live(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path
         agent.close()
 
 
-def _prepare(
-    settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path, console: Console, guard: WriteGuard
-) -> Start:
-    setup_logging(settings.output_dir / "peer.log", settings.log_level, settings.json_lines, console, guard)
-    check_hardware(settings)  # a mistake is told before anything is dialled
+def _prepare(settings: PeerSettings, addresses: Sequence[PeerAddress], identity_path: Path) -> Start:
     set_threads(settings.torch_threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return Start(

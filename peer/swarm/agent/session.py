@@ -51,6 +51,7 @@ from peer.swarm.net.identity_work import solved
 from peer.swarm.net.manifests import ManifestSearch, publish_manifest
 from peer.swarm.net.node import Node
 from peer.swarm.net.node_start import start_node
+from peer.swarm.net.probe import tell_warnings
 from peer.swarm.state.chain import ChainStore
 from peer.swarm.state.store import StateStore
 from peer.tokenizer_files import TokenizerFiles
@@ -99,6 +100,8 @@ class AgentSession:
             nickname=self._nickname, maddrs=node.maddrs, client=node.client,
         ))  # fmt: skip
         node.spawn(self._watch_organiser(node, manifest.run_id, organiser))
+        if not start.restarted:
+            node.spawn(tell_warnings(node, self._note))
         asked = IdentityWork(manifest.run_id, manifest.trust.work_bits)
         solving = asyncio.ensure_future(solved(asked, node.peer_id, Path(start.identity_path), self._note))
         directory, folder = Directory(node, manifest.run_id), Path(start.directory)

@@ -20,6 +20,7 @@ from peer.swarm.net.keys import load_or_create_identity
 from peer.swarm.net.node import Node
 from peer.swarm.net.reachability import REACH_NAME, DialBackServer
 from peer.swarm.net.record_store import give_back_memory
+from peer.swarm.net.speed import SPEED_NAME, SpeedServer
 
 
 async def start_node(config: NodeConfig) -> Node:
@@ -57,6 +58,7 @@ async def start_node(config: NodeConfig) -> Node:
     dht.introducers = [peer_id for peer_id in node.introducers if peer_id != identity.peer_id]
     if not client:
         await node.serve(REACH_NAME, "reach", DialBackServer(p2p, config.timing).answer)
+        await node.serve(SPEED_NAME, "speed", SpeedServer(config.timing, node.clock).answer)
     if config.direct_port is not None:
         node.direct = DirectTransport(p2p, node.accept, config.timing)
         if not client:

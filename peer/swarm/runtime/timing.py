@@ -57,6 +57,9 @@ class Timing:
     manifest_timeout_s: float = _lasts(10.0, "to find a manifest in the DHT")
     manifest_answer_s: float = _lasts(5.0, "for a peer to hand out the manifest of its run")
     trim_period_s: float = _lasts(30.0, "between two looks whether a flood of records has left memory to give back")
+    speed_s: float = _lasts(6.0, "for one measurement of a line's speed")
+    speed_enough_s: float = _lasts(0.4, "of a measurement before more bytes say no more")
+    speed_pause_s: float = _lasts(60.0, "in which a peer serves one newcomer one such measurement, and ten in all")
     dht_timeout_s: float = _lasts(10.0, "for one read or write of the DHT")
 
     # group

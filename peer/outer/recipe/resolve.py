@@ -10,7 +10,7 @@ from typing import Any
 from peer.errors import UserError, did_you_mean
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.schedules import Every, GradientChange, Strided
-from peer.outer.policy.straggler import WaitAll
+from peer.outer.policy.straggler import Quorum, WaitAll
 from peer.outer.policy.work_allocation import EvenSplit
 from peer.outer.recipe.published import RECIPES
 from peer.outer.recipe.recipe import PARTS, Recipe, paced, word_of
@@ -78,6 +78,8 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         scheduled = isinstance(recipe.schedule, Every) and not (gossips and recipe.overlap_steps)
         if isinstance(recipe.schedule, Strided):
             scheduled = not gossips and recipe.overlap_steps <= recipe.fewest_steps
+    quorum = isinstance(recipe.straggler, Quorum) and recipe.payload == "delta" and not gossips
+    waits = recipe.straggler == WaitAll() or (quorum and recipe.votes is None)
     able = {
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
@@ -85,7 +87,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
         ("merge", "carry, mix or elastic"): not (recipe.merge.eager or recipe.merge.second_iterate),
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
-        ("straggler", "wait, as rounds.straggler_wait_s says"): recipe.straggler == WaitAll(),
+        ("straggler", "wait, as rounds.straggler_wait_s says; or quorum, of deltas"): waits,
         ("allocator", "even"): recipe.allocator == EvenSplit(),
     }
     return [key for key, can in able.items() if not can]

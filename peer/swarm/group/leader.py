@@ -45,6 +45,12 @@ class Leader:
         if not self._leader and self._inviting.done():
             self._inviting = self._node.spawn(self._invite_meanwhile())
 
+    def hurry_for_quorum(self) -> None:
+        """A quorum of followers does not wait for its leader: that contributes what it has."""
+        here = len(self._lobby.present(self._me.position().lineage_id))
+        if self._straggler.asynchronous and here >= self._straggler.needed(1 + len(self._membership.expected())):
+            self._me.slot.request_now()
+
     async def _invite_meanwhile(self) -> None:
         """Invite the others for as long as a follower waits for the window to end.
 

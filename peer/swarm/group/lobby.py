@@ -57,6 +57,9 @@ class LobbyHost(Protocol):
     def seated(self, peer_id: str) -> None:
         """This peer waits for the round that comes next."""
 
+    def arrived(self) -> None:
+        """Followers may be enough for a round."""
+
     def left(self, peer_id: str) -> None:
         """This peer left the lobby before there was a roster."""
 
@@ -113,6 +116,7 @@ class Lobby:
                 seat.taken.set()
         for peer_id in self.present(position.lineage_id):  # they arrived before this peer
             self._sits(peer_id)
+        self.host.arrived()
         if self._me.slot.called and self.present(position.lineage_id) and self.host.opens():
             self.hurry_if_halfway()
 
@@ -153,6 +157,7 @@ class Lobby:
             if self.host.opens():
                 self.hurry_if_halfway()
             self.host.awaited()
+            self.host.arrived()
         ended = asyncio.ensure_future(stream.closed())
         taken = asyncio.ensure_future(seat.taken.wait())
         hurry = asyncio.get_running_loop().call_later(self._window_s, self._hurry_for, stream.remote, seat)

@@ -114,6 +114,9 @@ class Matchmaker:
     def awaited(self) -> None:
         self._leader.awaited()
 
+    def arrived(self) -> None:
+        self._leader.hurry_for_quorum()
+
     def seated(self, peer_id: str) -> None:
         if self._regrouping.sits(peer_id):
             self._sat.set()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from peer.link.memory import Head
@@ -59,6 +60,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self._retry = RetryPolicy(
             node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng
         )
+        self._straggler, self._counted_at = recipe.straggler, 0
         self._stood = False
         self._regrouped: str | None = None
         self._looked_back = False
@@ -100,6 +102,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self.slot.work.set()
 
     async def on_counted(self) -> None:
+        self._counted_at = self.store.state.round
         await self._exchange.counted()
 
     # -- joining -----------------------------------------------------------------------------------------------------
@@ -125,6 +128,7 @@ class LineageRounds(RoundLoop[StateStore]):
                 break
             elif not await self._fork_choice.fetch_genesis(self._context.organiser):
                 await asyncio.sleep(self._node.timing.state_retry_s)
+        self._counted_at = self.store.state.round
         self._enter(contributed)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -165,11 +169,16 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _perform(self, due: Due) -> RoundRecord:
         try:
-            record = await run_round(due, self.store.state, self)
+            record = await run_round(self._weighed(due), self.store.state, self)
         finally:
             self.store.snapshot_cache.priority.round_ends(self.store.hashing)
         update = {"stood": self._stood, "regrouped": self._regrouped, "audits": self._guard.notes()}
         return record.model_copy(update=update)
+
+    def _weighed(self, due: Due) -> Due:
+        """With less weight where the recipe says so: the more rounds were made since the last with this peer."""
+        factor = self._straggler.weight(self.store.state.round - self._counted_at)
+        return replace(due, tokens=max(1, int(due.tokens * factor)))
 
     async def _after(self, record: RoundRecord) -> None:
         if record.status == "committed":
@@ -275,8 +284,10 @@ class LineageRounds(RoundLoop[StateStore]):
     async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None:
         await self.slot.merged.wait()
         await self.store.apply(update, certificate, due.sequence)
+        self._counted_at = self.store.state.round
         self._matchmaker.committed(group)
         self.slot.announce_anchor(due.sequence, certificate.link.fragment)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
-        await self._exchange.release(group, abort, None if self.leaving or self.finished else self.position())
+        ends = self.leaving or self.finished or self._straggler.asynchronous  # a group that stays waits for all
+        await self._exchange.release(group, abort, None if ends else self.position())

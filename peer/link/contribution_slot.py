@@ -85,6 +85,11 @@ class ContributionSlot:
 
     # -- what others see ---------------------------------------------------------------------------------------------
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained, as the trainer's last report says."""
+        return self.reports.progress.tokens_per_s if self.reports.progress is not None else 0.0
+
     def due_in_s(self) -> float:
         """Seconds until the next contribution, as the trainer's last report says."""
         ready = self._occupied if self.called else self.due is not None or self._round_from is not None

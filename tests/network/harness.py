@@ -108,6 +108,7 @@ class TestSwarm:
     ) -> None:  # fmt: skip
         """Build the member's "model" once the manifest is known."""
         manifest = RunManifest.model_validate(published.manifest)
+        member.run_id = manifest.run_id
         member.peer_id, member.maddrs, member.client = published.peer_id, published.maddrs, published.client
         recipe = RunPlan.of(manifest).recipe
         buffers = recipe.optimizer.num_buffers

@@ -54,6 +54,7 @@ class Member:
     sync: SwarmSync | None = None
     replica: VectorReplica | None = None
     peer_id: str = ""
+    run_id: str = ""
     maddrs: tuple[str, ...] = ()
     client: bool = False
     records: list[RoundRecord] = field(default_factory=list)

@@ -60,6 +60,8 @@ class Itself:
     def position(self):
         return self._member.position
 
+    tokens_per_s = 0.0
+
     def due_in_s(self):
         return self._member.due_in_s
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from peer.errors import UserError
@@ -52,6 +52,15 @@ class StragglerPolicy(ABC):
 
     def within(self, seconds: float) -> StragglerPolicy:  # noqa: ARG002
         """The same, but a wait for all lasts no longer than this after the first arrival."""
+        return self
+
+    def paced(self, spare_s: float, exchange_s: float) -> StragglerPolicy:  # noqa: ARG002
+        """The same with a window that follows from the pace of a round's members.
+
+        Args:
+            spare_s: that the fastest of them trains, from its contribution, before it needs the result.
+            exchange_s: that exchange and commit of a round take.
+        """
         return self
 
     def needed(self, num_expected: int) -> int:  # noqa: ARG002
@@ -115,14 +124,16 @@ class WaitAll(StragglerPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum(StragglerPolicy):
-    """Start `grace_s` after the K-th arrival, or when all are there (asynchronous Local-SGD, arXiv 2604.21428).
+    """Start when the grace after the K-th arrival is over, or all are there (Decoupled DiLoCo, arXiv 2604.21428).
 
     A peer that misses the round contributes later, with a staleness of as many rounds, and less weight.
 
     Attributes:
         count: K; at most all of the expected members are waited for. Either this or `fraction`.
         fraction: K as a share of the expected members, rounded up.
-        grace_s: how long the quorum waits for others.
+        grace_s: how long the quorum waits for others at the least.
+        slack: and for this share of the time that the fastest member trains before it needs the result.
+        window_s: that time after the first arrival, of this round; see `paced`.
         discount_stale: whether a contribution's weight falls with its staleness, see `weight`.
     """
 
@@ -130,7 +141,9 @@ class Quorum(StragglerPolicy):
     count: int | None = None
     fraction: float | None = None
     grace_s: float = 0.0
+    slack: float = 0.0
     discount_stale: bool = True
+    window_s: float = field(default=0.0, metadata={"bound": True})
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.fraction is None):
@@ -140,6 +153,11 @@ class Quorum(StragglerPolicy):
         if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
             raise UserError(f"quorum fraction={self.fraction}: must be in (0, 1]", "1 waits for all")
         check_seconds("grace_s", self.grace_s)
+        if not 0.0 <= self.slack <= 1.0:
+            raise UserError(f"quorum slack={self.slack}: must be in [0, 1]", "0 waits for grace_s alone")
+
+    def paced(self, spare_s: float, exchange_s: float) -> Quorum:
+        return replace(self, window_s=self.slack * max(0.0, spare_s - exchange_s))
 
     def weight(self, staleness: int, contributors: int = 1) -> float:
         """(sqrt(K) / K) (1 + s)^-1/2 if staleness is discounted (arXiv 2604.21428)."""
@@ -156,7 +174,9 @@ class Quorum(StragglerPolicy):
         self, expected: Sequence[int], arrived: Mapping[int, float], closed: Rosters = ()  # noqa: ARG002
     ) -> Close | None:
         times, needed = sorted(arrived.values()), self.needed(len(expected))
-        quorum_s = times[needed - 1] + self.grace_s if len(times) >= needed else math.inf
+        quorum_s = math.inf
+        if len(times) >= needed:
+            quorum_s = max(times[needed - 1] + self.grace_s, times[0] + self.window_s)
         return earliest(arrived, _all_at(expected, arrived), quorum_s)
 
 

@@ -166,7 +166,7 @@ _ALL: Final = (
         schedule=Every(steps=30),
         merge=Carry(),
         outer=Nesterov(lr=0.07, momentum=0.9),
-        straggler=Quorum(fraction=0.5),
+        straggler=Quorum(fraction=0.5, slack=0.5),
     ),
     Recipe(
         name="muloco",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from peer.outer.policy.straggler import StragglerPolicy
 from peer.sim.engine.swarm import SimSwarm
 from peer.sim.learner.replica import SimReplica
 from peer.sim.round.contribution import Contribution
@@ -60,8 +62,7 @@ class Exchanges:
         round.planned = False
         if round.state != "gathering" or not round.arrived:
             return
-        policy = self._swarm.recipe.straggler
-        decision = policy.next_decision(sorted(round.expected), round.arrived, self.gathering.closed)
+        decision = self._paced(round).next_decision(sorted(round.expected), round.arrived, self.gathering.closed)
         if decision is None:
             return
         round.planned = True
@@ -69,6 +70,16 @@ class Exchanges:
             self._start(round)
         else:
             self._at(decision.start_s, round, self._start)
+
+    def _paced(self, round: SimRound) -> StragglerPolicy:
+        """The straggler policy at the pace of those that have come."""
+        swarm = self._swarm
+        if not (swarm.recipe.straggler.asynchronous and swarm.recipe.overlap_steps):
+            return swarm.recipe.straggler
+        here = replace(round, members=tuple(round.arrived))
+        fastest = max(swarm.profiles[member].speed for member in here.members)
+        exchange_s = self._cost.seconds(here, swarm.sync.wire_bytes(round.fragment))
+        return swarm.recipe.straggler.paced(swarm.recipe.overlap_steps * swarm.step_s(fastest), exchange_s)
 
     def _at(self, time_s: float, round: SimRound, action: Callable[[SimRound], None]) -> None:
         """Unless the plan changes before."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from peer.outer.policy.straggler import StragglerPolicy, close
+from peer.outer.policy.straggler import close
 from peer.outer.round import Group, RoundAborted
 from peer.protocol.wire import JoinMessage, Kind
 from peer.swarm.group.invites import LAST_CALL, Invites
 from peer.swarm.group.lobby import Lobby, WaitingMember
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
+from peer.swarm.group.pace import RoundPace
 from peer.swarm.group.roster import RosterAuthority
 from peer.swarm.net.node import Node
 from peer.swarm.net.stream import StreamClosedError
 from peer.swarm.runtime.tasks import cancel_and_wait
+
+UNHURRIED_S = 1e9  # as long as a leader waits that asks no peer to contribute before it is due
 
 
 class Leader:
@@ -24,14 +27,14 @@ class Leader:
         rosters: makes rosters, within the run's group limits and waiting times.
         me, membership: this peer as seen by itself, and the peers that it believes to be live.
         lobby, invites: the followers that wait here, and the peers that are invited.
-        straggler: of the recipe; a round waits for no longer than the run's straggler window.
+        pace: how long a round waits for its members.
     """
 
     def __init__(
         self, node: Node, rosters: RosterAuthority, me: LocalPeer, membership: Membership, lobby: Lobby,
-        invites: Invites, straggler: StragglerPolicy,
+        invites: Invites, pace: RoundPace,
     ) -> None:  # fmt: skip
-        self._straggler = straggler.within(rosters.rounds.straggler_wait_s)
+        self._pace = pace
         self._node, self._rounds, self._rosters, self._me = node, rosters.rounds, rosters, me
         self._membership, self._lobby, self._invites, self._clock = membership, lobby, invites, node.clock
         self._leader = False
@@ -45,11 +48,17 @@ class Leader:
         if not self._leader and self._inviting.done():
             self._inviting = self._node.spawn(self._invite_meanwhile())
 
-    def hurry_for_quorum(self) -> None:
-        """A quorum of followers does not wait for its leader: that contributes what it has."""
-        here = len(self._lobby.present(self._me.position().lineage_id))
-        if self._straggler.asynchronous and here >= self._straggler.needed(1 + len(self._membership.expected())):
-            self._me.slot.request_now()
+    def quorum_in_s(self) -> float | None:
+        """Seconds until the followers that wait here would be enough for a round: none waits for its leader, which
+        contributes what it has. None where a leader may wait for its own contribution.
+        """
+        seats = self._lobby.present(self._me.position().lineage_id)
+        if self._pace.hurries or self._leader or not seats:
+            return None
+        arrived = {index: seat.since for index, seat in enumerate(seats.values(), start=1)}
+        expected = range(1 + len({*seats, *self._membership.expected()}))
+        decision = self._pace.of(map(self._membership.rate, seats)).next_decision(expected, arrived)
+        return None if decision is None else max(0.0, decision.start_s - self._clock())
 
     async def _invite_meanwhile(self) -> None:
         """Invite the others for as long as a follower waits for the window to end.
@@ -99,7 +108,8 @@ class Leader:
                 pending, chosen = self._pending(started), self._chosen(join.parent)
                 members, least, opened = len(chosen) + 1, self._rounds.min_group, self._opened(started, began)
                 arrived = [opened, *(max(opened, seat.since) for _, seat in chosen)]
-                closed = close(self._straggler, range(members + len(pending)), dict(enumerate(arrived)), self._clock())
+                policy = self._pace.of(map(self._membership.rate, [self._node.peer_id, *(one for one, _ in chosen)]))
+                closed = close(policy, range(members + len(pending)), dict(enumerate(arrived)), self._clock())
                 if members >= self._rounds.max_group or (members >= least and closed is not None):
                     return await self._form(sealed, join)
                 if not pending and self._clock() - began >= self._node.timing.solo_patience_s:
@@ -138,6 +148,7 @@ class Leader:
             self._invited, self._invited_for = {}, position
         expected = [peer_id for peer_id in self._membership.expected() if peer_id not in self._lobby]
         left = self._rounds.straggler_wait_s - (self._clock() - self._lobby.window_start(started))
+        left = left if self._pace.hurries else UNHURRIED_S
         for peer_id in expected:
             if peer_id not in self._invited:
                 self._invited[peer_id] = asyncio.ensure_future(self._invites.send(peer_id, max(0.0, left)))

@@ -13,6 +13,10 @@ class Contributions(Protocol):
 
     called: bool  # rounds begin when a peer calls for one, and at no other time
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained, as the trainer's last report says."""
+
     def due_in_s(self) -> float:
         """Seconds until the next contribution would be due anyway."""
 

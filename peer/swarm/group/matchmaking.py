@@ -21,6 +21,7 @@ from peer.swarm.group.leader import Leader
 from peer.swarm.group.lobby import Lobby, join_name
 from peer.swarm.group.local_peer import LocalPeer
 from peer.swarm.group.membership import Membership
+from peer.swarm.group.pace import RoundPace
 from peer.swarm.group.regrouping import RegroupPolicy
 from peer.swarm.group.return_notice import ReturnNotice
 from peer.swarm.group.roster import RosterAuthority
@@ -33,11 +34,12 @@ class Matchmaker:
 
     Args:
         rosters: makes and checks joins and rosters, within the run's group limits and waiting times.
+        tokens_between: that a peer trains from one round to the next.
     """
 
     def __init__(
         self, node: Node, directory: Directory, rosters: RosterAuthority, me: LocalPeer,
-        straggler: StragglerPolicy = WaitAll(),
+        straggler: StragglerPolicy = WaitAll(), tokens_between: int = 0,
     ) -> None:  # fmt: skip
         self._node, self._directory, self._rosters = node, directory, rosters
         self._me = me
@@ -47,7 +49,8 @@ class Matchmaker:
         self._lobby = Lobby(node, rosters, self.membership, me, self)
         self._invites = Invites(node, rosters, self.membership, me, self)
         self._returning = ReturnNotice(node, self._invites)
-        self._leader = Leader(node, rosters, me, self.membership, self._lobby, self._invites, straggler)
+        self._pace = RoundPace(straggler, tokens_between, rosters.rounds.straggler_wait_s, node.clock)
+        self._leader = Leader(node, rosters, me, self.membership, self._lobby, self._invites, self._pace)
         self._follower = Follower(node, directory, rosters, me, self.membership, self._invites)
 
     async def start(self) -> None:
@@ -94,6 +97,7 @@ class Matchmaker:
         """A group has formed: expected peers that are not in it are not waited for again soon."""
         self.membership.company = group.others
         self._returning.stop()
+        self._pace.formed()
         left_out = (self._wanted() | self.membership.avoided()).difference(group.others)
         self._regrouping.came(group.others)
         self._regrouping.missed(left_out)
@@ -115,7 +119,8 @@ class Matchmaker:
         self._leader.awaited()
 
     def arrived(self) -> None:
-        self._leader.hurry_for_quorum()
+        if (wait_s := self._leader.quorum_in_s()) is not None and self.opens():
+            asyncio.get_running_loop().call_later(wait_s, self._hurry_at, self._me.position())
 
     def seated(self, peer_id: str) -> None:
         if self._regrouping.sits(peer_id):
@@ -153,6 +158,7 @@ class Matchmaker:
         """The group committed: its members are at this peer's position now, whatever the DHT shows."""
         self.membership.learn(*group.others)
         self._invites.committed()
+        self._pace.committed()
         self.moved()
 
     def moved(self) -> None:

@@ -110,6 +110,12 @@ class Membership:
         if len(self._announced) < MAX_ANNOUNCED or peer_id in self._announced or peer_id in self.company:
             self._announced.add(peer_id, seconds)
 
+    def rate(self, peer_id: str) -> float:
+        """Tokens a second that this peer claims to train; 0 where that is not known."""
+        if peer_id == self._own_id:
+            return self._me.slot.tokens_per_s
+        return self._directory.peers[peer_id].tokens_per_s if peer_id in self._directory.peers else 0.0
+
     def outranks(self, one: str, other: str) -> bool:
         """Whether `one` leads if both can."""
         return self._rank(one) < self._rank(other)

@@ -11,6 +11,7 @@ from functools import partial
 
 from peer.link.memory import Head
 from peer.link.messages import RoundEnded
+from peer.outer.policy.staleness import Staleness
 from peer.outer.record import RoundRecord
 from peer.outer.round import Due, Exchanged, Group, RoundAborted, run_round
 from peer.outer.state.outer_state import OuterState
@@ -46,7 +47,8 @@ class LineageRounds(RoundLoop[StateStore]):
             recipe.fragment_of,
         )  # fmt: skip
         self._guard = guard_of(node, directory, rosters, recipe, store, self)
-        self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler)
+        tokens_between = recipe.fewest_steps * manifest.tokens_per_step
+        self._matchmaker = Matchmaker(node, directory, rosters, self, recipe.straggler, tokens_between)
         strategies = strategies_of(recipe, store.state.fragments, node.identity, lambda: store.history.chain)
         timeout_s = manifest.rounds.timeout_s
         self._exchange = Exchange(node, rosters, timeout_s, strategies, self._matchmaker.gathering, self._guard)
@@ -60,8 +62,8 @@ class LineageRounds(RoundLoop[StateStore]):
         self._retry = RetryPolicy(
             node, directory, self._matchmaker, self._fork_choice, self.slot, context.rng
         )
-        self._straggler, self._counted_at = recipe.straggler, 0
-        self._stood = False
+        self._staleness = Staleness(recipe.straggler, recipe.turns, recipe.num_fragments, plan.nominal_tokens)
+        self._asynchronous, self._stood = recipe.straggler.asynchronous, False
         self._regrouped: str | None = None
         self._looked_back = False
         self._reading: asyncio.Future[None] | None = None
@@ -102,7 +104,7 @@ class LineageRounds(RoundLoop[StateStore]):
         self.slot.work.set()
 
     async def on_counted(self) -> None:
-        self._counted_at = self.store.state.round
+        self._staleness.count(self.store.state.round)
         await self._exchange.counted()
 
     # -- joining -----------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class LineageRounds(RoundLoop[StateStore]):
                 break
             elif not await self._fork_choice.fetch_genesis(self._context.organiser):
                 await asyncio.sleep(self._node.timing.state_retry_s)
-        self._counted_at = self.store.state.round
+        self._staleness.join(self.store.state.round)
         self._enter(contributed)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -169,16 +171,13 @@ class LineageRounds(RoundLoop[StateStore]):
 
     async def _perform(self, due: Due) -> RoundRecord:
         try:
-            record = await run_round(self._weighed(due), self.store.state, self)
+            rounds = self.store.state.round
+            weighed = replace(due, tokens=self._staleness.weigh(due.tokens, rounds))
+            record = await run_round(weighed, self.store.state, self)
         finally:
             self.store.snapshot_cache.priority.round_ends(self.store.hashing)
         update = {"stood": self._stood, "regrouped": self._regrouped, "audits": self._guard.notes()}
         return record.model_copy(update=update)
-
-    def _weighed(self, due: Due) -> Due:
-        """With less weight where the recipe says so: the more rounds were made since the last with this peer."""
-        factor = self._straggler.weight(self.store.state.round - self._counted_at)
-        return replace(due, tokens=max(1, int(due.tokens * factor)))
 
     async def _after(self, record: RoundRecord) -> None:
         if record.status == "committed":
@@ -284,10 +283,10 @@ class LineageRounds(RoundLoop[StateStore]):
     async def install(self, group: Group, update: AnyUpdate, certificate: Certificate, due: Due) -> None:
         await self.slot.merged.wait()
         await self.store.apply(update, certificate, due.sequence)
-        self._counted_at = self.store.state.round
+        self._staleness.count(self.store.state.round)
         self._matchmaker.committed(group)
         self.slot.announce_anchor(due.sequence, certificate.link.fragment)
 
     async def release(self, group: Group, abort: RoundAborted | None) -> None:
-        ends = self.leaving or self.finished or self._straggler.asynchronous  # a group that stays waits for all
+        ends = self.leaving or self.finished or self._asynchronous  # a group that stays waits for all
         await self._exchange.release(group, abort, None if ends else self.position())

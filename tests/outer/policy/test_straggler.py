@@ -161,3 +161,21 @@ def test_what_cannot_work_is_refused(make: object, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         make()
     assert error.value.hint
+
+
+def test_a_quorums_window_is_a_share_of_what_the_first_member_has_to_spare():
+    quorum = Quorum(count=2, grace_s=1.0, slack=0.5)
+    arrived = {0: 10.0, 1: 12.0}
+    assert next_start(quorum, arrived) == 13.0
+    assert next_start(quorum.paced(12.0, 2.0), arrived) == 15.0  # 10 + .5 (12 - 2)
+    assert next_start(quorum.paced(3.0, 2.0), arrived) == 13.0
+    assert next_start(quorum.paced(1.0, 2.0), arrived) == 13.0
+    assert next_start(quorum.paced(12.0, 2.0), arrived | {2: 14.0}) == 14.0  # all are there
+    assert WaitAll(deadline_s=4.0).paced(12.0, 2.0) == WaitAll(deadline_s=4.0)
+    with pytest.raises(UserError, match=r"slack=1\.5: must be in \[0, 1\]"):
+        Quorum(count=2, slack=1.5)
+
+
+def next_start(policy: StragglerPolicy, arrived: dict[int, float]) -> float | None:
+    decision = policy.next_decision(range(3), arrived)
+    return None if decision is None else decision.start_s

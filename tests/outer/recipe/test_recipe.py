@@ -59,7 +59,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "outer": Nesterov(lr=0.4, momentum=0.9), "compressor": "fp4",
     },
     "eager-diloco": {"schedule": Every(steps=30, overlap_steps=30), "merge": Eager()},
-    "async-diloco": {"straggler": Quorum(fraction=0.5), "outer": Nesterov(lr=0.07, momentum=0.9)},
+    "async-diloco": {"straggler": Quorum(fraction=0.5, slack=0.5), "outer": Nesterov(lr=0.07, momentum=0.9)},
     "muloco": {
         "schedule": Every(steps=30), "inner": "muon", "outer": Nesterov(lr=0.8, momentum=0.9), "compressor": "int2",
     },

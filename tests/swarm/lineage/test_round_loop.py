@@ -7,12 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from peer.outer.policy.straggler import Quorum
 from peer.outer.recipe.plan import RunPlan
 from peer.outer.record import RoundRecord
-from peer.outer.round import Due
 from peer.protocol.lineage import Position
 from peer.protocol.manifest import parse_manifest
 from peer.protocol.records import PeerRecord
@@ -25,8 +22,7 @@ from peer.swarm.runtime.tasks import cancel_and_wait
 from peer.swarm.runtime.timing import STANDARD
 from peer.swarm.state.chain import ChainStore
 from tests.swarm.gathering import PARENT, gather
-from tests.swarm.played import rounds_at_genesis
-from tests.swarm.runs import RUN, Run, make_state
+from tests.swarm.runs import RUN, make_state
 
 QUICKSTART = Path(__file__).parents[3] / "configs/runs/quickstart.yaml"
 
@@ -121,17 +117,3 @@ async def test_however_often_rounds_fail_the_next_one_is_tried(network):
     for _ in range(1100):
         await after.of(record)
     assert len(wanted) == 1100
-
-
-async def test_a_contribution_weighs_less_the_more_rounds_were_made_since_the_last(network, tmp_path):
-    rounds = rounds_at_genesis(network, tmp_path, Run(tmp_path / "other"), [])
-    due = Due(1, 1000, torch.zeros(1))
-    rounds.store.state.round = 8
-    assert rounds._weighed(due) == due  # of a policy that waits for all
-    rounds._straggler = Quorum(fraction=0.5)
-    rounds._counted_at = 8
-    assert rounds._weighed(due).tokens == 1000
-    rounds._counted_at = 5
-    assert rounds._weighed(due).tokens == 500  # 1000 (1 + 3)^-1/2
-    await rounds.on_counted()
-    assert rounds._weighed(due).tokens == 1000

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from peer.link.memory import SharedState
+from peer.link.messages import LivePeers, Message, RoundEnded
 from peer.link.second_trajectory import LocalParameters, SecondTrajectory
 from peer.link.transfer import BackgroundCopies, Done, Transfer
 from peer.outer.aggregate.gram import largest_magnitude
 from peer.outer.optim.optimizers import OuterOptimizer
 from peer.outer.policy.merge_rules import Carry, MergeRule
 from peer.outer.state.outer_state import LARGEST_VALUE
+from peer.outer.state.own_part import OwnPart
 
 CARRY: Final = Carry()
 
@@ -42,6 +44,8 @@ class LocalAnchor:
         base: the copy, fp32 [P]; it stays as it is until the next merge.
         scratch: fp32 [P], for any use between two merges.
         copies: of a device with memory of its own; None: parameters are copied at once.
+        own: this peer's share of the round that is under way, where the rule is eager; then there is one fragment.
+        peers: that share a round.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class LocalAnchor:
     ) -> None:  # fmt: skip
         self.memory, self.replica, self._optimizer, self._rule = memory, replica, optimizer, rule
         self.second, self._inner = second, inner
+        self.own = OwnPart(optimizer, memory.anchor.numel()) if rule.eager else None
+        self.peers = 1
         self._bounds = list(pairwise(accumulate(sizes or [memory.anchor.numel()], initial=0)))
         self.copies: BackgroundCopies | None = None
         self._carried: int | None = None  # the fragment that a device merges
@@ -73,6 +79,8 @@ class LocalAnchor:
         self.replica.write(self.memory.anchor)
         if self.second is not None:
             self.second.begin(self.memory.anchor)
+        if self.own is not None:
+            self.own.forget()
         self.keep(round)
 
     def begin_merge(self, fragment: int | None, sent: int | None) -> Transfer:
@@ -113,18 +121,42 @@ class LocalAnchor:
                 CARRY.merge_(local, before, before, anchor)
             self.replica.write(local, start)
             before.copy_(anchor)
+        if self.own is not None and sent is not None:
+            self.own.counted()
         self._keep_result(round)
 
     def begin_read(self, fragment: int) -> Transfer:
         """Write what this peer contributes to a fragment at this moment into the shared snapshot."""
         start, stop = self._bounds[fragment]
         local = self.memory.snapshot[: stop - start]
-        if self.copies is not None and self.second is None:
+        if self.copies is not None and self.beside is None:
             return self.copies.begin_read(local, start)
         self.replica.read(local, start)
-        if self.second is not None:
-            self.second.subtract(local)
+        if self.beside is not None:
+            self.beside.subtract(local)
         return Done()
+
+    @property
+    def beside(self) -> SecondTrajectory | OwnPart | None:
+        """What is kept beside the local parameters, and makes of them what is sent."""
+        return self.second or self.own
+
+    def count_peers(self, message: Message, first: bool) -> None:
+        """How many share a round: as many as in this peer's last one; before its first, those that are live."""
+        if isinstance(message, RoundEnded) and message.record.status == "committed":
+            self.peers = len(message.record.members)
+        elif isinstance(message, LivePeers) and first:
+            self.peers = max(1, sum(peer.state == "training" for peer in message.peers.values()))
+
+    def hand_over(self) -> None:
+        """What lies in the shared snapshot is sent now; an eager peer starts from the anchor and its share of that."""
+        if self.own is not None:
+            self.own.renew(self.base, self.memory.snapshot, self.peers)
+            self._start_early()
+
+    def _start_early(self) -> None:
+        assert self.own is not None
+        self.replica.write(torch.add(self.base, self.own.offset, out=self.scratch))
 
     def snapshot_fits(self, fragment: int) -> bool:
         """Whether what was written there can be averaged and applied."""
@@ -148,6 +180,9 @@ class LocalAnchor:
 
     def drop(self, sent: int | None) -> None:
         """local <- the anchor, but for a fragment whose snapshot is on its way: that snapshot."""
+        if self.own is not None:
+            self._start_early()
+            return self._begin_round()
         for index, (start, stop) in enumerate(self._bounds):
             self.replica.write(self._sent[: stop - start] if index == sent else self.base[start:stop], start)
         if self.second is not None:

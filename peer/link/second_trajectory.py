@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class SecondTrajectory:
     def __init__(self, replica: LocalParameters, kept: float, numel: int) -> None:
         self._replica, self._kept = replica, kept
         self._anchor, self._sent, self.local_sent = (torch.empty(numel) for _ in range(3))
+
+    NAMES: Final = ("anchor", "parameters")  # of `tensors`
 
     def begin(self, anchor: Tensor) -> None:
         """Start from this anchor (fp32 [P])."""

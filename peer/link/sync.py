@@ -72,8 +72,8 @@ class SwarmSync:
         """Continue from `progress()` and `tensors()` of an earlier process. The shared anchor must be the resumed one,
         the replica the resumed parameters, and no agent may have changed the anchor yet.
         """
-        if second := self._local.second:
-            second.resume(**tensors)
+        if beside := self._local.beside:
+            beside.resume(**tensors)
         self._local.keep(progress["round"])
         self._tally.resume(progress["step"], progress["tokens"])
         self._ledger.resume(progress["steps_since_snapshot"], self.tokens, progress["unsent_tokens"])
@@ -87,8 +87,8 @@ class SwarmSync:
         }  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must remember of the recipe's second trajectory, if it has one."""
-        return {} if self._local.second is None else self._local.second.tensors()
+        """What a checkpoint must remember beside the parameters."""
+        return {} if self._local.beside is None else self._local.beside.tensors()
 
     @property
     def memory(self) -> SharedState:
@@ -233,6 +233,7 @@ class SwarmSync:
                     if self._held is not None:
                         self._take_up(self._held)
                     self._settle_transfers()
+                self._local.count_peers(message, first=not self.rounds_contributed)
                 self._on_message(message)
 
     def _wanted(self, message: WantSnapshot) -> None:
@@ -253,6 +254,7 @@ class SwarmSync:
             self._drop_progress()
             self._local.begin_read(fragment).result()
             self._ledger.mark(self.tokens)
+        self._local.hand_over()
         self.agent.send(self._ledger.hand_over(fragment))
 
     def _merge(self, message: Anchor) -> None:

@@ -36,7 +36,7 @@ from peer.outer.state.outer_state import digest_of
 from peer.protocol.manifest import RunManifest
 from peer.run.device_checks import log_finding, run_disk_finding
 from peer.run.hardware import compute_of, fitting, plan_in_words
-from peer.run.local_rule import hook_of, rule_bytes
+from peer.run.local_rule import hook_of, kept_beside, rule_bytes
 from peer.run.resume import CHAIN_FILE, Resumed, read_resumed
 from peer.settings import PeerSettings
 from peer.train.compute import Compute, prepare
@@ -114,7 +114,7 @@ def assemble(
     text = load_text(settings, manifest, tokenizer, published.peer_id, stopping)
     model = build_initial_model(manifest, tokenizer)
     resumed = read_resumed(
-        settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, second=recipe.local.replays
+        settings, manifest, FlatLayout.of(model).numel, recipe.optimizer.num_buffers, kept_beside(recipe)
     )
     shared = _share(agent, model, recipe, resumed)
     model.to(device)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def assemble(
 def _fitting_compute(settings: PeerSettings, plan: RunPlan, vocab_size: int, device: torch.device) -> Compute:
     """How this peer computes, once the model fits; says what a step will use. Raises UserError where it does not."""
     manifest = plan.manifest
-    size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe.local, device)
+    size, rule = measure_model(manifest.model, vocab_size), rule_bytes(plan.recipe, device)
     compute = fitting(compute_of(settings, manifest), size, manifest.data.sequence_length, device, rule)
     log.info("%s", plan_in_words(manifest, size, device, compute, rule))
     log_finding(run_disk_finding(settings, plan, size.parameters).require())

@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from peer.link.second_trajectory import SecondTrajectory
 from peer.outer.policy.local_rules import LocalRule
+from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
+from peer.outer.state.own_part import OwnPart
 from peer.protocol.manifest import InnerSpec
 from peer.train.compute import DEFAULT, Compute, prepare
 from peer.train.hook import StepHook
@@ -45,9 +47,17 @@ def hook_of(
     return ReplayHook(model, layout, optimizer, second), trajectory
 
 
-def rule_bytes(rule: LocalRule, device: torch.device) -> tuple[int, int]:
-    """What a rule keeps for each parameter: (on the device, in RAM); without a device of its own, the anchor is there
-    anyway.
+def kept_beside(recipe: Recipe) -> tuple[str, ...]:
+    """The vectors that a peer keeps beside its parameters, and that its checkpoints hold."""
+    if recipe.merge.eager:
+        return OwnPart.names(recipe.optimizer)
+    return SecondTrajectory.NAMES if recipe.local.replays else ()
+
+
+def rule_bytes(recipe: Recipe, device: torch.device) -> tuple[int, int]:
+    """What the local rule and an eager merge keep for each parameter: (on the device, in RAM); without a device of its
+    own, the anchor is there anyway.
     """
+    rule, early = recipe.local, len(kept_beside(recipe)) if recipe.merge.eager else 0
     copies = rule.device_vectors + (rule.reads_anchor and device.type != "cpu")
-    return 4 * copies, 4 * rule.ram_vectors
+    return 4 * copies, 4 * (rule.ram_vectors + early)

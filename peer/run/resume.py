@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,14 +84,14 @@ def checkpoint_folder(output_dir: Path, run_id: str) -> Path:
 
 
 def read_resumed(
-    settings: PeerSettings, manifest: RunManifest, numel: int, num_buffers: int, *, second: bool = False
+    settings: PeerSettings, manifest: RunManifest, numel: int, num_buffers: int, second: Sequence[str] = ()
 ) -> Resumed | None:
     """The checkpoint that the settings ask for; the log says which, or that there is none.
 
     Args:
         numel: values of the model's flat vector.
         num_buffers: of the outer optimizer.
-        second: the recipe trains a second trajectory.
+        second: names of the vectors that the recipe keeps beside the parameters.
 
     Raises:
         UserError: it is not valid, or belongs to another run or to another model.
@@ -139,13 +139,13 @@ def _read(folder: Path, run_id: str, max_bytes: int) -> Resumed:
     return Resumed(folder, {**tensors, "outer": load_tensors(outer)}, state.model_dump())
 
 
-def _check_tensors(resumed: Resumed, numel: int, num_buffers: int, second: bool) -> None:
+def _check_tensors(resumed: Resumed, numel: int, num_buffers: int, second: Sequence[str]) -> None:
     """Refuse tensors of another model, and numbers that no training could go on from."""
     if "optimizer" not in resumed.tensors:
         raise CheckpointError(f"the checkpoint {resumed.folder} holds no optimizer", _ANOTHER)
     vectors = {"inner": ["parameters"], "outer": ["anchor", *(f"buffer{index}" for index in range(num_buffers))]}
     if second:
-        vectors["second"] = ["anchor", "parameters"]
+        vectors["second"] = list(second)
     for stem, names in vectors.items():
         if set(resumed.tensors.get(stem, {})) != set(names):
             raise CheckpointError(f"the checkpoint {resumed.folder}: {stem} must hold {', '.join(names)}", _ANOTHER)

@@ -12,7 +12,7 @@ import torch
 from peer.link.messages import Snapshot
 from peer.link.second_trajectory import SecondTrajectory
 from peer.link.supervisor import create_descriptor
-from peer.outer.policy.merge_rules import Carry, Elastic, MergeRule, Mix
+from peer.outer.policy.merge_rules import Carry, Eager, Elastic, MergeRule, Mix
 from tests.link.fakes import NUMEL, PUSH, STEPS, Peer, Replica, Step
 
 START = torch.arange(NUMEL).float()
@@ -61,6 +61,29 @@ def test_after_a_missed_round_the_parameters_move_with_the_anchor(make: MakePeer
     peer.commit(shift=16.0, contributed=None)
     peer.sync.poll()
     assert torch.equal(peer.replica.flat, START + 16.0 + SENT)
+
+
+def test_an_eager_peer_starts_from_its_share_and_sends_again_what_no_round_held(make: MakePeer) -> None:
+    peer = make(merge=Eager()).begin()
+    peer.sync.poll()
+    peer.steps(STEPS)
+    early = 0.7 * 1.9 * SENT  # Nesterov's first step, and it is alone
+    torch.testing.assert_close(peer.replica.flat, START + early)
+    assert torch.equal(peer.memory.snapshot, START + SENT)
+    peer.commit(shift=16.0, contributed=None)
+    peer.sync.poll()
+    torch.testing.assert_close(peer.replica.flat, START + 16.0 + early)
+    peer.steps(1)  # it is due
+    torch.testing.assert_close(peer.memory.snapshot, START + 16.0 + SENT + PUSH)
+    peer.commit(shift=8.0, contributed=peer.agent.take(Snapshot)[-1].sequence, round=2)
+    peer.sync.poll()
+    peer.steps(STEPS)
+    torch.testing.assert_close(peer.memory.snapshot, START + 24.0 + SENT)
+
+    kept = peer.replica.flat.clone()
+    peer.replica.flat += math.nan
+    peer.sync.after_step(Step(loss=math.nan))
+    assert torch.equal(peer.replica.flat, kept)  # as it was when it sent
 
 
 class Twins:

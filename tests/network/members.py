@@ -95,7 +95,7 @@ class Member:
     def in_round(self) -> bool:
         """Its agent has a snapshot that is not averaged yet."""
         assert self.sync is not None
-        return self.sync._ledger.outstanding is not None
+        return self.sync._ledger.outstanding is not None and self.sync._held is None
 
     def local(self, memory: SharedState, recipe: Recipe, fragments: Sequence[int]) -> LocalAnchor:
         """What it trains."""

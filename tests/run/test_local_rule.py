@@ -16,7 +16,6 @@ from torch import Tensor
 from peer.data.packing import PackedTokens
 from peer.errors import UserError
 from peer.link.second_trajectory import SecondTrajectory
-from peer.outer.policy.local_rules import Plain
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
@@ -147,15 +146,16 @@ def test_what_a_rule_keeps_is_what_the_fit_check_counts(name: str) -> None:
     vector = 4 * peer.numel
     del peer
     kept = (max(alive) - bytes_alive()) // vector - 3  # without the parameters and two moments
-    counted = sum(rule_bytes(recipe.local, CUDA)) // 4
+    counted = sum(rule_bytes(recipe, CUDA)) // 4
     assert kept == {"replay": counted - 1}.get(name, counted)  # while it replays, not yet with the gradient there
 
 
 def test_the_fit_check_counts_what_a_rule_keeps() -> None:
     million = 1_000_000
-    prox, glomo = (rule_bytes(recipe_of(**RULES[name]).local, CUDA) for name in ("proximal", "replay"))
-    assert (prox, glomo, rule_bytes(Plain(), CUDA)) == ((4, 0), (40, 12), (0, 0))
-    assert rule_bytes(recipe_of(**RULES["proximal"]).local, CPU) == (0, 0)  # the trainer's copy of the anchor serves
+    prox, glomo = (rule_bytes(recipe_of(**RULES[name]), CUDA) for name in ("proximal", "replay"))
+    assert (prox, glomo, rule_bytes(recipe_of(name="diloco"), CUDA)) == ((4, 0), (40, 12), (0, 0))
+    assert rule_bytes(recipe_of(**RULES["proximal"]), CPU) == (0, 0)  # the trainer's copy of the anchor serves
+    assert rule_bytes(recipe_of(name="eager-diloco"), CUDA) == (0, 16)
     size = ModelSize(parameters=million, vocab_size=8, hidden_size=8, layers=1)
 
     def check(device: torch.device, free: dict[torch.device, int]) -> None:

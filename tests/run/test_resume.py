@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from peer.errors import UserError
+from peer.link.second_trajectory import SecondTrajectory
 from peer.protocol.manifest import RunManifest, parse_manifest
 from peer.run.resume import Resumed, checkpoint_folder, read_resumed
 from peer.settings import LATEST, PeerSettings
@@ -96,9 +97,9 @@ def test_a_second_trajectory_is_resumed_and_missed(tmp_path, manifest):
     settings = PeerSettings(output_dir=tmp_path, resume_from_checkpoint=LATEST)
     save(own, manifest.run_id, 40, 7)
     with pytest.raises(UserError, match="second must hold anchor, parameters"):
-        read_resumed(settings, manifest, NUMEL, 0, second=True)
+        read_resumed(settings, manifest, NUMEL, 0, SecondTrajectory.NAMES)
     second = {"anchor": torch.ones(NUMEL), "parameters": torch.zeros(NUMEL)}
     save(own, manifest.run_id, 50, 8, second=second)
-    resumed = read_resumed(settings, manifest, NUMEL, 0, second=True)
+    resumed = read_resumed(settings, manifest, NUMEL, 0, SecondTrajectory.NAMES)
     assert resumed is not None
     assert all(torch.equal(resumed.tensors["second"][name], value) for name, value in second.items())

@@ -15,8 +15,8 @@
 | streaming alpha 1 = independent locals | test_merges.py: test_settings_that_mean_no_communication |
 | each fragment once per H; bytes over H = diloco's | test_merges.py: test_every_fragment_once_in_h_steps |
 | a killed send leaves the anchor unchanged | test_life.py: test_a_killed_exchange_changes_nothing |
-| eager: mean of D~ = D(t)/R + (1 - 1/R) D(t-H) | test_merges.py: test_the_mean_of_eager_updates |
-| eager R 1 = diloco, delay 0 = diloco | test_merges.py: test_eager_without_peers_or_without_delay_is_diloco |
+| eager: mean of D~ = D(t)/R + (1 - 1/R) D(t-H) | test_merges.py: test_the_anchors_of_eager_peers_by_hand |
+| eager R 1 = diloco | test_merges.py: test_eager_without_peers_is_diloco |
 | noloco n = R and equal phi = heavy-ball diloco | test_gossip.py: test_noloco_in_one_group_is_heavy_ball_diloco |
 | spread of phi -> 0 at a .5 with zero D, grows at .9 | test_gossip.py: test_the_spread_of_noloco_anchors |
 | error feedback, decay 1: sent + residual = all of D | test_sparse.py: test_feedback_loses_nothing, |

@@ -56,9 +56,10 @@ class RealPeer:
         fragments = fragments_of(recipe, shapes, sizes, 0)
         self.state = OuterState(memory.anchor, memory.buffers, recipe.optimizer, fragments)
         self.senders = [wire.sender(recipe.feedback) for wire in fragments.wires]
+        local = LocalAnchor(memory, self, recipe.optimizer, recipe.late_merge, sizes)
+        local.peers = PEERS
         self.sync = SwarmSync(
-            AgentConnection(self.agent, START, MAPPED),
-            LocalAnchor(memory, self, recipe.optimizer, recipe.late_merge, sizes), recipe.rounds,
+            AgentConnection(self.agent, START, MAPPED), local, recipe.rounds,
             Limits(total_rounds=None, max_rounds=None), lambda _: None, lambda: 0.0,
         )  # fmt: skip
         self.sync.begin(Anchor(round=0, lineage_id=LINEAGE, contributed=None))
@@ -117,6 +118,8 @@ def exchange(peers: list[RealPeer], weights: list[int], sequence: int) -> None:
     ("diloco", {"schedule": {"steps": 5, "overlap_steps": 2}}),
     ("diloco", {"schedule": {"steps": 5, "overlap_steps": 5}, "compressor": "int8"}),
     ("papa", {"schedule": {"steps": 5, "overlap_steps": 1}}),
+    ("eager-diloco", {"steps_per_round": 5}),
+    ("eager-diloco", {"steps_per_round": 4, "outer_momentum": 0.3, "compressor": "int8"}),
 ], ids=str)
 def test_trainers_that_overlap_go_where_the_simulators_peers_go(name: str, overrides: dict[str, Any]) -> None:
     recipe = recipe_of(name, **overrides)

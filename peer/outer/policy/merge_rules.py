@@ -20,7 +20,7 @@ class MergeRule(ABC):
     Attributes:
         reads_snapshot: it needs the parameters at the snapshot, where steps were made since.
         reads_old_anchor: it needs the anchor before the round.
-        eager: every peer keeps an anchor of its own, and steps at once with `estimate`.
+        eager: every peer adds its own share of a round to the anchor before the round is over.
         second_iterate: parameters are mixed with a second iterate between rounds (A2CiD2).
     """
 
@@ -104,16 +104,16 @@ class Elastic(MergeRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Eager(MergeRule):
-    """Every peer keeps an anchor of its own and steps at once with what it knows (arXiv 2502.12996, algorithm 2).
+    """local <- local + (anchor_new - anchor_old); a peer holds its own share early (arXiv 2502.12996, algorithm 2).
 
-    D~_m(t) = D(t - H) + (D_m(t) - D_m(t - H)) / R: the mean of the round before, with this peer's own share renewed.
+    It sends its part a whole round before it is applied; see `peer.outer.state.own_part`.
     """
 
+    reads_old_anchor: ClassVar[bool] = True
     eager: ClassVar[bool] = True
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:  # noqa: ARG002
-        """See `MergeRule.merge_`: the peer's own anchor."""
-        local.copy_(anchor_new)
+        carry_progress_(local, anchor_old, anchor_new)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,20 +137,6 @@ class Accelerated(MergeRule):
 
     def merge_(self, local: Tensor, base: Tensor | None, anchor_old: Tensor, anchor_new: Tensor) -> None:
         """Nothing: `peer.outer.state.gossip_mixing.pair_` changes both iterates at the event itself."""
-
-
-def estimate(delayed: Tensor | None, now: Tensor, before: Tensor | None, num_peers: int) -> Tensor:
-    """D~ of this peer in an `Eager` round, a new fp32 [n].
-
-    Args:
-        delayed: D(t - H), the mean that arrived; None at the first round.
-        now: D_m(t).
-        before: D_m(t - H); None at the first round.
-        num_peers: R.
-    """
-    estimate = now.clone() if before is None else now - before
-    estimate.div_(num_peers)
-    return estimate if delayed is None else estimate.add_(delayed)
 
 
 def _check_fraction(name: str, value: float, hint: str) -> None:

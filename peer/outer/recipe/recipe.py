@@ -161,8 +161,7 @@ class Recipe:
     @property
     def shared_anchor(self) -> bool:
         """Whether all peers hold the same anchor; in gossip each has its own."""
-        gossip = self.payload == "parameters" or not isinstance(self.topology, AllPeers)
-        return not gossip and not self.merge.eager
+        return self.payload != "parameters" and isinstance(self.topology, AllPeers)
 
     @property
     def gossips(self) -> bool:

@@ -85,7 +85,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
         ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
-        ("merge", "carry, mix or elastic"): not (recipe.merge.eager or recipe.merge.second_iterate),
+        ("merge", "carry, mix, elastic or eager"): not recipe.merge.second_iterate,
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),
         ("straggler", "wait, as rounds.straggler_wait_s says; or quorum, of deltas"): waits,
         ("allocator", "even"): recipe.allocator == EvenSplit(),

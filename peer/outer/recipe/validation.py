@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from peer.errors import UserError
-from peer.outer.optim.optimizers import HeavyBall, Sgd
+from peer.outer.optim.optimizers import HeavyBall, Nesterov, Sgd
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import Plain, Replay
 from peer.outer.policy.merge_rules import Accelerated, Eager, Elastic, Mix
@@ -143,15 +143,15 @@ def _groups(recipe: Recipe) -> Iterator[Refusal]:
 
 def _merges(recipe: Recipe) -> Iterator[Refusal]:
     whole = isinstance(recipe.schedule, Every)
-    if isinstance(recipe.merge, Eager) and not recipe.straggler.waits_for_all:
+    if isinstance(recipe.merge, Eager) and not isinstance(recipe.outer, Sgd | Nesterov | HeavyBall):
         yield (
-            "with merge 'eager' no peer has the common anchor from which a peer that missed a round could continue",
-            "set straggler: wait, without a deadline",
+            "with merge 'eager' a peer adds its own share of the outer step early, which must be linear in its history",
+            "set outer: {name: nesterov, lr: 0.7, momentum: 0.9}, sgd or heavyball",
         )
     if isinstance(recipe.merge, Elastic | Eager) and not isinstance(recipe.topology, AllPeers):
         yield "a merge towards a centre needs one centre that all share", "set topology: all"
     if isinstance(recipe.merge, Eager) and not (
-        isinstance(recipe.schedule, Every) and recipe.schedule.overlap_steps in (0, recipe.schedule.steps)
+        isinstance(recipe.schedule, Every) and recipe.schedule.overlap_steps == recipe.schedule.steps
     ):
         yield "merge 'eager' overlaps a whole round", "set schedule: {name: every, steps: H, overlap_steps: H}"
     if isinstance(recipe.merge, Accelerated) and not (

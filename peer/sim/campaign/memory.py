@@ -22,6 +22,7 @@ def bytes_per_peer(recipe: Recipe, parameters: int) -> int:
     vectors += recipe.payload == "gradient" or recipe.accumulates
     vectors += 0 if recipe.shared_anchor else 1 + len(recipe.outer.initial_values)
     vectors += recipe.feedback is not None
+    vectors += 3 + len(recipe.outer.initial_values) if recipe.merge.eager else 0
     vectors += 4 if recipe.local.replays else 0
     return BYTES * parameters * (vectors + 1)       # a contribution under way
 

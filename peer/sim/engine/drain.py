@@ -15,17 +15,16 @@ def close(swarm: SimSwarm, unfinished: Sequence[SimRound], cost: ExchangeCost) -
     Args:
         swarm: nothing of it is being sent any more.
     """
-    eager = swarm.recipe.merge.eager
     present = [replica for replica in swarm.replicas if replica.present]
     for replica in present:
         swarm.count_time(replica)
         for _, round, contribution in swarm.stays[replica.index].pending:
-            if round.outcome is not None and not eager:  # eager: it had its own share
+            if round.outcome is not None:
                 swarm.sync.merge(replica, round.outcome, contribution, round.fragment)
     for round in unfinished:
         for member, contribution in round.contributions.items():
             swarm.sync.give_back(swarm.replicas[member], contribution, round.fragment)
-    if swarm.recipe.payload == "delta" and not eager and present:
+    if swarm.recipe.payload == "delta" and present:
         _last_rounds(swarm, present, cost)
 
 

@@ -10,6 +10,7 @@ from peer.outer.compress.feedback import Encoder
 from peer.outer.compress.registry import codec
 from peer.outer.policy.local_rules import Spider
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.own_part import OwnPart
 from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import inner_optimizer
 from peer.sim.learner.replica import Learner, OuterCopy, Shadow
@@ -52,6 +53,7 @@ class LearnerFactory:
             spider=Spider() if replays else None,
             estimate=parameters.clone() if recipe.merge.second_iterate else None,
             base=parameters.clone() if self._holds_base else None,
+            own=OwnPart(recipe.outer, task.layout.numel) if recipe.merge.eager else None,
         )
         if replays:
             copy = parameters.clone()

@@ -36,6 +36,8 @@ class Lineages:
         learner.encoders = self._assembly.encoders(replica.index)
         if self._recipe.payload != "gradient":
             replica.steps_since_join = 0
+        if learner.own is not None:
+            learner.own.forget()
         if donor is not None and donor.learner is not None:
             self._copy_state(learner, donor.learner)
         elif self._recipe.payload == "delta":
@@ -84,7 +86,6 @@ class Lineages:
             learner.parameters.copy_(donor.parameters)
         if recipe.payload == "gradient":
             learner.optimizer.copy_from(donor.optimizer)
-        learner.previous, learner.current = donor.previous, donor.current
         if learner.estimate is not None:
             learner.estimate.copy_(learner.parameters)
         if donor.shadow is not None:

@@ -35,9 +35,8 @@ class Stepping:
     def go_on(self, replica: SimReplica) -> None:
         """Contribute and merge what is due, or wait for it; then step on."""
         stay, recipe = self._swarm.stays[replica.index], self._swarm.recipe
-        # A difference is taken from parameters that hold every earlier result; a gradient, and the estimate of an
-        # eager update, from before.
-        merges_first = recipe.payload != "gradient" and not recipe.merge.eager
+        # A difference is taken from parameters that hold every earlier result, a gradient from before.
+        merges_first = recipe.payload != "gradient"
         while stay.due:
             if merges_first and not self._merge_due(replica, stay.due[0].fragment):
                 return
@@ -97,8 +96,7 @@ class Stepping:
             return
         overlapped = event.apply_step > event.send_step
         contribution = self._contribution(replica, round, overlapped=overlapped)
-        if swarm.recipe.merge.eager and overlapped and event.round == 1 and replica.learner is not None:
-            swarm.sync.eager_step(replica.learner, None, len(swarm.present(replica.side)), 0)
+        swarm.sync.begin_early(replica, len(swarm.present(replica.side)))
         swarm.tally.contributions += 1
         swarm.stays[replica.index].pending.append((event.apply_step, round, contribution))
         self._exchanges.arrive(round, replica, contribution)

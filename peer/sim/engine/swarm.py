@@ -133,7 +133,7 @@ class SimSwarm:
 
 def clones(recipe: Recipe) -> bool:
     """Whether peers hold a state that no later anchor mends, so that a newcomer needs all of another's."""
-    return recipe.payload == "gradient" or recipe.merge.eager
+    return recipe.payload == "gradient"
 
 
 def heaviest_side(replicas: Sequence[SimReplica]) -> int:

@@ -13,6 +13,7 @@ from peer.outer.compress.feedback import Encoder
 from peer.outer.policy.local_rules import Spider
 from peer.outer.policy.schedules import ChangeState
 from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.own_part import OwnPart
 from peer.protocol.manifest import InnerSpec
 from peer.sim.learner.inner_optimizers import InnerOptimizer
 from peer.sim.learner.task import Task
@@ -58,7 +59,7 @@ class Learner:
         encoders: one per fragment; they hold the residual of error feedback.
         estimate: fp32 [P], the second iterate of a2cid2.
         base: fp32 [P], the anchor that the peer started from, where it may be an old one (asynchronous rounds).
-        current, previous: its last two contributions, where the recipe needs them again (eager updates).
+        own: its share of the round that is under way, where the recipe says so (eager updates).
     """
 
     task: Task
@@ -75,8 +76,7 @@ class Learner:
     estimate: Tensor | None = None
     mixed_at: int = 0
     base: Tensor | None = None
-    current: Tensor | None = None
-    previous: Tensor | None = None
+    own: OwnPart | None = None
     skipped: int = 0
 
     def step(self, lr: float, fraction: float = 1.0) -> tuple[float, float]:

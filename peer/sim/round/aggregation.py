@@ -22,7 +22,6 @@ from peer.outer.math.ranges import Ranges, length_of, put, take
 from peer.outer.math.source import Source
 from peer.outer.math.step import Aggregate, Decoded, step_
 from peer.outer.optim.optimizers import Vectors
-from peer.outer.policy.merge_rules import estimate
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
 from peer.outer.state.gathered_update import round_seed
@@ -94,11 +93,9 @@ class Synchroniser:
         codec = self.codecs[fragment].seeded(self._seed(fragment, round))
         lazy = self.recipe.dense and self.recipe.feedback is None and not (overlapped or self.recipe.accumulates)
         source = source_of(self.recipe, learner, self.fragments[fragment], lr)
-        if lazy and not self.recipe.merge.eager:
+        if lazy:
             return codec.wire_bytes(source.numel), partial(_received, source, compressor(self.recipe.compressor))
         vector = source.read(0, source.numel)
-        if self.recipe.merge.eager:
-            learner.previous, learner.current = learner.current, vector
         if self.recipe.payload == "gradient":
             clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
         try:
@@ -113,7 +110,7 @@ class Synchroniser:
         self, members: Sequence[SimReplica], contributions: Sequence[Contribution], fragment: int, round: int, lr: float
     ) -> CommittedRound:
         """Aggregate, and change the outer state (or, in gossip, the members' own) once."""
-        outcome = CommittedRound(num_members=len(members), round=round, lr=lr)
+        outcome = CommittedRound(round=round, lr=lr)
         if members[0].learner is None:
             return outcome
         learners = [replica.learner for replica in members if replica.learner is not None]
@@ -132,8 +129,6 @@ class Synchroniser:
                 self._gossip([learners[i] for i in good], reads, len(learners), fragment, round)
             elif self.recipe.payload == "gradient":
                 outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
-            elif self.recipe.merge.eager:
-                outcome.update = self._whole(reads, kept, fragment, len(members), round)
             else:
                 self._outer_step(learners, reads, kept, fragment, round, outcome)
         except ValueError:  # a robust aggregator dropped all, or the mean left fp32's range
@@ -247,10 +242,6 @@ class Synchroniser:
             elif recipe.accumulates:
                 learner.parameters.copy_(learner.outer.anchor)
             return
-        if recipe.merge.eager:
-            steps_taken = outcome.round if recipe.overlap_steps else outcome.round - 1
-            self.eager_step(learner, outcome.update, outcome.num_members, steps_taken)
-            return
         ranges = self.fragments[fragment]
         local, anchor = take(learner.parameters, ranges), take(learner.outer.anchor, ranges)
         before = anchor if outcome.anchor_before is None else outcome.anchor_before
@@ -260,17 +251,20 @@ class Synchroniser:
         if learner.base is not None:
             for start, stop in ranges:
                 learner.base[start:stop] = learner.outer.anchor[start:stop]
+        if learner.own is not None:
+            learner.own.counted()
         if learner.shadow is not None:
             assert outcome.anchor_before is not None
             learner.restart_shadow(outcome.anchor_before)
 
-    def eager_step(self, learner: Learner, update: Tensor | None, members: int, steps_taken: int) -> None:
-        """The peer's own outer step, with what it knows of the round before and of this one."""
-        assert learner.current is not None
-        before = learner.previous if self.recipe.overlap_steps else learner.current
-        direction = estimate(update, learner.current, before, members)
-        self._step(learner.outer, self.fragments[0], Decoded(direction), steps_taken)
-        learner.parameters.copy_(learner.outer.anchor)
+    def begin_early(self, replica: SimReplica, peers: int) -> None:
+        """Start from the anchor and this peer's share of what it has just sent, where the recipe says so."""
+        if (learner := replica.learner) is None or learner.own is None:
+            return
+        anchor, sent = learner.outer.anchor if learner.base is None else learner.base, learner.parameters.clone()
+        learner.own.subtract(sent)
+        learner.own.renew(anchor, sent, peers)
+        torch.add(anchor, learner.own.offset, out=learner.parameters)
 
     def _seed(self, fragment: int, round: int) -> int:
         return round_seed(self.seed, fragment, round)

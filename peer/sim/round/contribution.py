@@ -43,7 +43,7 @@ class CommittedRound:
 
     Attributes:
         dropped: members whose contribution was refused.
-        update: fp32 [n] of the fragment, where members need it (gradients, eager updates).
+        update: fp32 [n] of the fragment, where members need it (gradients).
         lr: the inner learning rate of an update that is a gradient, the same for all.
         anchor_before: fp32 [n], where the merge pulls towards the old anchor.
     """
@@ -52,7 +52,6 @@ class CommittedRound:
     update: Tensor | None = None
     lr: float = 0.0
     anchor_before: Tensor | None = None
-    num_members: int = 0
     round: int = 0
 
 
@@ -73,6 +72,9 @@ def source_of(recipe: Recipe, learner: Learner, ranges: Ranges, lr: float) -> So
             return Source(take(learner.gradient, ranges) * lr, None)
         return Source(learner.gradient, None, ranges)
     anchor = None if recipe.payload == "parameters" else learner.outer.anchor if learner.base is None else learner.base
+    if learner.own is not None:
+        learner.own.subtract(sent := learner.parameters.clone())
+        return Source(sent, anchor, ranges)
     source = Source(learner.parameters, anchor, ranges)
     if learner.shadow is None:
         return source

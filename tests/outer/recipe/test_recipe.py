@@ -261,7 +261,8 @@ GOSSIP = {"topology": "pairs", "outer": "noloco"}
     ("async-diloco", {"straggler": {"name": "quorum", "count": 2}, "aggregator": "clipped"},
      "a robust aggregator needs three", "straggler: wait"),
     ("noloco", {"merge": "easgd"}, "needs one centre that all share", "topology: all"),
-    ("eager-diloco", {"straggler": {"deadline_s": 1.0}}, "with merge 'eager' no peer has the common anchor", "wait"),
+    ("eager-diloco", {"outer": "fedadam"}, "which must be linear in its history", "outer: {name: nesterov"),
+    ("eager-diloco", {"schedule": {"overlap_steps": 0}}, "'eager' overlaps a whole round", "overlap_steps: H"),
     ("eager-diloco", {"schedule": {"overlap_steps": 3}}, "'eager' overlaps a whole round", "overlap_steps: H"),
     ("a2cid2", {"topology": "all"}, "'accelerated' mixes whole parameters on a graph", "topology: neighbours"),
     ("a2cid2", {"schedule": "streaming-diloco"}, "'accelerated' mixes whole parameters", "name: every"),
@@ -288,7 +289,7 @@ def test_what_cannot_work_together_is_refused_with_its_reason(
 def test_a_swarm_runs_a_recipe_or_says_which_part_it_lacks(name: str) -> None:
     able = {"lagoon", "fedavg", "fedadagrad", "fedadam", "fedyogi", "diloco", "opendiloco", "intellect1", "muloco",
             "noloco", "sparseloco", "demo", "distro", "selsync", "streaming-diloco", "fedprox", "easgd", "papa",
-            "fedglomo", "async-diloco"}  # fmt: skip
+            "fedglomo", "async-diloco", "eager-diloco"}  # fmt: skip
     if name in able:
         assert swarm_recipe(RecipeSpec(name=name)) == RECIPES[name]
         return

@@ -60,7 +60,7 @@ def run_findings(settings: PeerSettings, manifest: RunManifest) -> list[Finding]
                 return "not compared: the size of the vocabulary is in the run's tokenizer, which a peer fetches"
             vocab = load_tokenizer(manifest.tokenizer).vocab_size
         sizes.append(measure_model(manifest.model, vocab))
-        rule = rule_bytes(plan.recipe.local, device)
+        rule = rule_bytes(plan.recipe, device)
         compute = fitting(
             compute_of(settings, manifest), sizes[0], manifest.data.sequence_length, device, rule
         )  # fmt: skip

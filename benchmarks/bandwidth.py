@@ -16,10 +16,10 @@ from benchmarks.figures import BenchReport, Figure, Say, benchmark_parser, run_b
 from peer.errors import UserError
 from peer.outer.compress.registry import codec
 from peer.outer.state.flat_layout import FlatLayout
-from peer.protocol.manifest import InnerSpec
 from peer.sim.campaign.label import parse_label
 from peer.sim.campaign.plan import load_task, meta_layout
-from peer.sim.campaign.simulation import Simulation, SimulationSetup
+from peer.sim.forecast.published_bandwidth import METHODS, PAPER, SIZES, TARGETS, Size
+from peer.sim.forecast.steady import TOLERANCE, steady
 from peer.sim.world.scenario import PeerProfile
 from peer.system.output_files import check_output_file
 
@@ -28,51 +28,7 @@ ABOUT = "Gbit/s that two datacentres need for a utilisation, simulated, against 
 GRID = tuple(10 ** (-1 + 4 * k / 49) for k in range(50))
 """Gbit/s, as in the paper, whose table names every bandwidth of it to one decimal."""
 STEP = GRID[1] / GRID[0]
-TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 PERIOD = 100
-TOLERANCE = 1e-9  # of a utilisation that is reached exactly
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """One model of the table."""
-
-    name: str
-    layers: int
-    step_s: float
-
-    @property
-    def manifest(self) -> str:
-        """Of the model."""
-        return f"configs/sim/bandwidth-{self.name.lower()}.yaml"
-
-
-SIZES = (
-    Size(name="1B", layers=24, step_s=0.1), Size(name="10B", layers=48, step_s=0.8),
-    Size(name="100B", layers=108, step_s=4.9),
-)
-_STREAMING = "streaming-diloco:schedule.period=100,schedule.num_fragments={fragments}"
-METHODS: Mapping[str, str] = {
-    "data-parallel": "ddp:compressor=bf16",
-    "DiLoCo": "diloco:steps_per_round=100,compressor=bf16",
-    "streaming": f"{_STREAMING},schedule.overlap_steps=0,compressor=bf16",
-    "+ overlap": f"{_STREAMING},schedule.overlap_steps=1,compressor=bf16",
-    "+ FP4": f"{_STREAMING},schedule.overlap_steps=1,compressor=fp4",
-}
-PAPER: Mapping[str, tuple[tuple[float, ...], ...]] = {
-    "1B": (
-        (86.8, 152.6, 184.2, 222.3, 569.0), (1.4, 6.2, 13.3, 23.3, 86.8), (1.4, 5.2, 9.1, 16.0, 28.1),
-        (1.4, 4.3, 6.2, 9.1, 11.0), (0.4, 0.9, 1.7, 2.0, 3.0),
-    ),
-    "10B": (
-        (104.8, 222.3, 222.3, 268.3, 471.5), (1.7, 7.5, 16.0, 33.9, 104.8), (1.7, 5.2, 9.1, 13.3, 19.3),
-        (1.7, 3.6, 5.2, 6.2, 7.5), (0.4, 0.9, 1.4, 1.4, 1.7),
-    ),
-    "100B": (
-        (184.2, 323.8, 390.7, 390.7, 471.5), (3.0, 11.0, 23.3, 49.4, 184.2), (2.4, 6.2, 9.1, 11.0, 19.3),
-        (1.7, 3.6, 4.3, 5.2, 5.2), (0.5, 0.9, 1.1, 1.1, 1.4),
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,23 +100,11 @@ def measure(arguments: argparse.Namespace, say: Say) -> BenchReport:
 
 
 def utilisation(size: Size, layout: FlatLayout, method: str, gbit_s: float) -> float:
-    """The share of computing in the periods after the first: what comes before and after is in both and falls out."""
-    first, last = (2, 4) if method == "data-parallel" else (PERIOD, 3 * PERIOD)
-    busy_s, present_s = times(size, layout, method, gbit_s, first)
-    busy_later_s, present_later_s = times(size, layout, method, gbit_s, last)
-    return (busy_later_s - busy_s) / (present_later_s - present_s)
-
-
-def times(size: Size, layout: FlatLayout, method: str, gbit_s: float, steps: int) -> tuple[float, float]:
-    """Seconds that a datacentre computes and seconds that it is there, in so many steps."""
+    """The share of computing of two datacentres in the periods after the first."""
     link = PeerProfile(up_bytes_s=gbit_s * 1e9 / 8, down_bytes_s=gbit_s * 1e9 / 8)
     recipe = parse_label(METHODS[method].format(fragments=size.layers // 3)).recipe()
-    setup = SimulationSetup(
-        recipe=recipe, inner=InnerSpec(), profiles=(link, link), tokens=2 * steps, step_s=size.step_s
-    )
-    simulation = Simulation(setup, None, layout, tokens_per_step=1)
-    simulation.run()
-    return simulation.replicas[0].busy_s, simulation.replicas[0].present_s
+    window = (2, 4) if method == "data-parallel" else (PERIOD, 3 * PERIOD)
+    return steady(recipe, layout, (link, link), size.step_s, window).utilisation
 
 
 def needed(curve: Sequence[float], target: float) -> tuple[float, int]:

@@ -37,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.run.tokenizer_command import add_tokenizer_command
     from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
+    from peer.sim.cli.plan_command import add_plan_command
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_tokenizer_command(commands)
     add_data_command(commands)
     add_sim_commands(commands)
+    add_plan_command(commands)
     return parser
 
 

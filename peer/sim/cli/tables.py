@@ -28,7 +28,7 @@ def simulator_console() -> Console:
 
 def recipes_table(recipes: Iterable[Recipe], columns: int) -> Table:
     """All recipes, one a line; below WIDE_COLUMNS a paper is its number alone."""
-    table = _table("name", "payload", "when", "codec", "exchange", "outer", "source")
+    table = new_table("name", "payload", "when", "codec", "exchange", "outer", "source")
     table.columns[0].no_wrap = True
     for recipe in recipes:
         feedback = " + feedback" if recipe.feedback is not None else ""
@@ -53,7 +53,7 @@ def recipe_table(recipe: Recipe) -> Table:
 
 def result_table(summary: Sequence[Mapping[str, Any]], title: str) -> Table:
     """The summary of a report as a table, in its order."""
-    table = _table("recipe", title=title)
+    table = new_table("recipe", title=title)
     for header in ("val loss", "to ddp", "sent/peer", "factor", "time", "util"):
         table.add_column(header, justify="right", no_wrap=True)
     for entry in summary:
@@ -105,7 +105,7 @@ def human_duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.1f} d"
 
 
-def _table(*headers: str, title: str | None = None) -> Table:
+def new_table(*headers: str, title: str | None = None) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.HORIZONTALS, show_edge=False, pad_edge=False,
         padding=(0, 1, 0, 0),

@@ -1,0 +1,167 @@
+"""The plan of a run before anything is rented: each recipe's utilisation, time, traffic, cost, and what to choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from peer.errors import UserError
+from peer.outer.policy.schedules import GradientChange
+from peer.outer.policy.straggler import Quorum
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.recipe.resolve import missing_on_a_swarm
+from peer.outer.state.flat_layout import FlatLayout
+from peer.sim.campaign.label import Choice, parse_label, with_room
+from peer.sim.forecast.peers import PlannedPeers
+from peer.sim.forecast.published_bandwidth import METHODS, PAPER, SIZES, TARGETS
+from peer.sim.forecast.steady import limit_of, needed_gbit_s, steady
+
+DAY_S = 86_400.0
+GOOD_UTILISATION = 0.9
+# Recipes that lose little against data parallelism (docs/recipes.md, docs/results), the best first.
+PREFERRED = ("lagoon", "sparseloco", "muloco", "streaming-diloco", "opendiloco", "diloco")
+LAYERS = ((1e6, 4), (1e8, 12), (1e9, 24), (1e10, 48), (1e11, 108))  # (parameters, layers) of published models
+WIDTH_UNIT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """One recipe on the planned peers.
+
+    Attributes:
+        round_s: seconds in which everything is synchronised once.
+        gb_a_day: that one peer sends, the mean; it receives as much.
+        days, cost: until the goal; None without a goal, or without prices.
+        limit: what keeps the peers from computing.
+        on_a_swarm: real peers run it; else the simulator alone.
+        note: what the figures leave out.
+    """
+
+    label: str
+    steps_per_round: int
+    utilisation: float
+    round_s: float
+    gb_a_day: float
+    tokens_a_day: float
+    days: float | None
+    cost: float | None
+    limit: str
+    on_a_swarm: bool
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """Gbit/s between two peers for a utilisation; `published`: of the nearest model and target in the paper's table."""
+
+    label: str
+    gbit_s: float | None
+    published: float | None = None
+    note: str = ""
+
+
+def layout_of(parameters: float) -> FlatLayout:
+    """A decoder of about so many parameters, all of them in its layers, for simulations of time alone.
+
+    Raises:
+        UserError: fewer than a million or more than 10^13.
+    """
+    if not 1e6 <= parameters <= 1e13:
+        raise UserError(f"--params={parameters:g}: must be from 1e6 to 1e13")
+    layers = _layers(parameters)
+    own = round(parameters / layers)
+    width = max(WIDTH_UNIT, int(math.sqrt(own / 12) // WIDTH_UNIT * WIDTH_UNIT))
+    matrices = ((width, width),) * 4 + ((4 * width, width),) * 2
+    shapes: tuple[tuple[int, ...], ...] = (*matrices, (max(1, own - 12 * width**2),))
+    named = [(f"layers.{layer}.{index}", shape) for layer in range(layers) for index, shape in enumerate(shapes)]
+    offsets = list(accumulate((math.prod(shape) for _, shape in named), initial=0))
+    return FlatLayout(
+        names=tuple(name for name, _ in named), shapes=tuple(shape for _, shape in named),
+        offsets=tuple(offsets[:-1]), numel=offsets[-1],
+    )  # fmt: skip
+
+
+def forecast(
+    choice: Choice, layout: FlatLayout, peers: PlannedPeers, tokens_per_step: int, goal_tokens: float | None
+) -> Forecast:
+    """What one recipe costs these peers; its model is that of the simulator."""
+    recipe = with_room(choice, choice.recipe(), layout)
+    found = steady(recipe, layout, peers.profiles, peers.step_s)
+    tokens_a_day = found.steps_s * tokens_per_step * DAY_S
+    days = None if goal_tokens is None else goal_tokens / tokens_a_day
+    return Forecast(
+        label=choice.label, steps_per_round=recipe.steps_per_round, utilisation=found.utilisation,
+        round_s=recipe.steps_per_round * len(peers.profiles) / found.steps_s,
+        gb_a_day=found.sent_bytes_s * DAY_S / 1e9, tokens_a_day=tokens_a_day, days=days,
+        cost=None if days is None or peers.price is None else 24 * days * peers.price,
+        limit=limit_of(recipe, layout, peers.profiles, peers.step_s, found),
+        on_a_swarm=not missing_on_a_swarm(recipe), note=_note(recipe),
+    )  # fmt: skip
+
+
+def bandwidth_needed(choice: Choice, layout: FlatLayout, step_s: float, target: float) -> Needed:
+    """What one recipe needs for a utilisation."""
+    recipe = with_room(choice, choice.recipe(), layout)
+    return Needed(label=choice.label, gbit_s=needed_gbit_s(recipe, layout, step_s, target), note=_note(recipe))
+
+
+def published_needed(layout: FlatLayout, step_s: float, target: float) -> tuple[str, float, list[Needed]]:
+    """-> (model of the paper's table, its target, its methods with ours beside them), both the nearest ones."""
+    size = min(SIZES, key=lambda one: abs(math.log(one.parameters / layout.numel)))
+    place = min(range(len(TARGETS)), key=lambda k: abs(TARGETS[k] - target))
+    rows = []
+    for method, published in zip(METHODS, PAPER[size.name], strict=True):
+        choice = parse_label(METHODS[method].format(fragments=max(1, _layers(layout.numel) // 3)))
+        ours = bandwidth_needed(choice, layout, step_s, target)
+        rows.append(Needed(label=method, gbit_s=ours.gbit_s, published=published[place]))
+    return size.name, TARGETS[place], rows
+
+
+def advice(forecasts: Sequence[Forecast]) -> str:
+    """Which recipe to take, and why, in a few sentences."""
+    able = [each for each in forecasts if each.on_a_swarm and not each.note] or list(forecasts)
+    fastest = max(able, key=lambda each: each.tokens_a_day)
+    rank = {name: place for place, name in enumerate(PREFERRED)}
+    good = [each for each in able if each.utilisation >= min(GOOD_UTILISATION, fastest.utilisation)]
+    chosen = min(good, key=lambda each: (rank.get(each.label.partition(":")[0], len(rank)), -each.utilisation))
+    head = "Take" if chosen.utilisation >= 0.5 else "No recipe keeps these peers busy; the best of them is"
+    said = [f"{head} {chosen.label}: the peers compute {chosen.utilisation:.0%} of their time"]
+    if chosen.days is not None:
+        said[0] += f", which takes {chosen.days:.1f} days"
+        said[0] += f" and costs {chosen.cost:,.0f}" if chosen.cost is not None else ""
+    said[0] += "."
+    if chosen.limit != "computing":
+        said.append(f"What limits it is the {chosen.limit}: {_REMEDIES[chosen.limit]}.")
+    plain = next((each for each in forecasts if each.label == "ddp"), None)
+    if plain is not None and plain is not chosen:
+        factor = chosen.tokens_a_day / plain.tokens_a_day
+        said.append(f"Data parallelism (ddp) would be {factor:,.1f} times {'slower' if factor >= 1 else 'as fast'}.")
+    return " ".join(said)
+
+
+_REMEDIES = {
+    "uplink": "give the peers faster uplinks, or make rounds longer (--steps-per-round)",
+    "downlink": "give the peers faster downlinks, or make rounds longer (--steps-per-round)",
+    "bandwidth": "faster lines in both directions, or longer rounds (--steps-per-round)",
+    "latency": "choose peers nearer to each other, or make rounds longer (--steps-per-round)",
+    "slowest peer": "leave the slowest peers out, or take paba, which gives them less to do",
+}
+
+
+def _layers(parameters: float) -> int:
+    """Between the known sizes along a line in logarithms."""
+    for (small, few), (large, many) in pairwise(LAYERS):
+        if parameters <= large * 1.01:
+            place = max(0.0, math.log(parameters / small) / math.log(large / small))
+            return int(few * math.exp(math.log(many / few) * min(1.0, place)) + 0.5)
+    return LAYERS[-1][1]
+
+
+def _note(recipe: Recipe) -> str:
+    if isinstance(recipe.schedule, GradientChange):
+        return "its rounds depend on the gradients: no round is counted here"
+    if isinstance(recipe.straggler, Quorum):
+        return "peers do not wait for each other: late contributions count less"
+    return ""

@@ -1,0 +1,108 @@
+"""What a recipe costs once a run is under way: two simulations of time alone, and the difference between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from peer.outer.policy.schedules import Every
+from peer.outer.recipe.recipe import Recipe
+from peer.outer.state.flat_layout import FlatLayout
+from peer.protocol.manifest import InnerSpec
+from peer.sim.campaign.simulation import Simulation, SimulationSetup
+from peer.sim.world.scenario import PeerProfile
+
+BUSY = 0.98  # of the time: nothing but computing limits such a run
+ALONE = 0.9  # of what more bandwidth both ways gives: one way alone is in the way
+GBIT_S = (1e-4, 1e4)  # where a bandwidth is looked for
+PRECISION = 1.01
+TOLERANCE = 1e-9  # of a utilisation that is reached exactly
+
+Profiles = Sequence[PeerProfile]
+_RELIEFS: dict[str, Callable[[PeerProfile], PeerProfile]] = {
+    "uplink": lambda profile: replace(profile, up_bytes_s=math.inf),
+    "downlink": lambda profile: replace(profile, down_bytes_s=math.inf),
+    "bandwidth": lambda profile: replace(profile, up_bytes_s=math.inf, down_bytes_s=math.inf),
+    "latency": lambda profile: replace(profile, latency_s=0.0),
+    "slowest peer": lambda profile: replace(profile, speed=1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """A run under way.
+
+    Attributes:
+        utilisation: share of the peers' time that is computing.
+        steps_s: steps of all peers in a second.
+        sent_bytes_s: by one peer, the mean.
+    """
+
+    utilisation: float
+    steps_s: float
+    sent_bytes_s: float
+
+
+def steady(
+    recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, window: tuple[int, int] | None = None
+) -> Steady:
+    """Utilisation, speed and traffic between two steps: what comes before and after is in both runs and falls out.
+
+    Args:
+        window: (first, last) step of each peer; None: two rounds after the first, once the recipe has warmed up.
+    """
+    first, last = window or _window(recipe)
+    early, late = (_run(recipe, layout, profiles, step_s, steps) for steps in (first, last))
+    busy_s, present_s, seconds, steps, sent = (b - a for a, b in zip(early, late, strict=True))
+    return Steady(utilisation=busy_s / present_s, steps_s=steps / seconds, sent_bytes_s=sent / seconds)
+
+
+def limit_of(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, found: Steady) -> str:
+    """What keeps the peers from computing: that of which the removal helps most; `computing` where they do little else.
+    """
+    if found.utilisation >= BUSY:
+        return "computing"
+    helps = {
+        name: steady(recipe, layout, [relieve(profile) for profile in profiles], step_s).utilisation - found.utilisation
+        for name, relieve in _RELIEFS.items()
+    }
+    best = max(helps, key=helps.__getitem__)
+    if best != "bandwidth":
+        return best
+    return next((name for name in ("uplink", "downlink") if helps[name] >= ALONE * helps[best]), best)
+
+
+def needed_gbit_s(recipe: Recipe, layout: FlatLayout, step_s: float, target: float) -> float | None:
+    """Gbit/s between two peers, without latency, at which a recipe reaches a utilisation; None: none does."""
+    def reaches(gbit_s: float) -> bool:
+        link = PeerProfile(up_bytes_s=gbit_s * 1e9 / 8, down_bytes_s=gbit_s * 1e9 / 8)
+        return steady(recipe, layout, (link, link), step_s).utilisation >= target - TOLERANCE
+
+    low, high = GBIT_S
+    if not reaches(high):
+        return None
+    if reaches(low):
+        return low
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+def _window(recipe: Recipe) -> tuple[int, int]:
+    warm = recipe.schedule.warm_start_steps if isinstance(recipe.schedule, Every) else 0
+    period = max(4, recipe.steps_per_round)
+    first, last = (10, 50) if recipe.straggler.asynchronous else (1, 3)  # whose rounds follow no steps of their own
+    return warm + first * period, warm + last * period
+
+
+def _run(recipe: Recipe, layout: FlatLayout, profiles: Profiles, step_s: float, steps: int) -> tuple[float, ...]:
+    setup = SimulationSetup(
+        recipe=recipe, inner=InnerSpec(), profiles=tuple(profiles), tokens=len(profiles) * steps, step_s=step_s
+    )
+    simulation = Simulation(setup, None, layout, tokens_per_step=1)
+    result = simulation.run()
+    busy_s = sum(replica.busy_s for replica in simulation.replicas)
+    present_s = sum(replica.present_s for replica in simulation.replicas)
+    return busy_s, present_s, present_s / len(profiles), float(result.tally.steps), result.bytes_sent_per_peer

@@ -1,0 +1,184 @@
+"""Plans against formulas, against the published table, and as they are typed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from peer.cli import build_parser
+from peer.errors import UserError
+from peer.outer.compress.registry import codec
+from peer.outer.recipe.published import RECIPES
+from peer.sim.campaign.label import parse_label
+from peer.sim.forecast.gpus import SOURCES, gpu_step_s
+from peer.sim.forecast.peers import parse_peers, planned_peers
+from peer.sim.forecast.plan import DAY_S, Forecast, advice, bandwidth_needed, forecast, layout_of, published_needed
+from peer.sim.forecast.published_bandwidth import METHODS, PAPER
+from peer.sim.forecast.steady import steady
+from peer.train.utilisation import PEAK_TFLOPS
+
+MILLION = layout_of(1e6)
+
+
+def peers(*texts: str, step_s: float = 1.0):
+    kinds = parse_peers(texts)
+    return planned_peers(kinds, [step_s] * len(kinds))
+
+
+def test_a_model_of_so_many_parameters_has_layers_as_published_ones() -> None:
+    for parameters, layers in ((1e9, 24), (1e10, 48), (1e11, 108), (1e8, 12)):
+        layout = layout_of(parameters)
+        assert layout.numel == pytest.approx(parameters, rel=1e-6)
+        assert len({name.split(".")[1] for name in layout.names}) == layers
+    with pytest.raises(UserError, match="from 1e6 to 1e13"):
+        layout_of(1e5)
+
+
+def test_utilisation_traffic_and_days_of_diloco_by_hand() -> None:
+    four = peers("4:up=8,down=8,latency=0,price=0.5", step_s=0.1)
+    found = forecast(parse_label("diloco:steps_per_round=100,compressor=fp32"), MILLION, four, 1000, 1e9)
+    sent = 2 * 3 / 4 * codec("fp32").wire_bytes(MILLION.numel)  # scatter and return, to the three others
+    # layers of the last backward pass travel before the step is over, and the first is needed a third of a step later
+    exchange_s = sent / 1e6
+    assert found.round_s == pytest.approx(10.0 + exchange_s, abs=0.1)
+    assert found.utilisation == pytest.approx(10.0 / found.round_s)
+    assert found.gb_a_day == pytest.approx(sent / found.round_s * DAY_S / 1e9)
+    assert found.tokens_a_day == pytest.approx(4 * 100 * 1000 / found.round_s * DAY_S)
+    assert found.days == pytest.approx(1e9 / found.tokens_a_day)
+    assert found.cost == pytest.approx(found.days * 24 * 2.0)
+    assert (found.limit, found.on_a_swarm, found.note) == ("bandwidth", True, "")
+
+
+@pytest.mark.parametrize(
+    ("texts", "recipe", "limit"),
+    [
+        (["4:up=100000,down=100000,latency=0"], "diloco", "computing"),
+        (["4:up=1,down=1000,latency=0"], "ddp", "uplink"),
+        (["4:up=1000,down=1,latency=0"], "ddp", "downlink"),
+        (["4:up=1,down=1,latency=0"], "ddp", "bandwidth"),
+        (["4:up=100000,down=100000,latency=400"], "ddp", "latency"),
+    ],
+)
+def test_what_limits_a_run(texts, recipe, limit) -> None:
+    assert forecast(parse_label(recipe), MILLION, peers(*texts), 1, None).limit == limit
+
+
+def test_a_slow_peer_limits_a_run() -> None:
+    kinds = parse_peers(["3:up=100000,down=100000,latency=0", "1:up=100000,down=100000,latency=0"])
+    uneven = planned_peers(kinds, [1.0, 4.0])
+    assert [profile.speed for profile in uneven.profiles] == [1.0, 1.0, 1.0, 0.25]
+    found = forecast(parse_label("diloco"), MILLION, uneven, 1, None)
+    assert found.limit == "slowest peer"
+    assert found.utilisation == pytest.approx((3 * 0.25 + 1) / 4, abs=0.01)
+
+
+def test_needed_bandwidth_reaches_the_target_and_less_does_not() -> None:
+    layout, recipe = layout_of(1e8), parse_label("diloco:steps_per_round=100")
+    needed = bandwidth_needed(recipe, layout, 0.1, 0.9).gbit_s
+    for factor, reached in ((1.0, True), (0.97, False)):
+        two = peers(*[f"2:up={factor * needed * 1000},down={factor * needed * 1000},latency=0"], step_s=0.1)
+        assert (steady(recipe.recipe(), layout, two.profiles, 0.1).utilisation >= 0.9 - 1e-9) is reached
+
+
+def test_the_published_table_is_met_within_a_quarter() -> None:
+    size, target, rows = published_needed(layout_of(1e9), 0.1, 0.95)
+    assert (size, target) == ("1B", 0.95)
+    assert [row.label for row in rows] == list(METHODS)
+    assert [row.published for row in rows] == [row[3] for row in PAPER["1B"]]
+    for row in rows:
+        assert abs(math.log(row.gbit_s / row.published)) < math.log(1.25), row
+
+
+def test_every_card_has_a_source_and_a_step_time() -> None:
+    assert SOURCES.keys() == PEAK_TFLOPS.keys()
+    assert gpu_step_s("NVIDIA RTX 4090", 10**9, 1000, 0.5) == pytest.approx(6e12 / (0.5 * 165e12))
+    with pytest.raises(UserError, match="unknown GPU 'RTX 409'"):
+        gpu_step_s("RTX 409", 10**9, 1000)
+    with pytest.raises(UserError, match=r"--mfu=2: must be in \(0, 1\]"):
+        gpu_step_s("H100", 10**9, 1000, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("8:up", "cannot be read"), ("8:up=-1", "greater than 0"), ("x:up=1", "count='x': Input should be a valid integer"),
+        ("8:upp=3", "upp"), ("1:up=1", "1 in all"), ("300", "less than or equal to 256"),
+    ],
+)
+def test_peers_that_cannot_be(text, message) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_peers([text])
+    assert message in caught.value.what
+    assert "8:up=100" in caught.value.hint
+
+
+def row(label: str, utilisation: float, **given) -> Forecast:
+    numbers = {"days": 10.0, "cost": 100.0, "limit": "uplink", "on_a_swarm": True, "note": ""} | given
+    return Forecast(
+        label=label, steps_per_round=1, utilisation=utilisation, round_s=1.0, gb_a_day=1.0,
+        tokens_a_day=1e9 * utilisation, **numbers,
+    )
+
+
+def test_the_advice_prefers_what_learns_best_among_what_is_fast() -> None:
+    rows = [row("eager-diloco", 1.0, on_a_swarm=False), row("distro", 0.99), row("lagoon", 0.92), row("ddp", 0.046)]
+    said = advice(rows)
+    assert said.startswith("Take lagoon: the peers compute 92% of their time, which takes 10.0 days and costs 100.")
+    assert "What limits it is the uplink" in said
+    assert said.endswith("Data parallelism (ddp) would be 20.0 times slower.")
+    assert advice([row("distro", 0.5), row("lagoon", 0.4)]).startswith("Take distro")
+    assert advice([row("ddp", 0.4)]).startswith("No recipe keeps these peers busy; the best of them is ddp")
+
+
+def run(capsys, *arguments: str) -> str:
+    parsed = build_parser().parse_args(["plan", *arguments])
+    assert parsed.run(parsed) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_plans_every_recipe_and_draws_it(tmp_path, capsys) -> None:
+    described = json.loads(run(
+        capsys, "--params", "1e9", "--gpu", "H100", "--tokens", "1M", "--json", "--plot", str(tmp_path / "plan.png"),
+        "--peers", "2:up=1000,down=1000,price=2", "2:up=100,down=500,price=1,gpu=A100",
+    ))  # fmt: skip
+    assert {each["label"] for each in described["recipes"]} == set(RECIPES)
+    assert (described["peers"], described["price_per_hour"]) == (4, 6.0)
+    assert described["step_seconds"] == pytest.approx(6e9 * 32768 / (0.4 * 989e12), rel=1e-3)
+    assert described["advice"].startswith("Take ")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    paced = run(capsys, "--params", "1e7", "--step-time", "1", "--recipes", "diloco", "ddp", "--steps-per-round", "50")
+    assert "diloco:steps_per_round=50" in paced
+
+
+def test_the_command_tells_the_bandwidth_of_each_recipe_beside_the_published(capsys) -> None:
+    arguments = ["--params", "1e9", "--step-time", "0.1", "--target-utilization", "0.95", "--recipes", "ddp", "selsync"]
+    described = json.loads(run(capsys, *arguments, "--json"))
+    assert described["gbit_s"]["ddp"] == pytest.approx(465, rel=0.02)  # fp32: twice the paper's bf16
+    assert "depend on the gradients" in described["notes"]["selsync"]
+    assert described["published"]["methods"]["+ FP4"]["published"] == 2.0
+    assert "222.3" in run(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "MANIFEST or --params"), (["--params", "1e9"], "time of a step"),
+        (["--params", "1e9", "--step-time", "0"], "above 0"),
+        (["--params", "1e9", "--step-time", "1", "--target-utilization", "1"], "between 0 and 1"),
+        (["--params", "1e9", "--step-time", "1", "--tokens", "many"], "not a number of tokens"),
+        (["--params", "1e9", "--step-time", "1", "--recipes", "dilco"], "unknown recipe"),
+        (["--params", "1e9", "--step-time", "1", "--tokens-per-step", "0"], "at least 1"),
+    ],
+)
+def test_flags_that_cannot_be(arguments, message) -> None:
+    parsed = build_parser().parse_args(["plan", *arguments])
+    with pytest.raises(UserError, match=message):
+        parsed.run(parsed)
+
+
+def test_the_cards_are_listed(capsys) -> None:
+    listed = run(capsys, "--gpus").splitlines()
+    assert len(listed) == len(PEAK_TFLOPS)
+    assert "NVIDIA H100 Tensor Core GPU datasheet, SXM" in "\n".join(listed)

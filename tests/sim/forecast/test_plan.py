@@ -103,7 +103,8 @@ def test_every_card_has_a_source_and_a_step_time() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("8:up", "cannot be read"), ("8:up=-1", "greater than 0"), ("x:up=1", "count='x': Input should be a valid integer"),
+        ("8:up", "cannot be read"), ("8:up=-1", "greater than 0"),
+        ("x:up=1", "count='x': Input should be a valid integer"),
         ("8:upp=3", "upp"), ("1:up=1", "1 in all"), ("300", "less than or equal to 256"),
     ],
 )

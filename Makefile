@@ -11,7 +11,7 @@ MINUTES ?= 60
 RESUME ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint test long slices architectures bench chaos clean
+.PHONY: help env demo lint docs test long slices architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +29,15 @@ $(STAMP): $(MADE_OF)
 demo: env ## a bootstrap and several peers on this machine (REPORT=file.json keeps the figures)
 	$(BIN)/atoll demo $(if $(REPORT),--report $(REPORT))
 
-lint: env ## style, types, import floors, spelling
+lint: env ## style, types, import floors, spelling, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict peer bootstrap benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs: env ## the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
 	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
@@ -55,6 +59,13 @@ bench: env ## the headline numbers, one after another (about 15 minutes on two c
 	$(BIN)/python -m benchmarks.state_transfer --report docs/results/state_transfer.json \
 		--plot docs/results/state_transfer.png
 	$(BIN)/python -m benchmarks.table
+
+dist: env ## sdist and wheel in dist/; the wheel installed into an empty environment, which runs the demo
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	rm -rf build/installed && $(PYTHON) -m venv build/installed
+	build/installed/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build && installed/bin/atoll demo --rounds 3 --output-dir demo
 
 chaos: env ## kills, stops, partitions, links, hostile peers, floods, clocks, disks, secrets, a soak (MINUTES=60 a campaign, SEED=17, RESUME=1 goes on)
 	$(BIN)/python -m tests.network.chaos --report docs/results/chaos.json --seed $(SEED) --minutes $(MINUTES) \

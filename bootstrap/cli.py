@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from peer.errors import UserError
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"atoll {version('atoll')}")
     add("manifest", type=Path, metavar="MANIFEST", help="YAML file that describes the run")
     add(
         "--host-maddrs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from peer.errors import UserError, did_you_mean
 from peer.system.exit_signals import exit_on_signals, interrupt_on_signals
@@ -40,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.sim.cli.plan_command import add_plan_command
 
     parser = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"atoll {version('atoll')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     join = commands.add_parser(
         "join",

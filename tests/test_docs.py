@@ -1,80 +1,50 @@
-"""The documents name files that exist, and links that lead somewhere."""
+"""What the documentation says to type exists, and its manifests are valid."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-CODE = re.compile(r"`([^`\n]+)`")
-FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-ROOMS = ("peer", "bootstrap", "benchmarks", "tests", "configs", "docs", "docker")
-PATH = re.compile(rf"(?:{'|'.join(ROOMS)})/[\w./*-]+")
-SOURCE = re.compile(r"[\w./-]+\.(?:py|c)")
+import bootstrap.cli
+import peer.cli
+from peer.protocol.manifest import RunManifest
 
-
-def prose(document: Path) -> str:
-    """The text of a document without its code blocks."""
-    return FENCE.sub("", document.read_text(encoding="utf-8"))
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PARSERS = {"atoll": peer.cli.build_parser, "atoll-bootstrap": bootstrap.cli.build_parser}
 
 
-def links(document: Path) -> list[tuple[str, str]]:
-    """(file, anchor) of each link that does not leave the repository; an empty file is the document itself."""
-    return [found for found in LINK.findall(prose(document)) if "://" not in found[0]]
+def commands(page: Path) -> list[list[str]]:
+    """Lines of code that begin with a command of ours; a line that ends in a backslash goes on."""
+    blocks = [text for _, text in FENCE.findall(page.read_text())]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True)) and words[0] in PARSERS]
 
 
-def paths(document: Path) -> set[str]:
-    """What stands in backticks and looks like a path from the root, or like a source file."""
-    words = [word for code in CODE.findall(prose(document)) for word in code.split()]
-    return {word for word in words if PATH.fullmatch(word) or SOURCE.fullmatch(word)} - {"__init__.py"}
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_in_a_page_is_one_that_the_program_takes(page: Path) -> None:
+    for name, *arguments in commands(page):
+        _, unknown = PARSERS[name]().parse_known_args(arguments)
+        assert unknown == [], f"{page.name}: {name} {' '.join(arguments)}"
 
 
-def anchors(document: Path) -> set[str]:
-    """The anchors that GitHub makes of the headings of a document."""
-    headings = re.findall(r"^#+ (.*)$", prose(document), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def test_the_pages_have_commands() -> None:
+    found = {name for page in PAGES for name, *_ in commands(page)}
+    assert found == set(PARSERS)
+    assert sum(len(commands(page)) for page in PAGES) > 15
 
 
-def name(document: Path) -> str:
-    return str(document.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-def test_links_lead_to_files_and_headings(document: Path) -> None:
-    dead = []
-    for file, anchor in links(document):
-        target = document.parent / file if file else document
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            dead.append(f"{file}#{anchor}")
-    assert dead == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-def test_paths_exist(document: Path) -> None:
-    def exists(path: str) -> bool:
-        return any(ROOT.glob(path)) or any(document.parent.glob(path))
-
-    assert sorted(path for path in paths(document) if not exists(path)) == []
-
-
-def test_paths_and_links_are_found() -> None:
-    architecture = ROOT / "docs/architecture.md"
-    assert {"peer/outer/round.py", "peer/swarm/net", "peer/sim/engine"} <= paths(architecture)
-    assert ("recipes.md", "aggregator") in links(architecture)
-    assert "map-of-the-code" in anchors(architecture)
-    assert "the-record-of-a-round" in anchors(architecture)
-
-
-def test_every_package_of_the_larger_ones_is_on_the_map() -> None:
-    architecture = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    packages = [
-        f"peer/{room}/{folder.name}"
-        for room in ("swarm", "outer", "sim")
-        for folder in sorted((ROOT / "peer" / room).iterdir())
-        if (folder / "__init__.py").exists()
-    ]
-    assert [package for package in packages if f"`{package}`" not in architecture] == []
+def test_whole_manifests_in_pages_are_valid() -> None:
+    found = 0
+    for page in PAGES:
+        for kind, text in FENCE.findall(page.read_text()):
+            document = yaml.safe_load(text) if kind == "yaml" else None
+            if isinstance(document, dict) and {"name", "model"} <= set(document):
+                RunManifest.model_validate(document)
+                found += 1
+    assert found

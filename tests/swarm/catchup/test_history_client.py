@@ -153,7 +153,7 @@ async def test_an_update_with_another_digest(donor, joiner):
 
 async def test_an_update_that_is_too_long_is_cut_off(donor, joiner):
     first = next(iter(donor.updates))
-    donor.updates[first] = bytes(100_000_000)
+    donor.updates[first] = bytes(1_000_000)
     await joiner.refuses(donor, CatchUpError, "more than 1016 bytes")
 
 

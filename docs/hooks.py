@@ -1,0 +1,145 @@
+"""Pages of the site that are made from the code, and the files of the root that are pages, too."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOT_PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+KINDS = {"dict": "word or mapping", "int": "whole number", "float": "number", "bool": "yes or no", "str": "text"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add them; mkdocs calls this before it renders."""
+    pages = {page: rebased((ROOT / source).read_text()) for page, source in ROOT_PAGES.items()}
+    pages |= {"reference/cli.md": cli(), "reference/settings.md": settings(), "reference/manifest.md": manifest()}
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links into the code become plain text: the site has no code."""
+    return re.sub(r"\[([^\]]*)\]\(\.\./(?!results/|index)[^)\s]*\)", r"\1", markdown)
+
+
+def rebased(text: str) -> str:
+    """Links of a file in the root as they are from `docs`; links to what is no page become plain text."""
+    def link(match: re.Match[str]) -> str:
+        label, target = match[1], match[2]
+        if re.match(r"https?:|#", target):
+            return match[0]
+        for page, source in ROOT_PAGES.items():
+            if target.partition("#")[0] == source:
+                return f"[{label}]({target.replace(source, page)})"
+        return f"[{label}]({target.removeprefix('docs/')})" if target.startswith("docs/") else label
+
+    return re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", link, text)
+
+
+def cli() -> str:
+    """The `--help` of every command."""
+    import bootstrap.cli
+    import peer.cli
+
+    parts = ["# Commands\n"]
+    for parser in (peer.cli.build_parser(), bootstrap.cli.build_parser()):
+        for name, one in _commands(parser):
+            parts.append(f"## {name}\n\n```\n{_help(one)}```\n")
+    return "\n".join(parts)
+
+
+def _help(parser: argparse.ArgumentParser) -> str:
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, width=110)
+
+    parser.formatter_class = formatter  # type: ignore[assignment]  # argparse calls it with a name alone
+    return parser.format_help()
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield parser.prog, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from _commands(one)
+
+
+def settings() -> str:
+    """Every setting of a peer."""
+    from peer.settings import env_name, flag_name, known_settings
+
+    lines = [
+        "# Settings", "",
+        "What may differ between the peers of a run. Each is a flag of `atoll join`, a key in the YAML file of "
+        f"`--config` (`save_steps`), and a variable of the environment (`{env_name('save_steps')}`); a flag wins "
+        "over a variable, a variable over the file.", "",
+        "| flag | default | |", "|---|---|---|",
+    ]  # fmt: skip
+    for name, field in known_settings().items():
+        cells = (f"`{flag_name(name)}`", _default(field), field.description or "")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def manifest() -> str:
+    """Every key of a run's manifest."""
+    from peer.protocol import manifest as specs
+    from peer.protocol.tokenizer_spec import TokenizerSpec
+
+    sections: dict[str, Any] = {
+        "": specs.RunManifest, "model": specs.ModelSpec, "tokenizer": TokenizerSpec, "data": specs.DataSpec,
+        "data.sources": specs.SourceSpec, "inner": specs.InnerSpec, "recipe": specs.RecipeSpec,
+        "rounds": specs.RoundSpec, "trust": specs.TrustSpec,
+    }  # fmt: skip
+    parts = [
+        "# Manifest", "",
+        "What must be equal on all peers of a run. The organiser writes YAML; the bootstrap signs it, and its digest "
+        "is the run's id. `configs/runs/quickstart.yaml` is a complete example.", "",
+    ]  # fmt: skip
+    for name, spec in sections.items():
+        about = re.sub(r"\n +", "\n", spec.__doc__ or "").strip()
+        parts += [f"## {name or 'the whole'}", "", about, "", "| key | values | default |", "|---|---|---|"]
+        for key, field in spec.model_fields.items():
+            parts.append(f"| `{key}` | {_values(field)} | {_default(field)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _values(field: FieldInfo) -> str:
+    limits = [
+        f"{sign} {value:,}" if isinstance(value, int) else f"{sign} {value:g}"
+        for one in field.metadata
+        for sign, attribute in (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
+        if (value := getattr(one, attribute, None)) is not None
+    ]
+    annotation = str(field.annotation)
+    if annotation.startswith(("dict", "tuple", "<class 'peer.")):
+        return "mapping" if annotation.startswith("dict") else "list" if annotation.startswith("tuple") else "a section"
+    words = re.findall(r"'([^']+)'", annotation) if "Literal[" in annotation else []
+    kinds = [told for kind, told in KINDS.items() if re.search(rf"\b{kind}\b", annotation)]
+    shown = ", ".join(f"`{word}`" for word in words) or (kinds[0] if kinds else "a section")
+    return " ".join([shown, ", ".join(limits)]).strip()
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined:
+        return "required"
+    if default is None or default in ((), {}):
+        return "unset"
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, tuple):
+        return "`" + " ".join(map(str, default)) + "`" if len(str(default)) < 60 else ""
+    plain = isinstance(default, (int, float, str, Path)) and len(str(default)) < 60
+    return f"`{default}`" if plain else ""

@@ -21,7 +21,7 @@ restart it with the same --identity-path and they reconnect."""
 
 EPILOG = """\
 examples:
-  atoll-bootstrap configs/runs/quickstart.yaml
+  atoll-bootstrap configs/runs/quickstart.yaml --http 127.0.0.1:8080
   atoll-bootstrap run.yaml --host-maddrs /ip4/0.0.0.0/tcp/31337 --announce-maddrs /ip4/203.0.113.7/tcp/31337"""
 
 
@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--identity-path", type=Path, metavar="FILE", help="private key (default: identity.key in the state folder)")
     add("--new-run", action="store_true", help="leave the run in the state folder for a new one")
     add("--no-nat-port-map", action="store_true", help="do not ask the router to forward the port (UPnP)")
+    add("--http", metavar="HOST:PORT", help="serve a page about the run there, read-only, such as 127.0.0.1:8080")
     add("--json", action="store_true", help="print the address and then every status as one JSON object a line")
     return parser
 

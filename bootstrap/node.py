@@ -40,6 +40,7 @@ class Bootstrap:
     genesis: Genesis
     directory: Directory
     plan: RunPlan
+    history: ChainStore
 
     @property
     def manifest(self) -> RunManifest:
@@ -75,7 +76,7 @@ async def start_bootstrap(config: NodeConfig, genesis: Genesis, state_dir: Path,
     plan = RunPlan.of(manifest)
     if not plan.recipe.gossips:
         await _follow(node, directory, open_manifest(sealed), plan, history)
-    return Bootstrap(node, genesis, directory, plan)
+    return Bootstrap(node, genesis, directory, plan, history)
 
 
 async def _follow(

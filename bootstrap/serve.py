@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from bootstrap.genesis import GenesisBuild
+from bootstrap.page.listening import listen, parse_place, url_of
 from peer.errors import UserError
 from peer.protocol.address import Reach, parse_host_address, parse_peer_address, reach_of
 from peer.protocol.manifest import ORGANISER, RunManifest, read_manifest
@@ -38,6 +40,7 @@ from peer.telemetry.process_log import log_file
 
 if TYPE_CHECKING:
     from bootstrap.node import Bootstrap
+    from bootstrap.page.server import PageServer
 
 log = logging.getLogger("bootstrap")
 LOG_NAME = "node.log"
@@ -61,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_shared_memory()
     open_socket_folder()
     check_output_dir(arguments.state_dir, "state_dir")
+    listener = listen(parse_place(arguments.http)) if arguments.http else None
     identity_path = arguments.identity_path or arguments.state_dir / "identity.key"
     children_die_with_us()
     with (
@@ -71,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger().addHandler(log_file(arguments.state_dir / LOG_NAME))
         check_identity(identity_path)
         check_host_ports(arguments.host_maddrs)
-        return runner.run(_serve(arguments, manifest, identity_path))
+        return runner.run(_serve(arguments, manifest, identity_path, listener))
 
 
 def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
@@ -83,7 +87,9 @@ def _check_arguments(arguments: argparse.Namespace) -> RunManifest:
     return manifest
 
 
-async def _serve(arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path) -> int:
+async def _serve(
+    arguments: argparse.Namespace, manifest: RunManifest, identity_path: Path, listener: socket.socket | None
+) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(hush_foreign_noise)
     if arguments.initial_peers:
@@ -100,7 +106,7 @@ async def _serve(arguments: argparse.Namespace, manifest: RunManifest, identity_
     if stop.is_set():
         await _give_up(opening)
         return 0
-    return await _serve_until(stop, opening.result(), arguments.json)
+    return await _serve_until(stop, opening.result(), arguments.json, listener)
 
 
 async def _open(arguments: argparse.Namespace, building: GenesisBuild, identity_path: Path) -> Bootstrap:
@@ -126,31 +132,41 @@ async def _give_up(opening: asyncio.Task[Bootstrap]) -> None:
         await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
 
 
-async def _serve_until(stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool) -> int:
+async def _serve_until(
+    stop: asyncio.Event, bootstrap: Bootstrap, as_json: bool, listener: socket.socket | None
+) -> int:
     """Print the address, then the swarm's changes, until the node is stopped or broken; -> exit code."""
     closed = asyncio.ensure_future(bootstrap.node.closed())
     closed.add_done_callback(lambda _: stop.set())
+    page: PageServer | None = None
     try:
-        _print_address(bootstrap, as_json)
+        if listener is not None:
+            from bootstrap.page.open import open_page
+
+            page = open_page(bootstrap, listener)
+        _print_address(bootstrap, as_json, url_of(listener) if listener is not None else None)
         await _report_until(stop, bootstrap, as_json)
         if closed.done():
             log.error("this node ends: %s", closed.result())
         return int(closed.done())
     finally:
         closed.cancel()
+        if page is not None:
+            await page.close()
         await asyncio.wait({asyncio.ensure_future(bootstrap.node.close())}, timeout=CLOSE_TIMEOUT_S)
 
 
-def _print_address(bootstrap: Bootstrap, as_json: bool) -> None:
+def _print_address(bootstrap: Bootstrap, as_json: bool, url: str | None) -> None:
     manifest, addresses = bootstrap.manifest, bootstrap.addresses
     if as_json:
         start = {"run": manifest.name, "run_id": manifest.run_id, "addresses": addresses}
-        say(json.dumps({"event": "started", **start}))
+        say(json.dumps({"event": "started", **start, **({"page": url} if url else {})}))
         return
     lines = [
         f"run      {manifest.name}  ({manifest.run_id[:16]}, genesis {str(manifest.genesis)[:16]})",
         f"trust    {bootstrap.plan.in_words()}",
         *join_lines(addresses, bootstrap.node.config.announce_maddrs),
+        *([f"page     {url}"] if url else []),
         "Ctrl-C ends this node; members continue to train.",
     ]
     say("\n".join(lines))

@@ -67,15 +67,15 @@ class RoundEvent:
 
     Attributes:
         key: tells two events apart; the same event again has the same key.
-        at: unix seconds.
-        teller: the peer that tells of it; of a committed round any of its members.
+        at: unix seconds; None if it is not known.
+        teller: the peer that tells of it; of a committed round any of its members; empty: its certificate does.
         members: peer ids; `tokens` their weights together.
         seconds: of phases.
     """
 
     key: str
     round: int
-    at: float
+    at: float | None
     status: str
     tone: str
     headline: str

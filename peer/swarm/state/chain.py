@@ -58,6 +58,11 @@ class ChainStore:
         """In how many of its rounds each peer was."""
         return self._file.tally.rounds
 
+    @property
+    def tokens(self) -> Counter[str]:
+        """The tokens of each peer in them."""
+        return self._file.tally.tokens
+
     def load(self, path: Path, lineage_id: str) -> bool:
         """Take the chain in `path` up to `lineage_id`; False when it does not lead there."""
         file = CertificateFile(path, self.genesis)

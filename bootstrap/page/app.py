@@ -1,0 +1,224 @@
+"""The web application: one page, its files, a JSON API, server-sent events and `/metrics`. It only ever reads."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bootstrap.page.board import Board
+from bootstrap.page.openapi import API, MAX_POINTS, MAX_ROUNDS, STATUSES, openapi_document
+from bootstrap.page.prometheus import render_metrics
+from peer.printable import printable
+
+log = logging.getLogger(__name__)
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml", "": "text/plain; charset=utf-8",
+}  # fmt: skip
+SECURITY = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+MAX_LISTENERS = 512
+SEND_S = 20.0  # for one update to one browser
+PING_S = 15.0
+MIN_GZIP_BYTES = 512
+CACHE_S = 2.0
+
+
+class Guarded:
+    """Adds the same headers to every answer, and gives up browsers that do not read theirs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in SECURITY.items())]
+            async with asyncio.timeout(SEND_S):
+                await send(message)
+
+        try:
+            await self._app(scope, receive, with_headers)
+        except TimeoutError:
+            log.debug("a browser does not read its answer")
+        except Exception:  # root of a request: a bug in one answer ends no other
+            log.exception("a request failed: %s", printable(str(scope.get("path"))))
+
+
+@dataclass(frozen=True)
+class Body:
+    """One answer, as it is and compressed; made once for all who ask."""
+
+    plain: bytes
+    packed: bytes
+    media_type: str
+    tag: str
+
+    @classmethod
+    def of(cls, plain: bytes, media_type: str) -> Body:
+        tag = f'"{hashlib.sha256(plain).hexdigest()[:20]}"'
+        return cls(plain, gzip.compress(plain, 6) if len(plain) >= MIN_GZIP_BYTES else plain, media_type, tag)
+
+    def answer(self, request: Request) -> Response:
+        """As this browser wants it; without a body if it has it already."""
+        headers = {"cache-control": "no-cache", "etag": self.tag, "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", "") and self.packed is not self.plain:
+            return Response(self.packed, headers={**headers, "content-encoding": "gzip"}, media_type=self.media_type)
+        return Response(self.plain, headers=headers, media_type=self.media_type)
+
+
+class Page:
+    """The routes over one board.
+
+    Attributes:
+        listeners: browsers that receive updates now.
+    """
+
+    def __init__(self, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+        self._board, self._clock = board, clock
+        self._files = {
+            f"/{path.relative_to(STATIC).as_posix()}": Body.of(path.read_bytes(), TYPES[path.suffix])
+            for path in STATIC.rglob("*")
+            if path.is_file()
+        }
+        self._cached: dict[str, tuple[float, Body]] = {}
+        self._update: tuple[int, bytes] = (-1, b"")
+        self.listeners = 0
+        self.closing = False
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        routes = [Route(path, self._file) for path in self._files] + [Route("/", self._file)]
+        routes += [
+            Route("/api/v1/state", self._json(lambda _: self._board.state())),
+            Route("/api/v1/run", self._json(lambda _: self._board.card.document)),
+            Route("/api/v1/now", self._json(lambda _: self._board.now())),
+            Route("/api/v1/peers", self._json(lambda _: self._board.peers())),
+            Route("/api/v1/rounds", self._json(self._rounds)),
+            Route("/api/v1/curve", self._json(self._curve)),
+            Route("/api/v1/updates", self._updates),
+            Route("/openapi.json", self._json(lambda _: openapi_document())),
+            Route("/metrics", self._metrics),
+        ]
+        assert {route.path for route in routes} >= API.keys()
+        return Guarded(Starlette(routes=routes, exception_handlers={HTTPException: _problem}))
+
+    async def _file(self, request: Request) -> Response:
+        path = request.url.path
+        return self._files["/index.html" if path == "/" else path].answer(request)
+
+    def _json(self, document: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            known = {parameter["name"] for parameter in API.get(request.url.path, {}).get("parameters", ())}
+            if unknown := set(request.query_params) - known:
+                raise HTTPException(400, f"unknown parameter {min(unknown)[:40]!r}; known: {sorted(known) or 'none'}")
+            key, now = f"{request.url.path}?{request.url.query}", self._clock()
+            made, body = self._cached.get(key, (float("-inf"), None))
+            if body is None or made + CACHE_S <= now:
+                body = Body.of(_dump(document(request)), "application/json")
+                self._cached = {k: (at, kept) for k, (at, kept) in self._cached.items() if at + CACHE_S > now}
+                if len(self._cached) < 64:
+                    self._cached[key] = now, body
+            return body.answer(request)
+
+        return answer
+
+    def _rounds(self, request: Request) -> list[dict[str, Any]]:
+        status = request.query_params.get("status")
+        if status not in (None, *STATUSES):
+            raise HTTPException(400, f"status must be one of {', '.join(STATUSES)}")
+        before = _number(request, "before", None, 1, 2**53)
+        limit = _number(request, "limit", 50, 1, MAX_ROUNDS)
+        assert limit is not None
+        return self._board.rounds(limit, before, status)
+
+    def _curve(self, request: Request) -> dict[str, list[Any]]:
+        points = _number(request, "points", MAX_POINTS, 2, MAX_POINTS)
+        since = _number(request, "since", 0, 0, 2**53)
+        assert points is not None
+        return self._board.history.curve(points, float(since or 0))
+
+    async def _metrics(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(render_metrics(self._board), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _updates(self, request: Request) -> Response:  # noqa: ARG002
+        if self.listeners >= MAX_LISTENERS:
+            raise HTTPException(503, f"{MAX_LISTENERS} browsers are served already; ask /api/v1/state instead")
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return _Updates(self, self._stream(), media_type="text/event-stream", headers=headers)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        """Updates as they come; a browser that missed some sees it by their versions, and reads the state again."""
+        yield b"retry: 3000\n\n"
+        sent = self._board.version
+        while not self.closing:
+            if await self._board.newer_than(sent, PING_S):
+                sent = self._board.version
+                yield self._newest()
+            else:
+                yield b": ping\n\n"
+
+    def _newest(self) -> bytes:
+        version, message = self._update
+        if version != self._board.newest.version:
+            message = b"event: update\ndata: " + _dump(self._board.newest.document) + b"\n\n"
+            self._update = self._board.newest.version, message
+        return message
+
+
+class _Updates(StreamingResponse):
+    """A stream that is counted for as long as it is sent."""
+
+    def __init__(self, page: Page, content: AsyncIterator[bytes], **options: Any) -> None:
+        super().__init__(content, **options)
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._page.listeners += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._page.listeners -= 1
+
+
+def _number(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= 16 and least <= int(text) <= most):
+        raise HTTPException(400, f"{name} must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _dump(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+async def _problem(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    assert isinstance(error, HTTPException)
+    body = _dump({"error": error.detail})
+    return Response(body, error.status_code, headers=error.headers, media_type="application/json")

@@ -1,0 +1,234 @@
+"""What the page shows: the state of the run, its chain and its history, as documents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bootstrap.page.run_card import RunCard
+from peer.explain.history import MAX_NAMES, History
+from peer.explain.names import Names
+from peer.explain.swarm_state import CurvePoint, PeerView, RoundEvent, SwarmState
+from peer.explain.words import Entry, tell
+from peer.outer.record import RoundRecord
+from peer.protocol.lineage import Certificate
+from peer.swarm.net.node import Node
+from peer.swarm.state.chain import ChainStore
+from peer.system.clock import Clock
+
+log = logging.getLogger(__name__)
+POINT_PERIOD_S = 5.0
+NEW_LINKS = 256  # of the chain, in one look
+SHOWN_EVENTS = 60
+PACE_S = 900.0  # over which the pace of the run is measured
+MAX_SHOWN_PEERS = 1024
+
+
+@dataclass(frozen=True)
+class Update:
+    """What has changed since the version before, as the page is told of it."""
+
+    version: int
+    document: dict[str, Any]
+
+
+class Board:
+    """Takes a look whenever the state is new, keeps history, and hands out documents.
+
+    Args:
+        card: what does not change.
+        state: kept new by a `SwarmReader`.
+        chain: as this node follows it; None where a run has none (gossip).
+        clock: unix seconds.
+
+    Attributes:
+        version: grows with each look.
+        updated: notified then.
+        events_seen: how many of each status.
+    """
+
+    def __init__(
+        self, card: RunCard, node: Node, state: SwarmState, chain: ChainStore | None, history: History,
+        clock: Clock = time.time,
+    ) -> None:  # fmt: skip
+        self.card, self.history, self._node, self._state, self._chain = card, history, node, state, chain
+        self._clock, self._written_at, self._kept = clock, 0.0, dict[str, int]()
+        self._names = history.names()
+        self._pace: deque[CurvePoint] = deque()
+        self._peers: dict[str, dict[str, Any]] = {}
+        self._lineage: dict[str, Any] = {}
+        self._point = state.point()
+        self.version, self.updated = 0, asyncio.Condition()
+        self.newest = Update(0, {})
+        self._last_id = next((row["id"] for row in history.events(1)), 0)
+        self.events_seen = Counter(history.counts())
+
+    async def look(self) -> None:
+        """Take over what is new, write history when that is due, and tell those who wait."""
+        if len(self._names) > MAX_NAMES:
+            self._names = self.history.names()
+        self._names |= {view.peer_id: view.nickname for view in self._state.peers}
+        self._point = self._place_on_chain(self._state.point())
+        self._pace.append(self._point)
+        while self._pace[0].time < self._point.time - PACE_S:
+            self._pace.popleft()
+        events: list[dict[str, Any]] = []
+        if self._point.time >= self._written_at + POINT_PERIOD_S:
+            self._written_at = self._point.time
+            events = self.history.named(await self._write())
+            self.events_seen.update(event["status"] for event in events if event["id"] > self._last_id)
+            self._last_id = max([self._last_id, *(event["id"] for event in events)])
+        await self._publish(events)
+
+    async def _write(self) -> list[str]:
+        """Keep the figures, and what is new of rounds; -> the keys of the newest of these."""
+        events = [event for event in self._state.events if self._kept.get(event.key) != len(event.details)]
+        links = list(self._new_links())
+        try:
+            names = {view.peer_id: view.nickname for view in self._state.peers}
+            await asyncio.to_thread(self.history.add, self._point, [*links, *events], names)
+        except OSError as error:
+            log.warning("the history is not written: %s", error)
+            return []
+        known = {event.key for event in self._state.events}
+        self._kept = {k: n for k, n in self._kept.items() if k in known} | {e.key: len(e.details) for e in events}
+        return [event.key for event in (*links, *events)][-SHOWN_EVENTS:]
+
+    def _new_links(self) -> Iterator[RoundEvent]:
+        """Rounds of the chain that the history has not, oldest first; so it is complete where no peer told of one."""
+        if self._chain is None:
+            return
+        newest, length = self.history.newest_certified(), len(self._chain.chain)
+        start = 0 if newest is None else newest[0]
+        if newest is not None and not self._chain.leads_through(*newest):
+            start = max(0, min(start, length) - NEW_LINKS)  # another chain took its place
+        stop = min(length, start + NEW_LINKS)
+        live = stop == length and newest is not None and stop - start < 8
+        for place in range(start, stop):
+            yield self._event_of(self._chain.chain[place], self._clock() if live else None)
+
+    def _event_of(self, certificate: Certificate, at: float | None) -> RoundEvent:
+        """A round as its certificate tells of it."""
+        link = certificate.link
+        record = RoundRecord(
+            status="committed", round=link.round + 1, lineage_id=link.id, stood=True,
+            members=tuple(member.peer_id for member in link.roster),
+            weights=tuple(member.tokens for member in link.roster),
+        )  # fmt: skip
+        told = tell(Entry(records=(record,)), Names(self._names))
+        headline = told.headline.partition(";")[0]  # a certificate does not tell how the group was found
+        return RoundEvent(
+            key=f"{record.round}/{link.id}", round=record.round, at=at, status="committed", tone="good",
+            headline=headline, details=told.details[:1], teller="", members=record.members,
+            tokens=link.weight, lineage_id=link.id, seconds={},
+        )  # fmt: skip
+
+    def _place_on_chain(self, point: CurvePoint) -> CurvePoint:
+        """With the rounds and tokens that are certified, instead of those that peers claim."""
+        if self._chain is None or not len(self._chain.chain):
+            return point
+        return replace(
+            point, round=len(self._chain.chain), tokens=self._chain.weight // self.card.plan.recipe.num_fragments
+        )
+
+    async def _publish(self, events: list[dict[str, Any]]) -> None:
+        peers = {view.peer_id: self._row(view) for view in self._state.peers[:MAX_SHOWN_PEERS]}
+        changed = [row for peer_id, row in peers.items() if row != self._peers.get(peer_id)]
+        left = [peer_id for peer_id in self._peers if peer_id not in peers]
+        self._peers = peers
+        document = {
+            "now": self.now(), "peers": changed, "left": left, "rounds": [self._with_names(event) for event in events],
+            "samples": self.samples(),
+        }  # fmt: skip
+        async with self.updated:
+            self.version += 1
+            self.newest = Update(self.version, {"version": self.version, **document})
+            self.updated.notify_all()
+
+    async def newer_than(self, version: int, timeout_s: float) -> bool:
+        """Wait for another version; False if there is none in time."""
+        try:
+            async with asyncio.timeout(timeout_s), self.updated:
+                await self.updated.wait_for(lambda: self.version > version)
+        except TimeoutError:
+            return False
+        return True
+
+    # -- documents -------------------------------------------------------------------------------------------------
+
+    def now(self) -> dict[str, Any]:
+        """The figures of this moment, with pace, the time that is left, lineage and traffic."""
+        point = self._point
+        traffic = [view for view in self._state.peers if view.state != "gone"]
+        return {
+            **asdict(point), **self._progress(),
+            "states": self._states(), "lineage_id": self._tip(),
+            "bytes_sent": sum(view.bytes_sent for view in traffic),
+            "bytes_received": sum(view.bytes_received for view in traffic),
+            "served": {name: [one.sent, one.received] for name, one in sorted(self._node.traffic.items())},
+        }  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """All that a page needs to begin with, but for the curves."""
+        rounds = [self._with_names(event) for event in self.history.events(SHOWN_EVENTS)]
+        return {
+            "version": self.version, "run": self.card.document, "now": self.now(), "peers": list(self._peers.values()),
+            "rounds": rounds, "samples": self.samples(),
+        }  # fmt: skip
+
+    def rounds(self, limit: int, before: int | None, status: str | None) -> list[dict[str, Any]]:
+        """Rounds and other events, those that were heard of last first."""
+        return [self._with_names(event) for event in self.history.events(limit, before, status)]
+
+    def peers(self) -> list[dict[str, Any]]:
+        return list(self._peers.values())
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Texts that models of the run have written, of a few peers."""
+        told = {view.sample: view for view in self._state.peers if view.sample and view.state != "gone"}
+        return [{"peer": view.nickname, "round": view.round, "text": text} for text, view in list(told.items())[:3]]
+
+    def _with_names(self, event: dict[str, Any]) -> dict[str, Any]:
+        names = Names({p: self._names[p] for p in (*event["members"], event["teller"]) if p in self._names})
+        lineage = ""
+        if event["status"] == "committed" and self._chain is not None:
+            on_chain = self._chain.leads_through(event["round"], event["lineage_id"])
+            lineage = "certified" if on_chain else "other"
+        return {
+            **event, "members": [names.of(peer_id) for peer_id in event["members"]],
+            "teller": names.of(event["teller"]) if event["teller"] else "",
+            "lineage": lineage,
+        }  # fmt: skip
+
+    def _row(self, view: PeerView) -> dict[str, Any]:
+        row = asdict(view)
+        if self._chain is not None:
+            row |= {"rounds": self._chain.seen[view.peer_id], "contributed": self._chain.tokens[view.peer_id]}
+        return {**row, "heard": round(view.heard), "tokens_per_s": round(view.tokens_per_s, 1)}
+
+    def _states(self) -> dict[str, int]:
+        states = [view.state for view in self._state.peers]
+        return {state: states.count(state) for state in ("training", "joining", "finished", "gone")}
+
+    def _tip(self) -> str:
+        return "" if self._chain is None else self._chain.lineage_id(len(self._chain.chain))
+
+    def _progress(self) -> dict[str, Any]:
+        """How much of the run is done, at what pace, and how long the rest takes at that pace."""
+        first, last = self._pace[0] if self._pace else self._point, self._point
+        seconds, rounds = max(1e-9, last.time - first.time), self.card.plan.manifest.rounds
+        goals = ((rounds.total, last.round, first.round), (rounds.tokens_total, last.tokens, first.tokens))
+        done, left = None, None
+        for goal, now, before in goals:
+            if goal:
+                done = max(done or 0.0, min(1.0, now / goal))
+                if now > before:
+                    rest = max(0, goal - now) * seconds / (now - before)
+                    left = rest if left is None else min(left, rest)
+        pace = (last.tokens - first.tokens) / seconds
+        return {"done": done, "eta_s": left, "committed_tokens_per_s": pace if pace > 0 else 0.0}

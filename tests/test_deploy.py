@@ -1,9 +1,10 @@
-"""The container files cannot be built in tests; that what they name exists can be checked."""
+"""Images, services and clusters are not built in tests; that what their files name exists is checked."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import yaml
 import bootstrap.cli
 import peer.cli
 from peer.protocol.address import PEER_EXAMPLE
-from peer.settings import load_settings
+from peer.settings import load_settings, setting_overrides
 
 ROOT = Path(__file__).parents[1]
 SERVICES = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
@@ -58,3 +59,31 @@ def test_every_copied_path_exists_and_reaches_the_build(file):
 @pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.name)
 def test_no_image_runs_as_root(file):
     assert re.findall(r"^USER (\w+)$", file.read_text(), re.MULTILINE) == ["atoll"]
+
+
+def started(file: Path) -> list[list[str]]:
+    """The command lines of ours that a file of `deploy` starts, with an address in the place of a variable."""
+    text = file.read_text()
+    if file.suffix == ".yaml":
+        container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
+        found = [[{"bootstrap": "atoll-bootstrap", "peer": "atoll"}[container["name"]], *container["args"]]]
+    else:
+        whole = text.replace("\\\n", " ")
+        found = [shlex.split(line) for line in re.findall(r"^(?:ExecStart=/opt/atoll/bin/|exec )(.*)$", whole, re.M)]
+    return [[re.sub(r"\$[({]?ADDRESS[)}]?", PEER_EXAMPLE, word) for word in words] for words in found]
+
+
+@pytest.mark.parametrize("file", [*sorted((ROOT / "deploy").glob("*/*.*")), ROOT / "deploy/rented.sh"], ids=str)
+def test_what_is_deployed_is_a_command_that_the_program_accepts(file):
+    ((program, *arguments),) = started(file)
+    parsed = PARSERS[program]().parse_args(arguments)
+    if program == "atoll":
+        load_settings(setting_overrides(parsed), None, {})
+
+
+def test_every_file_that_names_a_version_names_that_of_setup_cfg():
+    (version,) = re.findall(r"^version = (.+)$", (ROOT / "setup.cfg").read_text(), re.M)
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    images = [tag for file in (ROOT / "deploy/kubernetes").iterdir()
+              for tag in re.findall(r"image: atoll-\w+:(\S+)", file.read_text())]  # fmt: skip
+    assert images == [version] * 2

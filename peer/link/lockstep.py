@@ -1,4 +1,4 @@
-"""`LockstepSync`: recipes in which the outer optimizer makes every step, on the gradients of all peers (DeMo).
+"""`LockstepSync`: recipes in which the outer optimizer makes every step, on the gradients of all peers (ddp, DeMo).
 
 A peer hands over the gradient of its batch, and waits for the anchor that it leads to: the next gradient must be taken
 there. With one step of overlap (DisTrO) it computes the next one meanwhile, and waits before it hands that over. A
@@ -27,7 +27,7 @@ class Gradient(Protocol):
     """The gradient of the last batch; a `KeptGradient` implements it."""
 
     def take(self, out: Tensor) -> None:
-        """Write it, scaled by its rate, into fp32 [P]."""
+        """Write it into fp32 [P]."""
 
 
 class LockstepSync(SwarmSync):

@@ -61,6 +61,7 @@ class TokenizerFetched(Spec):
 class Mapped(Spec):
     """The trainer built the model; the shared memory has its size and holds the genesis anchor or a resumed state.
     `shapes`: of the parameters, in the order of the flat vector. `fragments`: elements of each, if there are several.
+    `hidden`: places of the matrices inside transformer blocks.
     """
 
     kind: Literal["mapped"] = "mapped"
@@ -68,6 +69,7 @@ class Mapped(Spec):
     num_buffers: int
     shapes: tuple[tuple[int, ...], ...] = ()
     fragments: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()
     chain_path: str | None = None
 
 

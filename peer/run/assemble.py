@@ -188,6 +188,7 @@ def _share(agent: AgentProcess, model: PreTrainedModel, recipe: Recipe, resumed:
         num_buffers=optimizer.num_buffers,
         shapes=layout.shapes,
         fragments=layout.sizes,
+        hidden=layout.hidden,
         chain_path=str(resumed.folder / CHAIN_FILE) if resumed and (resumed.folder / CHAIN_FILE).exists() else None,
     )
     return Shared(layout=layout, memory=memory, replica=ModelReplica(layout, model), mapped=mapped)
@@ -217,8 +218,8 @@ def _optimizer(
     model: PreTrainedModel, manifest: RunManifest, recipe: Recipe, resumed: Resumed | None, eight_bit: bool
 ) -> Optimizer:
     """The inner optimizer of a model that is on its device; on resume with its state of then."""
-    if recipe.accumulates:
-        return KeptGradient(model, FlatLayout.of(model))
+    if recipe.payload == "gradient":
+        return KeptGradient(model, FlatLayout.of(model), scaled=recipe.accumulates)
     optimizer = build_optimizer(model, recipe.inner_settings(manifest.inner), eight_bit)
     if resumed is not None:
         load_optimizer_tensors(optimizer, resumed.tensors["optimizer"])

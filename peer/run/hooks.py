@@ -194,7 +194,7 @@ class PeerHooks:
         elif record.status == "banned":
             self._live.note(f"banned {record.culprit} for good: {record.reason}")
         elif record.alone:
-            meanwhile = "waiting for others" if self._peer.recipe.accumulates else "training on"
+            meanwhile = "waiting for others" if self._peer.recipe.payload == "gradient" else "training on"
             self._live.note(f"round {record.round}: no peer to average with yet; {meanwhile}")
         else:
             self._live.note(f"round {record.round} aborted in {record.phase}: {record.reason}; nothing is lost")

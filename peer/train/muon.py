@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: the quintic that converges fastest from any singular value
-ITERATIONS = 5
-UPDATE_RMS = 0.2  # of an AdamW step (arXiv 2502.16982, equation 4)
-
-
-def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether Muon takes this parameter: a matrix inside a transformer block, told by the number in its name."""
-    return len(shape) == 2 and any(part.isdigit() for part in name.split("."))
+from peer.outer.optim.every_step import ITERATIONS, NEWTON_SCHULZ, UPDATE_RMS
 
 
 def orthogonalise(matrices_brc: Tensor, iterations: int = ITERATIONS) -> Tensor:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from peer.errors import UserError
+from peer.outer.optim.every_step import is_hidden_matrix
 from peer.protocol.manifest import InnerSpec
 from peer.train.adam8bit import AdamW8bit
 from peer.train.gradient import KeptGradient
-from peer.train.muon import MuonAdamW, is_hidden_matrix
+from peer.train.muon import MuonAdamW
 
 _FIELDS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",), "sgd": ()}
 FUSED_DEVICES = ("cuda", "mps")

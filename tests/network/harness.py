@@ -20,9 +20,6 @@ from peer.link.limits import Limits
 from peer.link.memory import Head, SharedState
 from peer.link.messages import Anchor, Mapped, Published, Start
 from peer.link.supervisor import AgentGoneError, AgentProcess
-from peer.link.sync import SwarmSync
-from peer.link.voting import VotingSync
-from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.plan import RunPlan
 from peer.protocol.manifest import RunManifest
 from tests.network.bootstraps import DILOCO, MANIFEST, BootstrapProcess
@@ -122,10 +119,7 @@ class TestSwarm:
             "local": member.local(memory, recipe, fragments),
             "limits": Limits(total_rounds=manifest.rounds.total, max_rounds=None), "on_message": member.on_message,
         }  # fmt: skip
-        if isinstance(recipe.schedule, GradientChange):
-            member.sync = VotingSync(recipe.schedule, **parts)
-        else:
-            member.sync = SwarmSync(schedule=recipe.rounds, **parts)
+        member.sync = member.synchroniser(recipe, parts)
         member.agent.send(mapped)
 
     def drive(self, until: Callable[[], bool], timeout_s: float = 60.0, pace_s: float = 0.01) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from peer.link.memory import Head, SharedState
 from peer.link.messages import LivePeers, Message, RoundEnded, Start, Stop, Stopped
 from peer.link.supervisor import AgentProcess
 from peer.link.sync import SwarmSync
+from peer.link.voting import VotingSync
+from peer.outer.policy.schedules import GradientChange
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.record import RoundRecord
 
@@ -101,6 +104,12 @@ class Member:
         """What it trains."""
         self.replica = VectorReplica(torch.empty_like(memory.anchor))
         return LocalAnchor(memory, self.replica, recipe.optimizer, recipe.late_merge, fragments)
+
+    def synchroniser(self, recipe: Recipe, parts: dict[str, Any]) -> SwarmSync:
+        """What keeps it in the swarm."""
+        if isinstance(recipe.schedule, GradientChange):
+            return VotingSync(recipe.schedule, **parts)
+        return SwarmSync(schedule=recipe.rounds, **parts)
 
     def on_message(self, message: Message) -> None:
         if isinstance(message, RoundEnded):

@@ -35,7 +35,8 @@ class RealPeer:
         self.optimizer = inner_optimizer(str(self.inner.optimizer), self.task.layout, self.inner)(self.local)
         buffers = [torch.full_like(self.local, value) for value in recipe.optimizer.initial_values]
         wire = wire_format(recipe, self.task.layout.shapes, 0)
-        self.state = OuterState(self.task.initial(), buffers, recipe.optimizer, wire)
+        optimizer = recipe.optimizer.shaped(self.task.layout.shapes, self.task.layout.hidden)
+        self.state = OuterState(self.task.initial(), buffers, optimizer, wire)
         self.sender, self.lost_in_reducing = wire.sender(recipe.feedback), None
         if recipe.feedback is not None and recipe.exchange == "reduce":
             self.lost_in_reducing = Residual(recipe.feedback.on_return, self.local.numel())
@@ -131,21 +132,32 @@ def test_the_simulator_ends_where_peers_end_that_gather_payloads(name: str, over
     assert torch.equal(learner.outer.anchor, gathering_swarm(recipe, rounds))
 
 
-@pytest.mark.parametrize("overrides", [{}, {"compressor": "int8", "exchange": "gather", "feedback": "none"}], ids=str)
-def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overrides: dict[str, Any]) -> None:
-    recipe, rounds = recipe_of("demo", **overrides), 12
-    run = simulate(recipe, peers=PEERS, steps=rounds, inner=PUBLISHED)
+@pytest.mark.parametrize(("name", "optimizer", "overrides"), [
+    ("demo", None, {}), ("demo", None, {"compressor": "int8", "exchange": "gather", "feedback": "none"}),
+    ("ddp", "adamw", {}), ("ddp", "sgd", {}), ("ddp", "muon", {}), ("ddp", "adamw", {"compressor": "int8"}),
+    ("sparse-block", None, {}),
+], ids=str)
+def test_the_simulator_ends_where_peers_end_that_make_every_step_together(
+    name: str, optimizer: str | None, overrides: dict[str, Any]
+) -> None:
+    inner, rounds = PUBLISHED.model_copy(update={"optimizer": optimizer}), 12
+    recipe = recipe_of(name, **overrides).with_inner(inner)
+    run = simulate(recipe, peers=PEERS, steps=rounds, inner=inner)
     peers = [RealPeer(index, recipe) for index in range(PEERS)]
-    rate = shared_rate(peers[0].inner, rounds)
-    gradient = torch.empty_like(peers[0].local)
+    rate, gradient = shared_rate(inner, rounds), torch.empty_like(peers[0].local)
     for number in range(rounds):
         scaled = []
         for peer in peers:
             peer.state.rate = rate
             peer.task.gradient(peer.local, next(peer.batches), gradient)
-            scaled.append(gradient * rate(number))
-            clip_(scaled[-1], peer.inner.max_grad_norm * rate(number))
-        update = gathered(peers[0].state, [peer.sender for peer in peers], scaled, [BATCH] * PEERS)
+            factor = rate(number) if recipe.accumulates else 1.0
+            scaled.append(gradient * factor)
+            if not recipe.clips_mean:
+                clip_(scaled[-1], peer.inner.max_grad_norm * factor)
+        if recipe.exchange == "gather":
+            update = gathered(peers[0].state, [peer.sender for peer in peers], scaled, [BATCH] * PEERS)
+        else:
+            update = reduced(peers[0].state, scaled, [BATCH] * PEERS)
         for peer in peers:
             peer.settle()
         digests = {peer.commit(update) for peer in peers}
@@ -155,6 +167,7 @@ def test_the_simulator_ends_where_peers_end_that_make_every_step_together(overri
     learner = run.simulation.replicas[0].learner
     assert learner is not None
     assert torch.equal(learner.outer.anchor, peers[0].state.anchor)
+    assert all(map(torch.equal, learner.outer.buffers, peers[0].state.buffers))
 
 
 def test_the_simulator_ends_where_peers_end_that_call_for_rounds() -> None:

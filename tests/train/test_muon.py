@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from peer.outer.optim.every_step import UPDATE_RMS, is_hidden_matrix
 from peer.protocol.manifest import InnerSpec
-from peer.train.muon import UPDATE_RMS, MuonAdamW, MuonMatrices, is_hidden_matrix, orthogonalise
+from peer.train.muon import MuonAdamW, MuonMatrices, orthogonalise
 from peer.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from tests.train.tiny import tiny_model
 

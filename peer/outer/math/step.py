@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from peer.outer.math.ranges import Ranges, length_of, put, take, within
 from peer.outer.numerics.kernels import Coded
+from peer.outer.numerics.ordered_sums import norm
 from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
 
@@ -46,6 +48,32 @@ class Decoded:
         """See `Aggregate.coded`."""
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """An `Aggregate` times a factor."""
+
+    of: Aggregate
+    factor: float
+
+    @property
+    def numel(self) -> int:
+        """Elements of the fragment."""
+        return self.of.numel
+
+    def decode_range(self, start: int, stop: int) -> Tensor:
+        return self.of.decode_range(start, stop) * self.factor
+
+    def coded(self, start: int, stop: int) -> None:
+        """See `Aggregate.coded`."""
+
+
+def clip_factor(aggregate: Aggregate, max_norm: float) -> float:
+    """What clips the aggregate of a whole vector, as `torch.nn.utils.clip_grad_norm_` does: the same bits on every CPU.
+    """
+    norms = [norm(aggregate.decode_range(*tile)) for tile in tile_ranges(0, aggregate.numel)]
+    return min(1.0, max_norm / (math.sqrt(sum(one * one for one in norms)) + 1e-6))
+
+
 def step_(
     optimizer: OuterOptimizer, vectors: Vectors, ranges: Ranges, aggregate: Aggregate, *,
     start: int = 0, round: int = 0, lr_scale: float = 1.0,
@@ -60,13 +88,14 @@ def step_(
         start: the first of the elements within the fragment: a multiple of TILE_ELEMENTS.
         round, lr_scale: see `OuterOptimizer.step`.
     """
-    for first, last in tile_ranges(0, length_of(ranges)):
+    numel = length_of(ranges)
+    for first, last in tile_ranges(0, numel) if optimizer.elementwise else ((0, numel),):
         parts = within(ranges, first, last)
         tile = Vectors(take(vectors.anchor, parts), [take(buffer, parts) for buffer in vectors.buffers])
         coded = aggregate.coded(start + first, start + last)
         if coded is None or not optimizer.step_coded(tile, coded, tile, round=round, lr_scale=lr_scale):
             values = aggregate.decode_range(start + first, start + last)
-            optimizer.step(tile, values, tile, round=round, lr_scale=lr_scale)
+            optimizer.step(tile, values, tile, round=round, lr_scale=lr_scale, start=start + first)
         if len(parts) > 1:  # copies were taken
             for flat, values in zip((vectors.anchor, *vectors.buffers), (tile.anchor, *tile.buffers), strict=True):
                 put(flat, parts, values)

@@ -39,6 +39,24 @@ class OuterOptimizer(Protocol):
         """How many buffers it needs."""
         return len(self.initial_values)
 
+    @property
+    def max_norm(self) -> float | None:
+        """What aggregates are clipped to before the step; None where they are not."""
+        return None
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether some elements can be stepped without the others."""
+        return True
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]], hidden: Sequence[int] = ()) -> OuterOptimizer:  # noqa: ARG002
+        """The same for a model with these parameters, in the order of the flat vector.
+
+        Args:
+            hidden: places of the matrices inside transformer blocks.
+        """
+        return self
+
     def step_(
         self,
         anchor: Tensor,
@@ -53,7 +71,7 @@ class OuterOptimizer(Protocol):
         self.step(vectors, aggregate, vectors, round=round, lr_scale=lr_scale)
 
     def step(
-        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
+        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0, start: int = 0
     ) -> None:
         """Write what comes after `old` into `new`, on any chunk of elements; `aggregate` stays as it is.
 
@@ -64,6 +82,7 @@ class OuterOptimizer(Protocol):
                 successor is written.
             round: outer steps taken since genesis, 0 at the first; the same for every chunk of a step.
             lr_scale: factor on the learning rate, at least 0, for outer rates that follow a schedule.
+            start: place of the first element in the fragment.
         """
 
     def step_coded(
@@ -83,10 +102,12 @@ class Step:
 
     Attributes:
         round: outer steps taken since genesis.
+        start: place of the first element in the fragment.
     """
 
     lr: float
     round: int
+    start: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +127,11 @@ class Descent(OuterOptimizer):
             )
 
     def step(
-        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
+        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0, start: int = 0
     ) -> None:
         assert len(old.buffers) == self.num_buffers, f"{len(old.buffers)} buffers instead of {self.num_buffers}"
         assert 0.0 <= lr_scale < math.inf, f"lr_scale={lr_scale}"
-        self._descend(old, aggregate, new, Step(self.lr * lr_scale, round))  # times 1 is lr, bit for bit
+        self._descend(old, aggregate, new, Step(self.lr * lr_scale, round, start))  # times 1 is lr, bit for bit
 
     @abstractmethod
     def _descend(self, old: Vectors, aggregate: Tensor, new: Vectors, step: Step) -> None:
@@ -246,44 +267,6 @@ class DelayedNesterov(Descent):
         else:
             momentum.copy_(old.buffers[0])
         torch.sub(old.anchor, share.mul_(step.lr), out=new.anchor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Averaged(OuterOptimizer):
-    """Another optimizer, and an average of its anchors beside: a <- decay a + (1 - decay) anchor.
-
-    Peers start every round from the anchor as ever; the average, a / (1 - decay^rounds), is what the run yields. It
-    smooths out what momentum and noise move back and forth in each round (Polyak and Juditsky 1992; latest weights:
-    Kaddour 2022, arXiv 2209.14981), and costs one buffer and no byte.
-
-    Attributes:
-        decay: of the average, per round; .8 remembers about five rounds.
-    """
-
-    base: OuterOptimizer
-    decay: float
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.decay < 1.0:
-            raise UserError(f"average={self.decay}: must be in (0, 1)", "0.8 remembers about five rounds")
-
-    @property
-    def initial_values(self) -> tuple[float, ...]:
-        """Those of the base, and the average."""
-        return (*self.base.initial_values, 0.0)
-
-    def step(
-        self, old: Vectors, aggregate: Tensor, new: Vectors, *, round: int = 0, lr_scale: float = 1.0
-    ) -> None:
-        (*before, average), (*after, renewed) = old.buffers, new.buffers
-        self.base.step(
-            Vectors(old.anchor, before), aggregate, Vectors(new.anchor, after), round=round, lr_scale=lr_scale
-        )
-        torch.mul(average, self.decay, out=renewed).add_(new.anchor * (1.0 - self.decay))
-
-    def result(self, anchor: Tensor, buffers: Sequence[Tensor], rounds: int) -> Tensor:
-        """See `OuterOptimizer.result`; at genesis the anchor."""
-        return anchor if rounds == 0 else buffers[-1] / (1.0 - self.decay**rounds)
 
 
 def _check_momentum(momentum: float) -> None:

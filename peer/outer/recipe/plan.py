@@ -69,6 +69,7 @@ class RunPlan:
                 "or aggregator: mean to take the risk",
             )
         recipe = recipe if guarded else checked(replace(recipe, aggregator=Gated()))
+        recipe = recipe.with_inner(manifest.inner)
         nominal_tokens = recipe.regular_steps(manifest.rounds.total) * manifest.tokens_per_step
         return cls(manifest=manifest, recipe=recipe, nominal_tokens=nominal_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,7 +14,9 @@ from peer.outer.aggregate.base import Aggregator, Mean
 from peer.outer.compress.base import Codec
 from peer.outer.compress.feedback import ErrorFeedback
 from peer.outer.compress.registry import COMPRESSORS, codec
-from peer.outer.optim.optimizers import Averaged, OuterOptimizer, Sgd
+from peer.outer.optim.averaged import Averaged
+from peer.outer.optim.every_step import every_step
+from peer.outer.optim.optimizers import OuterOptimizer, Sgd
 from peer.outer.policy.backup import Backup
 from peer.outer.policy.local_rules import LocalRule, Plain, Proximal, Replay
 from peer.outer.policy.merge_rules import Accelerated, Carry, Eager, Elastic, MergeRule, Mix
@@ -99,10 +102,23 @@ class Recipe:
         return Averaged(base=self.outer, decay=self.average) if self.average else self.outer
 
     def inner_settings(self, inner: InnerSpec) -> InnerSpec:
-        """A manifest's inner settings, with the recipe's own optimizer where the manifest names none."""
-        if inner.optimizer is not None:
-            return inner
-        return inner.model_copy(update={"optimizer": "sgd" if self.inner == "none" else self.inner})
+        """What a trainer takes of a manifest's inner settings: the recipe's own optimizer where the manifest names
+        none, and no clipping of gradients whose mean is clipped.
+        """
+        own = {} if inner.optimizer is not None else {"optimizer": "sgd" if self.inner == "none" else self.inner}
+        return inner.model_copy(update=own | ({"max_grad_norm": math.inf} if self.clips_mean else {}))
+
+    @property
+    def clips_mean(self) -> bool:
+        """Whether the mean gradient is clipped, that of one large batch; else each peer clips its own."""
+        return self.payload == "gradient" and not self.accumulates and self.feedback is None
+
+    def with_inner(self, inner: InnerSpec) -> Recipe:
+        """The same recipe in a run with these inner settings, whose optimizer all share if they step together."""
+        if self.payload != "gradient" or self.accumulates:
+            return self
+        outer = every_step(self.inner_settings(inner), inner.max_grad_norm if self.clips_mean else None)
+        return replace(self, outer=outer)
 
     def codec(self) -> Codec:
         """The codec of contributions, not yet bound to a model's shapes."""
@@ -150,7 +166,7 @@ class Recipe:
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients are only accumulated, and the outer optimizer makes every step (DeMo)."""
+        """Whether gradients are scaled by the rate before they are compressed and accumulated (DeMo)."""
         return self.inner == "none"
 
     @property

@@ -70,8 +70,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     if gossips:
         payload, spoken = ("payload", "delta or parameters"), recipe.payload in ("delta", "parameters")
     else:
-        payload = ("payload", "delta, or gradient where no inner optimizer makes a step of its own")
-        spoken = recipe.payload == "delta" or (recipe.payload == "gradient" and recipe.accumulates)
+        payload, spoken = ("payload", "delta or gradient"), recipe.payload in ("delta", "gradient")
     if isinstance(recipe.schedule, GradientChange):
         scheduled = not gossips
     else:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peer.errors import UserError
 from peer.outer.math.ranges import Ranges
+from peer.outer.optim.every_step import is_hidden_matrix
 
 MAX_CELLS = 1 << 12  # 64 members still have shards of 64 cells: equal to a few per cent
 MAX_CELL_ELEMENTS = 1 << 19  # those of a slice, which must hold whole cells
@@ -62,6 +63,12 @@ class FlatLayout:
             names=tuple(name for name, _ in named), shapes=tuple(shape for _, shape in named),
             offsets=tuple(offsets[:-1]), numel=offsets[-1], sizes=tuple(sizes) if num_fragments > 1 else (),
         )  # fmt: skip
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Places of the matrices inside transformer blocks, ascending."""
+        named = zip(self.names, self.shapes, strict=True)
+        return tuple(place for place, (name, shape) in enumerate(named) if is_hidden_matrix(name, shape))
 
     def copy_to_flat(self, model: torch.nn.Module, out: Tensor, start: int = 0) -> None:
         """Copy the model's parameters, of any device and dtype, into `out` (fp32, CPU): as many as it holds from

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from peer.errors import ProtocolError
 from peer.outer.compress.base import NonFiniteError, Payload
 from peer.outer.math.source import Source
-from peer.outer.math.step import Aggregate, step_
+from peer.outer.math.step import Aggregate, Scaled, clip_factor, step_
 from peer.outer.numerics.tiles import tile_ranges
 from peer.outer.optim.optimizers import OuterOptimizer, Vectors
 from peer.outer.state.fragments import Fragments, Part
@@ -35,7 +36,7 @@ class OuterState:
         round: rounds applied since genesis.
         lineage_id: id of the last link of the lineage, 64 hex digits; the digest itself at genesis.
         rate: where peers send the gradient of every step: (rounds applied) -> the learning rate of the step that
-            follows. It scales their gradients and the outer step. None: they send deltas of many steps.
+            follows. It scales the outer step. None: they send deltas of many steps.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class OuterState:
         self.round = round
         self.lineage_id = lineage_id
         self.rate = rate
+        self._factor: tuple[weakref.ref[Aggregate], float] | None = None  # of the update that was clipped last
 
     @property
     def numel(self) -> int:
@@ -107,7 +109,7 @@ class OuterState:
     def source(self, local: Tensor) -> Source:
         """What a peer contributes whose parameters are `local` (fp32, CPU; its fragment first): the pseudo-gradient.
 
-        Where peers send gradients, `local` is one, scaled by the rate, and is sent as it is.
+        Where peers send gradients, `local` is one, and is sent as it is.
         """
         part = self.part
         anchor = self.anchor[part.start : part.stop] if self.rate is None else None
@@ -163,8 +165,17 @@ class OuterState:
                 end.
         """
         part, scale = self.fragments.at(round), 1.0 if self.rate is None else self.rate(round)
-        first = start - part.start
-        step_(self.optimizer, vectors, ((0, stop - start),), update, start=first, round=part.rounds, lr_scale=scale)
+        first, clipped = start - part.start, self._clipped(update)
+        step_(self.optimizer, vectors, ((0, stop - start),), clipped, start=first, round=part.rounds, lr_scale=scale)
+
+    def _clipped(self, update: Aggregate) -> Aggregate:
+        """What the optimizer takes of an update."""
+        if self.optimizer.max_norm is None:
+            return update
+        last = self._factor
+        if last is None or last[0]() is not update:
+            self._factor = last = (weakref.ref(update), clip_factor(update, self.optimizer.max_norm))
+        return Scaled(update, last[1])
 
     def _check_size(self, update: AnyUpdate) -> Part:
         part = self.part

@@ -19,7 +19,7 @@ _GIB = 2.0**30
 def bytes_per_peer(recipe: Recipe, parameters: int) -> int:
     """Roughly what one replica holds: parameters, moments, and what its recipe keeps beside them, fp32."""
     vectors = 3
-    vectors += recipe.payload == "gradient" or recipe.accumulates
+    vectors += recipe.payload == "gradient"
     vectors += 0 if recipe.shared_anchor else 1 + len(recipe.outer.initial_values)
     vectors += recipe.feedback is not None
     vectors += 3 + len(recipe.outer.initial_values) if recipe.merge.eager else 0

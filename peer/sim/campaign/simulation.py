@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -131,6 +131,7 @@ class Simulation:
         tokens_per_step: int | None = None,
         progress: OnProgress | None = None,
     ) -> None:
+        setup = replace(setup, recipe=setup.recipe.with_inner(setup.inner))
         self.setup, self.task = setup, task
         self.layout = task.layout if task is not None else _given(layout)
         self._tokens_per_step = task.tokens_per_step if task is not None else _given(tokens_per_step)

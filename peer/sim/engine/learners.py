@@ -32,7 +32,8 @@ class LearnerFactory:
         partitions: Sequence[NetworkSplit],
     ) -> None:
         self._task, self._recipe, self._inner, self._sync, self._profiles = task, recipe, inner, sync, profiles
-        self.optimizer = inner_optimizer(str(inner.optimizer), task.layout, inner)
+        shared = recipe.payload == "gradient"  # then the outer optimizer makes every step
+        self.optimizer = inner_optimizer("sgd" if shared else str(inner.optimizer), task.layout, inner)
         misses = some_miss_rounds(recipe, profiles, partitions)
         # A peer can be on its way from another anchor than the one that all share by then.
         self._holds_base = recipe.payload == "delta" and recipe.shared_anchor and misses
@@ -82,7 +83,7 @@ class LearnerFactory:
 
 def first_outer(recipe: Recipe, task: Task) -> OuterCopy:
     """The outer state before the first round; empty for recipes without an anchor."""
-    if recipe.payload == "parameters" or (recipe.payload == "gradient" and not recipe.accumulates):
+    if recipe.payload == "parameters":
         return OuterCopy(torch.empty(0), [])
     anchor = task.initial()
     return OuterCopy(anchor, [torch.full_like(anchor, value) for value in recipe.optimizer.initial_values])

@@ -84,8 +84,6 @@ class Lineages:
             learner.take_anchor()
         else:
             learner.parameters.copy_(donor.parameters)
-        if recipe.payload == "gradient":
-            learner.optimizer.copy_from(donor.optimizer)
         if learner.estimate is not None:
             learner.estimate.copy_(learner.parameters)
         if donor.shadow is not None:

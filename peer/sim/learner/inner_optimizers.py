@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from peer.outer.optim.every_step import is_hidden_matrix
 from peer.outer.state.flat_layout import FlatLayout
 from peer.protocol.manifest import InnerSpec
-from peer.train.muon import MuonMatrices, is_hidden_matrix
+from peer.train.muon import MuonMatrices
 
 
 class InnerOptimizer(Protocol):

@@ -20,7 +20,7 @@ from peer.outer.compress.residual import Residual
 from peer.outer.math.aggregation import Aggregation
 from peer.outer.math.ranges import Ranges, length_of, put, take
 from peer.outer.math.source import Source
-from peer.outer.math.step import Aggregate, Decoded, step_
+from peer.outer.math.step import Aggregate, Decoded, Scaled, clip_factor, step_
 from peer.outer.optim.optimizers import Vectors
 from peer.outer.recipe.recipe import Recipe
 from peer.outer.state.flat_layout import FlatLayout
@@ -52,6 +52,7 @@ class Synchroniser:
         self.shapes = [layout.shapes_within(ranges) for ranges in self.fragments]
         self.codecs = [recipe.codec().bind(shapes) for shapes in self.shapes]
         self._aggregators = [recipe.aggregator.shaped(shapes) for shapes in self.shapes]
+        self._optimizer = recipe.optimizer.shaped(layout.shapes, layout.hidden)
         self._residuals: dict[int, Residual] = {}
         self._acceleration = Acceleration(*recipe.acceleration(num_peers))
 
@@ -96,7 +97,7 @@ class Synchroniser:
         if lazy:
             return codec.wire_bytes(source.numel), partial(_received, source, compressor(self.recipe.compressor))
         vector = source.read(0, source.numel)
-        if self.recipe.payload == "gradient":
+        if self.recipe.payload == "gradient" and not self.recipe.clips_mean:
             clip_(vector, learner.inner.max_grad_norm * (lr if self.recipe.accumulates else 1.0))
         try:
             sent = learner.encoders[fragment].encode_decoded(vector, self._seed(fragment, round))
@@ -110,7 +111,7 @@ class Synchroniser:
         self, members: Sequence[SimReplica], contributions: Sequence[Contribution], fragment: int, round: int, lr: float
     ) -> CommittedRound:
         """Aggregate, and change the outer state (or, in gossip, the members' own) once."""
-        outcome = CommittedRound(round=round, lr=lr)
+        outcome = CommittedRound(round=round)
         if members[0].learner is None:
             return outcome
         learners = [replica.learner for replica in members if replica.learner is not None]
@@ -128,7 +129,7 @@ class Synchroniser:
             if self.recipe.payload == "parameters":
                 self._gossip([learners[i] for i in good], reads, len(learners), fragment, round)
             elif self.recipe.payload == "gradient":
-                outcome.update = self._gradient(learners, reads, kept, fragment, round, lr)
+                self._gradient(learners, reads, kept, fragment, round, lr)
             else:
                 self._outer_step(learners, reads, kept, fragment, round, outcome)
         except ValueError:  # a robust aggregator dropped all, or the mean left fp32's range
@@ -189,24 +190,21 @@ class Synchroniser:
             outer.rounds += 1
 
     def _step(self, outer: OuterCopy, ranges: Ranges, aggregate: Aggregate, round: int, lr_scale: float = 1.0) -> None:
-        vectors = Vectors(outer.anchor, outer.buffers)
-        step_(self.recipe.optimizer, vectors, ranges, aggregate, round=round, lr_scale=lr_scale)
+        vectors, limit = Vectors(outer.anchor, outer.buffers), self._optimizer.max_norm
+        clipped = aggregate if limit is None else Scaled(aggregate, clip_factor(aggregate, limit))
+        step_(self._optimizer, vectors, ranges, clipped, round=round, lr_scale=lr_scale)
 
     def _gradient(
         self, learners: Sequence[Learner], reads: Sequence[ReadFragment], weights: Sequence[float],
         fragment: int, round: int, lr: float,
-    ) -> Tensor | None:
+    ) -> None:
         gradient = self._whole(reads, weights, fragment, len(learners), round)
         if (timeout := self.recipe.straggler.timeout) is not None:
             tokens = [int(weight) for weight in weights]
             gradient.mul_(sum(tokens) / timeout.divisor(tokens, self.nominal_tokens // 2))
-        if not self.recipe.accumulates:
-            if self.recipe.feedback is None:  # the batch of all is one batch; with feedback each clipped its own
-                clip_(gradient, learners[0].inner.max_grad_norm)
-            return gradient
         for outer in {id(learner.outer): learner.outer for learner in learners}.values():
             self._step(outer, self.fragments[fragment], Decoded(gradient), round - 1, lr)
-        return None
+            outer.rounds += 1
 
     def _whole(
         self, reads: Sequence[ReadFragment], weights: Sequence[float], fragment: int, members: int, round: int
@@ -237,10 +235,7 @@ class Synchroniser:
         if learner is None or recipe.payload == "parameters":
             return
         if recipe.payload == "gradient":
-            if outcome.update is not None:
-                learner.optimizer.step(outcome.update, outcome.lr)
-            elif recipe.accumulates:
-                learner.parameters.copy_(learner.outer.anchor)
+            learner.parameters.copy_(learner.outer.anchor)
             return
         ranges = self.fragments[fragment]
         local, anchor = take(learner.parameters, ranges), take(learner.outer.anchor, ranges)

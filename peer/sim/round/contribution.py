@@ -43,14 +43,10 @@ class CommittedRound:
 
     Attributes:
         dropped: members whose contribution was refused.
-        update: fp32 [n] of the fragment, where members need it (gradients).
-        lr: the inner learning rate of an update that is a gradient, the same for all.
         anchor_before: fp32 [n], where the merge pulls towards the old anchor.
     """
 
     dropped: list[int] = field(default_factory=list)
-    update: Tensor | None = None
-    lr: float = 0.0
     anchor_before: Tensor | None = None
     round: int = 0
 

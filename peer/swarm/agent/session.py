@@ -150,7 +150,8 @@ class AgentSession:
     def _build(self, context: RunContext, mapped: Mapped, folder: Path) -> tuple[AnyRounds, Head | None]:
         plan, manifest = context.plan, context.plan.manifest
         assert manifest.genesis is not None
-        fragments, optimizer = plan.fragments(mapped.shapes, mapped.fragments), plan.recipe.optimizer
+        fragments = plan.fragments(mapped.shapes, mapped.fragments)
+        optimizer = plan.recipe.optimizer.shaped(mapped.shapes, mapped.hidden)
         memory = SharedState(self._descriptor, mapped.numel, mapped.num_buffers, max(fragments.sizes))
         state = OuterState(memory.anchor, memory.buffers, optimizer, fragments, 0, manifest.genesis, plan.rate)
         history = ChainStore(folder / "history" / manifest.run_id[:16], manifest.genesis)

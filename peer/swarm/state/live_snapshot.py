@@ -75,17 +75,20 @@ class LiveSnapshotter:
         """
         self._stopped = False
         with SnapshotWriter(self.spare, self._state) as writer:
-            way = await self._copy(writer)
+            way = await (self._copy(writer) if self._state.optimizer.elementwise else self._copy_still(writer))
             turns = partial(self._turn, writer, PATIENT_CARRYING)
             return None if way is None else await self._finish(writer, way, turns)
 
     async def of_file(self, file: SnapshotFile, chain: Sequence[Certificate]) -> SnapshotFile | None:
-        """What these rounds, which follow that of a file that is here, make of it; None where an update is gone.
+        """What these rounds, which follow that of a file that is here, make of it; None where an update is gone,
+        or an outer step is of the whole state.
 
         Raises:
             OSError: the disk is full, or fails; or the file is not what it was.
         """
         self._stopped = False
+        if not self._state.optimizer.elementwise:
+            return None
         with SnapshotWriter(self.spare, self._state) as writer, file.path.open("rb", buffering=0) as source:
             for column in writer.columns:
                 if self._stopped:
@@ -108,6 +111,17 @@ class LiveSnapshotter:
                     way = ReplayPlan(state.lineage_id, list(history.chain[min(writer.rounds.values()) : state.round]))
                 await asyncio.to_thread(partial(writer.put, column, aside=turn.aside))
         return way
+
+    async def _copy_still(self, writer: SnapshotWriter) -> ReplayPlan | None:
+        """Copy all columns of one round, where those of a later one do not follow column by column."""
+        state = self._state
+        async with self._owned.still():
+            for column in writer.columns:
+                if self._stopped or not self._owned.valid:
+                    return None
+                await run_offloaded(CHUNK * (1 + len(state.buffers)), writer.copy, column)
+                await asyncio.to_thread(writer.put, column)
+            return ReplayPlan(state.lineage_id, [])
 
     async def _finish(self, writer: SnapshotWriter, way: ReplayPlan, turns: Turns) -> SnapshotFile | None:
         """Replay updates on columns until all are of the last round, and hash them."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from peer.errors import UserError
 from peer.outer.optim.adaptive import Adagrad, Adam, Yogi
+from peer.outer.optim.averaged import Averaged
 from peer.outer.optim.optimizers import (
-    Averaged,
     DelayedNesterov,
     HeavyBall,
     Nesterov,

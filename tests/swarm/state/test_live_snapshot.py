@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from peer.outer.numerics.tiles import TILE_ELEMENTS
+from peer.outer.optim.optimizers import Nesterov
 from peer.outer.state import outer_state as state_module
 from peer.outer.state.outer_state import CHUNK
 from peer.swarm.runtime.round_priority import IoSlot
@@ -74,6 +75,23 @@ async def test_a_snapshot_that_another_donor_has_is_made_of_the_one_that_is_here
     assert (made.meta.round, made.path.read_bytes()) == (4, expected)
     assert snapshot_cache.files == [first, made]
     assert await snapshot_cache.offer(wanted, 0) is made
+
+
+class Whole(Nesterov):
+    """A step of all elements at once."""
+
+    elementwise = False
+
+
+async def test_columns_that_a_step_does_not_change_one_by_one_are_copied_of_one_round(run):
+    run.state.optimizer = Whole(lr=0.7, momentum=0.6)
+    snapshot_cache, held = interrupted_shelf(run)
+    file = await snapshot_cache.offer(None, 0)
+    assert (file.path.read_bytes(), file.meta.round, held) == (content(run.state), 1, [1])
+    run.commit()
+    wanted = run.state.lineage_id
+    run.commit()
+    assert await snapshot_cache.get(wanted) is None  # the columns of the file cannot be carried on
 
 
 async def test_a_snapshot_of_many_rounds_later_is_not_made_of_an_old_one(run, snapshot_cache):

@@ -1,0 +1,66 @@
+"""Recipes whose peers share the optimizer, over real agents and real training: lockstep, a kill, a newcomer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import pytest
+import torch
+
+from peer.protocol.manifest import parse_manifest
+from tests.network.harness import TestSwarm
+from tests.network.trained import LockstepMember, drive_lockstep, simulated, task_of
+
+pytestmark = pytest.mark.timeout(200)
+ROUNDS = 5
+RECIPES = {
+    "ddp": "name: ddp, aggregator: mean",
+    "sparse-block": "name: sparse-block, aggregator: mean, compressor: randomblock0.2+fp32",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["ddp", *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name != "ddp")]
+)
+def test_three_peers_step_as_in_the_simulator_through_a_kill_and_with_a_newcomer(
+    make_swarm: Callable[..., TestSwarm], name: str
+) -> None:
+    swarm = make_swarm(steps=1, min_group=3, recipe=RECIPES[name])
+    manifest = parse_manifest(swarm.manifest_text.encode(), "test")
+    task = task_of(manifest)
+    swarm.kind = partial(LockstepMember, manifest=manifest)
+    swarm.shapes = task.layout.shapes
+    swarm.bootstrap()
+    members = cast("list[LockstepMember]", swarm.add("a", "b", "c"))
+    members.sort(key=lambda member: member.peer_id)
+    for index, member in enumerate(members):
+        member.batches, member.last_step = task.batches(index), 0
+    swarm.drive(lambda: all(member.swarm and len(member.swarm.peers) == len(members) for member in members))
+    for member in members:
+        member.last_step = ROUNDS
+    drive_lockstep(swarm, lambda: all(member.round == ROUNDS for member in members))
+    rosters = dict(sorted({each.round: each.members for member in members for each in member.committed}.items()))
+    places = {member.peer_id: place for place, member in enumerate(members)}
+    orders = [[places[peer_id] for peer_id in roster] for roster in rosters.values()]
+    outer = simulated(manifest, task, manifest.inner, ROUNDS, orders)[0].outer
+    for member in members:
+        memory = member.sync.memory
+        pairs = zip((memory.anchor, *memory.buffers), (outer.anchor, *outer.buffers), strict=True)
+        for mine, theirs in pairs:  # a trainer that clips sums the squares in another order than the simulator
+            torch.testing.assert_close(mine, theirs, rtol=0.0, atol=0.0 if name == "ddp" else 2e-6)
+        assert int(memory.buffers[1].count_nonzero()) > 100
+
+    for member in members:
+        member.last_step = 10**9
+    members.pop().kill()
+    (late,) = cast("list[LockstepMember]", swarm.add("late"))
+    late.batches = task.batches(3)
+    members.append(late)
+    drive_lockstep(swarm, lambda: len(late.committed) >= 3)
+    states: dict[int, set[str]] = {}
+    for member in members:
+        for record in member.committed:
+            states.setdefault(record.round, set()).add(record.state_digest)
+    assert {len(digests) for digests in states.values()} == {1}

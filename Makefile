@@ -11,7 +11,7 @@ MINUTES ?= 60
 RESUME ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo lint docs test long slices architectures bench dist chaos clean
+.PHONY: help env demo lint docs test page long slices architectures bench dist chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +40,17 @@ docs: env ## the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: lint ## lint, then all tests but the long ones, WORKERS=2 at a time
-	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos
+	$(BIN)/pytest tests -x -q -m "not long" -n $(WORKERS) --dist worksteal --ignore=tests/network/chaos --ignore=tests/page
 
 long: env ## the long tests: mixed faults, real trainers that stop and resume, a compiled model, the GPU's benchmark on a CPU
-	$(BIN)/pytest tests -x -q -m long -n 1
+	$(BIN)/pytest tests -x -q -m long -n 1 --ignore=tests/page
+
+page: env ## the bootstrap's page in Chromium, which is installed if there is none: real peers, layouts, keyboard, axe-core
+	@$(BIN)/python -c 'import axe_playwright_python' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || $(BIN)/playwright install chromium
+	$(BIN)/pytest tests/page -x -q
 
 slices: env ## real swarms under kills, attacks, partitions, bad links, floods, wrong clocks, NAT: slices of the campaigns
 	$(BIN)/pytest tests/network/chaos -x -q -m "not long"

@@ -196,7 +196,7 @@ class Board:
     def _with_names(self, event: dict[str, Any]) -> dict[str, Any]:
         names = Names({p: self._names[p] for p in (*event["members"], event["teller"]) if p in self._names})
         lineage = ""
-        if event["status"] == "committed" and self._chain is not None:
+        if event["status"] == "committed" and self._chain is not None and event["round"] <= len(self._chain.chain):
             on_chain = self._chain.leads_through(event["round"], event["lineage_id"])
             lineage = "certified" if on_chain else "other"
         return {

@@ -35,7 +35,7 @@ DILOCO = "name: diloco, compressor: int8, outer_learning_rate: 0.7, outer_moment
 
 
 class BootstrapProcess:
-    """`atoll-bootstrap` as a child; `address` is what a peer joins with.
+    """`atoll-bootstrap` as a child; `address` is what a peer joins with, `page` what a browser opens.
 
     The initial state of a manifest is built once in a test run: later nodes find it in their folders, as one finds it
     that is started again.
@@ -45,7 +45,7 @@ class BootstrapProcess:
 
     def __init__(
         self, folder: Path, manifest_text: str, initial_peers: Sequence[str] = (), port: int = 0,
-        host: str = "127.0.0.1",
+        host: str = "127.0.0.1", flags: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "run.yaml"
@@ -55,6 +55,7 @@ class BootstrapProcess:
             (folder / name).chmod(0o600)  # as the bootstrap writes it
         self.folder = folder
         arguments = [str(path), "--json", "--state-dir", str(folder), "--host-maddrs", f"/ip4/{host}/tcp/{port}"]
+        arguments += flags
         if initial_peers:
             arguments += ["--initial-peers", *initial_peers]
         reading, writing = os.pipe()
@@ -74,6 +75,7 @@ class BootstrapProcess:
             raise
         self.address: str = started["addresses"][0]
         self.run_id: str = started["run_id"]
+        self.page: str = started.get("page", "")
         self._built[manifest_text] = {name: (folder / name).read_bytes() for name in ("genesis.bin", "genesis.json")}
 
     @property

@@ -90,7 +90,7 @@ export class Charts {
     const grid = { stroke: css("--grid"), width: 1 }, ticks = { stroke: css("--grid"), width: 1, size: 4 };
     const font = "12px system-ui, sans-serif", stroke = css("--muted");
     const along = this.axis === "time" ? {} : { values: (_, marks) => marks.map((mark) => (Number.isInteger(mark) ? count(mark) : "")) };
-    const axes = [{ stroke, grid, ticks, font, space: 70, ...along }, { stroke, grid, ticks, font, size: 56, values: (_, marks) => marks.map((mark) => (kind === "loss" ? String(+mark.toFixed(3)) : count(mark))) }];
+    const axes = [{ stroke, grid, ticks, font, space: 70, size: 30, ...along }, { stroke, grid, ticks, font, size: 56, values: (_, marks) => marks.map((mark) => (kind === "loss" ? String(+mark.toFixed(3)) : count(mark))) }];
     const scales = { x: { time: this.axis === "time" } };
     if (kind === "speed") {
       scales.y = { range: (_, least, most) => [0, Math.max(1, (most ?? 1) * 1.1)] };

@@ -9,7 +9,8 @@ import { Rounds } from "/rounds.js";
 import { setUpCopy, showNow, showRun, showSamples } from "/run.js";
 
 const figures = new Figures(document.getElementById("figures"));
-const charts = new Charts(), peers = new Peers(), rounds = new Rounds();
+const charts = new Charts();
+export const peers = new Peers(), rounds = new Rounds();
 const live = document.getElementById("live");
 let run = null;
 

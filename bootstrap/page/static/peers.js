@@ -100,7 +100,7 @@ export class Peers {
 
   make(peerId) {
     const cells = COLUMNS.map(([key, title]) => el(key === "nickname" ? "th" : "td", {
-      class: NUMBERS.has(key) ? "number" : key, "data-label": title, ...(key === "nickname" ? { scope: "row" } : {}),
+      class: NUMBERS.has(key) ? "number" : `is-${key}`, "data-label": title, ...(key === "nickname" ? { scope: "row" } : {}),
     }));
     const name = el("span", { class: "nickname" }), id = el("code", {}, peerId.slice(-6));
     cells[0].append(name, " ", id);

@@ -1,6 +1,6 @@
 // The rounds as a timeline, in the words of `atoll rounds`.
 
-import { ago, clock, count, duration, el, setText } from "/format.js";
+import { ago, clock, duration, el, setText } from "/format.js";
 import { get } from "/feed.js";
 
 const PAGE = 30;
@@ -47,7 +47,7 @@ export class Rounds {
     while (this.list.children.length > MOST) this.list.lastChild.remove();
     this.list.querySelector(".none")?.remove();
     this.empty();
-    for (const time of [...this.list.querySelectorAll("time")].slice(0, PAGE)) setText(time, ago(Number(time.dataset.at), now));
+    for (const time of this.list.querySelectorAll("time[datetime]")) setText(time, ago(Number(time.dataset.at), now));
   }
 
   empty() {
@@ -66,7 +66,7 @@ export class Rounds {
   }
 
   item(row, open = false) {
-    const number = el("span", { class: "number" }, count(row.round));
+    const number = el("span", { class: "number" }, row.round.toLocaleString("en-US"));
     number.title = `round ${row.round}`;
     const when = el("time", { "data-at": String(row.at ?? "") }, ago(row.at, this.now));
     if (row.at) { when.title = clock(row.at); when.dateTime = new Date(row.at * 1000).toISOString(); }

@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     from peer.explain.command import add_rounds_command
     from peer.run.doctor import add_doctor_command
     from peer.run.tokenizer_command import add_tokenizer_command
+    from peer.run.watch import add_watch_command
     from peer.settings import add_setting_flags
     from peer.sim.cli.commands import add_sim_commands
     from peer.sim.cli.plan_command import add_plan_command
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_demo_flags(demo)
     demo.set_defaults(run=_demo)
     add_doctor_command(commands)
+    add_watch_command(commands)
     add_rounds_command(commands)
     add_tokenizer_command(commands)
     add_data_command(commands)

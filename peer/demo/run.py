@@ -25,7 +25,8 @@ from peer.swarm.net.socket_folder import open_socket_folder
 from peer.system.exit_signals import ending_signals
 from peer.system.output_files import check_output_file, named_path, replace_file
 from peer.system.preflight import check_shared_memory
-from peer.telemetry.console import LiveSwarm, human_count, setup_logging
+from peer.telemetry.console import LiveSwarm, setup_logging
+from peer.telemetry.figures import human_count
 from peer.telemetry.metrics import finite_json
 
 log = logging.getLogger(__name__)

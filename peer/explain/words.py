@@ -9,7 +9,7 @@ from typing import Literal
 
 from peer.explain.names import Names
 from peer.outer.record import RoundRecord
-from peer.telemetry.console import human_bytes
+from peer.telemetry.figures import human_bytes
 
 Tone = Literal["good", "bad", "quiet", "news"]
 PHASES = ("match", "exchange", "commit", "install")

@@ -94,7 +94,10 @@ def all_findings(settings: PeerSettings, addresses: Sequence[PeerAddress]) -> It
     yield answered
     if answered.level == "fail" or any(each.level == "fail" for each in local if each.check in ("ports", "provider")):
         return
-    manifest, found = asyncio.run(_examine_swarm(settings, addresses))
+    try:
+        manifest, found = asyncio.run(_examine_swarm(settings, addresses))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     yield from found
     if manifest is not None:
         yield from run_findings(settings, manifest)
@@ -108,8 +111,9 @@ async def _examine_swarm(
     from peer.swarm.net.manifests import ManifestSearch
     from peer.swarm.net.node_start import start_node
     from peer.swarm.net.probe import examine
-    from peer.swarm.runtime.tasks import hush_foreign_noise
+    from peer.swarm.runtime.tasks import end_on_signals, hush_foreign_noise
 
+    end_on_signals()
     asyncio.get_running_loop().set_exception_handler(hush_foreign_noise)
     with tempfile.TemporaryDirectory(prefix="atoll-doctor-") as folder:
         config = NodeConfig(

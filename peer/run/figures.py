@@ -33,6 +33,11 @@ class TrainerReport:
         self._figures = TrainerFigures(device=printable(device_name(peer.model.device))[:MAX_DEVICE_CHARS])
         self._at, self._trained, self._sample_at = clock(), 0.0, float("-inf")
 
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the time that goes into steps, as it was last told."""
+        return self._figures.utilisation
+
     def trained(self, seconds: float, mfu: float | None) -> None:
         """So many seconds were spent in steps since the start, and the steps used this share of the device."""
         now = self._clock()

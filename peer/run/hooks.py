@@ -201,6 +201,10 @@ class PeerHooks:
 
     def _show(self, message: LivePeers) -> None:
         rows = [PeerRow.from_record(peer_id, record) for peer_id, record in message.peers.items()]
+        peer, newest = self._peer, self.validation[-1:]
+        self._live.advance(
+            peer.sync.round, peer.sync.swarm_tokens, newest[0][1] if newest else None, self._report.utilisation
+        )
         self._live.update(rows)
         path = self._peer.settings.output_dir / "status.json"
         with self._guard.writing(str(path)):

@@ -27,6 +27,7 @@ from peer.system.exit_signals import ending_signals
 from peer.system.finding import Finding
 from peer.system.output_files import replace_file
 from peer.telemetry.console import LiveSwarm, setup_logging
+from peer.telemetry.course import Course
 from peer.telemetry.metrics import MetricsFile, finite_json
 from peer.telemetry.write_guard import WriteGuard
 from peer.train.device import set_threads
@@ -127,7 +128,8 @@ def _run(
     )
     title = f"{manifest.name}  {manifest.run_id[:12]}"
     own_id, as_table = published.peer_id, False if settings.json_lines else None
-    with LiveSwarm(console, title=title, own_id=own_id, live=as_table, guard=guard) as table:
+    course = Course(manifest.rounds.total, manifest.rounds.tokens_total)
+    with LiveSwarm(console, title=title, own_id=own_id, live=as_table, guard=guard, course=course) as table:
         hooks = PeerHooks(peer, metrics, table, lambda: stop.requested, guard)
         receive.target = hooks.on_message
         stop.draining = True

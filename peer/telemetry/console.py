@@ -19,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.system.clock import Clock
+from peer.telemetry.course import CHART_LINES, Course, LossChart
+from peer.telemetry.figures import human_bytes, human_count
 from peer.telemetry.lines import LinesFile
 from peer.telemetry.metrics import JsonLog, PlainLog
 from peer.telemetry.status import PeerRow
@@ -30,6 +32,7 @@ REFRESH_HZ = 4
 NOTES_KEPT = 6
 SUMMARY_PERIOD_S = 10.0
 SHORT_ID_CHARS = 6
+OTHER_LINES = 10  # of the terminal: the table's frame, the place of the run, a few lines of the log above
 WIDE_COLUMNS = 92
 MAX_LOG_BYTES = 16 * 2**20  # of peer.log
 KEPT_LOGS = 2
@@ -50,36 +53,24 @@ class Note:
     text: str
 
 
-def human_bytes(count: float) -> str:
-    """`1.2 MB`: decimal units, at most three digits before the point and one after it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.95:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def human_count(count: float) -> str:
-    """`12,345`, and from ten million on `12.3M`."""
-    return f"{count:,.0f}" if count < 1e7 else f"{count / 1e6:,.1f}M"
-
-
 def short_id(peer_id: str) -> str:
     """The end of a peer id, which is the part in which ids differ."""
     return peer_id[-SHORT_ID_CHARS:]
 
 
 def swarm_table(
-    rows: Sequence[PeerRow], *, title: str, own_id: str | None = None, notes: Sequence[Note] = ()
-) -> RenderableType:
+    rows: Sequence[PeerRow], *, title: str, own_id: str | None = None, notes: Sequence[Note] = (),
+    course: Course | None = None,
+) -> RenderableType:  # fmt: skip
     """The swarm as a table with totals, and the last events underneath; whole at 80 columns, roomier from 92 on.
 
     Args:
         rows: one per peer, in the order to show.
         own_id: this peer's row is set in bold.
         notes: oldest first.
+        course: of the run: its place, and its loss as a curve where the terminal has room for it.
     """
-    return _SwarmTable(rows=tuple(rows), title=title, own_id=own_id, notes=tuple(notes))
+    return _SwarmTable(rows=tuple(rows), title=title, own_id=own_id, notes=tuple(notes), course=course)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +81,7 @@ class _SwarmTable:
     title: str
     own_id: str | None
     notes: tuple[Note, ...]
+    course: Course | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         narrow = options.max_width < WIDE_COLUMNS
@@ -110,10 +102,15 @@ class _SwarmTable:
             state = Text(row.state, style=STATE_STYLES.get(row.state, ""))
             table.add_row(name, state, *(cells[header] for header, _ in figures), style=style)
         yield table
+        if self.course is not None and self.course.points:
+            room = options.size.height - len(self.rows) - len(self.notes) - OTHER_LINES
+            yield Text(self.course.in_words(), style="bold")
+            if room >= CHART_LINES:
+                yield LossChart(self.course.points)
         if self.notes:
             yield Text()
         for note in self.notes:
-            yield Text(f"{_clock_time(note.time)}  {note.text}", overflow="fold")
+            yield Text(f"{time.strftime('%H:%M:%S', time.localtime(note.time))}  {note.text}", overflow="fold")
 
 
 class LiveSwarm:
@@ -125,13 +122,14 @@ class LiveSwarm:
         live: None asks the console whether it is a terminal.
         guard: is told when the console cannot be written.
         clock: unix seconds, for the notes.
+        course: of the run, drawn under the table.
     """
 
     def __init__(
         self, console: Console, *, title: str, own_id: str | None = None, live: bool | None = None,
-        guard: WriteGuard | None = None, clock: Clock = time.time,
-    ) -> None:
-        self.title = title
+        guard: WriteGuard | None = None, clock: Clock = time.time, course: Course | None = None,
+    ) -> None:  # fmt: skip
+        self.title, self.course = title, course
         self._guard = guard or WriteGuard()
         self.own_id = own_id
         self._clock = clock
@@ -166,7 +164,14 @@ class LiveSwarm:
         summary = _summary(self._rows)
         if self._rows and summary != self._summary and now - self._summary_at >= SUMMARY_PERIOD_S:
             self._summary, self._summary_at = summary, now
-            log.info("%s", summary)
+            log.info("%s", f"{summary}; {place}" if self.course and (place := self.course.in_words()) else summary)
+
+    def advance(self, round: int, tokens: int, validation: float | None, utilisation: float | None) -> None:
+        """The place of the run now; its training loss is the mean of the peers' that are shown."""
+        if self.course is not None:
+            losses = [row.loss for row in self._rows if row.loss is not None and row.state == "training"]
+            self.course.add(round, tokens, sum(losses) / len(losses) if losses else None, validation)
+            self.course.utilisation = utilisation
 
     def note(self, text: str) -> None:
         """Show an event under the table, and log it."""
@@ -176,7 +181,9 @@ class LiveSwarm:
             self._live.update(self._table())
 
     def _table(self) -> RenderableType:
-        return swarm_table(self._rows, title=self.title, own_id=self.own_id, notes=tuple(self._notes))
+        return swarm_table(
+            self._rows, title=self.title, own_id=self.own_id, notes=tuple(self._notes), course=self.course
+        )
 
 
 class _LogFile(logging.Handler):
@@ -281,7 +288,3 @@ def _summary(rows: Sequence[PeerRow]) -> str:
 
 def _peers(count: int) -> str:
     return "1 peer" if count == 1 else f"{count} peers"
-
-
-def _clock_time(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peer.telemetry.console import LiveSwarm, Note, human_bytes, human_count, setup_logging, swarm_table
+from peer.telemetry.console import LiveSwarm, Note, setup_logging, swarm_table
+from peer.telemetry.figures import human_bytes, human_count
 from tests.telemetry.rows import row
 
 ROWS = [row(), row(nickname="bravo", peer_id="12D3KooWbravoABC", state="killed", loss=None, group_size=0)]

@@ -33,7 +33,7 @@ from peer.sim.cli.progress import CampaignWatch
 from peer.sim.cli.tables import result_table, simulator_console
 from peer.system.output_files import check_output_file, make_folder
 from peer.system.resources import usable_cores
-from peer.telemetry.console import human_count
+from peer.telemetry.figures import human_count
 from peer.telemetry.write_guard import WriteGuard
 
 INTERRUPTED = 130

@@ -21,7 +21,7 @@ from peer.outer.recipe.published import RECIPES
 from peer.outer.state.flat_layout import FlatLayout
 from peer.sim.campaign.label import Choice, parse_label
 from peer.sim.campaign.plan import load_task, meta_layout, parse_tokens
-from peer.sim.cli.tables import human_duration, new_table, simulator_console
+from peer.sim.cli.tables import new_table, simulator_console
 from peer.sim.forecast.gpus import COMMON_MFU, gpu_step_s
 from peer.sim.forecast.peers import PlannedPeers, parse_peers, planned_peers
 from peer.sim.forecast.plan import (
@@ -34,7 +34,7 @@ from peer.sim.forecast.plan import (
     published_needed,
 )
 from peer.system.output_files import check_output_file, replace_file
-from peer.telemetry.console import human_count
+from peer.telemetry.figures import human_count, human_duration
 
 DEFAULT_TOKENS_PER_STEP = 32_768
 LIMIT_COLOURS = {

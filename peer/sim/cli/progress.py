@@ -9,8 +9,7 @@ from rich.progress import Progress as Bars
 from peer.sim.campaign.job import OnProgress, Row
 from peer.sim.campaign.plan import Job
 from peer.sim.campaign.pool import JobProgress
-from peer.sim.cli.tables import human_duration
-from peer.telemetry.console import human_bytes
+from peer.telemetry.figures import human_bytes, human_duration
 
 REFRESH_HZ = 4
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from peer.outer.policy.schedules import every
 from peer.outer.recipe.recipe import Recipe, describe
-from peer.telemetry.console import human_bytes, human_count
+from peer.telemetry.figures import human_bytes, human_count, human_duration
 
 WIDE_COLUMNS, FILE_COLUMNS = 130, 150
 _PAPER = re.compile(r"[0-9]{4}\.[0-9]{5}")
@@ -93,16 +93,6 @@ def run_in_words(row: Mapping[str, Any], parameters: int, step_s: float) -> str:
     if row["note"]:
         lines.append(f"note              {row['note']}")
     return "\n".join(lines)
-
-
-def human_duration(seconds: float | None) -> str:
-    """`45 s`, `12.3 min`, `5.1 h`, `2.0 d`."""
-    if seconds is None:
-        return "-"
-    for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}" if unit != "s" or seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 86400:.1f} d"
 
 
 def new_table(*headers: str, title: str | None = None) -> Table:

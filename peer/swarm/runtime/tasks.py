@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from peer.system.exit_signals import ending_signals
 from peer.system.resources import usable_cores
 
 T = TypeVar("T")
@@ -101,3 +102,11 @@ def hush_foreign_noise(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
     given_up = "on SSL protocol" in message and isinstance(trouble, RuntimeError) and "is closed" in str(trouble)
     if not (left or given_up):
         loop.default_exception_handler(context)
+
+
+def end_on_signals() -> None:
+    """Let the signals that end a process cancel the current task, so that what it has opened is closed in order."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in ending_signals():
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

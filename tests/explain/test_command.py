@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,8 +164,12 @@ def test_mistakes_are_told_with_what_to_do(
 def test_a_folder_that_may_not_be_read_is_a_mistake_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     keep("runs/peer", STORY)
 
-    def refuse(path: Path, *_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "rounds.jsonl":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
     assert atoll("runs/peer") == 2

@@ -18,6 +18,7 @@ ROUNDS = 5
 RECIPES = {
     "ddp": "name: ddp, aggregator: mean",
     "sparse-block": "name: sparse-block, aggregator: mean, compressor: randomblock0.2+fp32",
+    "dct-threshold": "name: dct-threshold, aggregator: mean, compressor: threshold0.05@2+fp32",
 }
 
 

@@ -82,7 +82,7 @@ def missing_on_a_swarm(recipe: Recipe) -> list[tuple[str, str]]:
     able = {
         payload: spoken,
         ("exchange", "reduce"): recipe.exchange == "reduce" or not gossips,
-        ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size,
+        ("compressor", "a codec of fixed size, such as top64/4096+int2"): recipe.codec().fixed_size or not gossips,
         ("schedule", "every; with overlap_steps, strided or gradient-change: without gossip"): scheduled,
         ("merge", "carry, mix, elastic or eager"): not recipe.merge.second_iterate,
         ("topology", "all, groups or pairs"): gossips or isinstance(recipe.topology, AllPeers),

@@ -22,6 +22,7 @@ from peer.outer.math.step import Decoded
 from peer.outer.state.reduced_update import ConcatenatedPayloads
 from peer.outer.state.wire_format import NOTHING, Sender, WireFormat
 
+LENGTH_BYTES = 8
 SLICE_BYTES = 1 << 19  # of a payload; part of the protocol, since members sign a tree of slices
 
 
@@ -33,10 +34,19 @@ class Gathered(Decoded, ConcatenatedPayloads):
         vector: the aggregate D, fp32 [P].
         payloads: one of the whole vector per member, in roster order.
         aggregation: whose contributions were dropped, and how alike they were, in a sample of their values.
+        exact: whether the codec's payloads are all of one length.
     """
 
     payloads: tuple[Payload, ...]
     aggregation: Aggregation | None = None
+    exact: bool = True
+
+    @property
+    def parts(self) -> tuple[Payload, ...]:
+        """The payloads; the length of each before it, where it depends on the values."""
+        if self.exact:
+            return self.payloads
+        return tuple(part for own in self.payloads for part in (len(own).to_bytes(LENGTH_BYTES, "little"), own))
 
 
 class WholeSender(Sender):
@@ -64,7 +74,7 @@ class GatherFormat(WireFormat):
 
     Attributes:
         numel: elements of the vector.
-        codec: of whole contributions: of fixed size, and bound to the model's shapes.
+        codec: of whole contributions, bound to the model's shapes.
         aggregator: what every member makes of the payloads, in roster order.
         seed: the run's; of what is random in a codec.
         fragment: that the vector is.
@@ -77,8 +87,13 @@ class GatherFormat(WireFormat):
     fragment: int = 0
 
     @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """See `WireFormat`."""
+        return self.codec.fixed_size
+
+    @property
     def wire_bytes(self) -> int:
-        """Of one payload."""
+        """Of one payload, at most."""
         return self.codec.wire_bytes(self.numel)
 
     def seed_at(self, round: int) -> int:
@@ -102,23 +117,40 @@ class GatherFormat(WireFormat):
         contributions = [
             partial(self._decoded, codec, payload, known.get(place)) for place, payload in enumerate(payloads)
         ]
-        return Gathered(aggregation.aggregate(contributions, self.numel), tuple(payloads), aggregation)
+        return Gathered(aggregation.aggregate(contributions, self.numel), tuple(payloads), aggregation, self.exact)
 
     def _decoded(
         self, codec: Codec, payload: Payload, known: Tensor | None, start: int, stop: int, room: Tensor | None  # noqa: ARG002
     ) -> Tensor:
-        check_length(payload, self.wire_bytes, codec.name, self.numel)
+        if self.exact:
+            check_length(payload, self.wire_bytes, codec.name, self.numel)
         return codec.decode(payload, self.numel) if known is None else known
 
     def split(self, payload: Payload, weights: Sequence[int], round: int) -> Gathered:
         size, members = self.wire_bytes, len(weights)
+        if not self.exact:
+            return self.update(self._cut(memoryview(payload), members), weights, round)
         if len(payload) != size * members:
             raise PayloadError(f"{members} payloads of {self.numel} values are {len(payload)} bytes; {size} each")
         view = memoryview(payload)
         return self.update([view[at : at + size] for at in range(0, len(view), size)], weights, round)
 
+    def _cut(self, view: memoryview, members: int) -> list[Payload]:
+        """The payloads of so many members, each after its length."""
+        found, at = list[Payload](), 0
+        for _ in range(members):
+            start = at + LENGTH_BYTES
+            size = int.from_bytes(view[at:start], "little")
+            at = start + size
+            if size > self.wire_bytes or at > len(view):
+                break
+            found.append(view[start:at])
+        if len(found) < members or at != len(view):
+            raise PayloadError(f"{len(view)} bytes are not {members} payloads of at most {self.wire_bytes}")
+        return found
+
     def update_bytes(self, members: int) -> int:
-        return self.wire_bytes * members
+        return (self.wire_bytes + (0 if self.exact else LENGTH_BYTES)) * members
 
 
 def round_seed(seed: int, fragment: int, round: int) -> int:

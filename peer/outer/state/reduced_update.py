@@ -36,13 +36,18 @@ class ConcatenatedPayloads:
     aggregation: Aggregation | None = None
 
     @property
+    def parts(self) -> tuple[Payload, ...]:
+        """What `payload` consists of."""
+        return self.payloads
+
+    @property
     def payload(self) -> bytes:
         """All payloads, one after the other: what is stored, served and hashed."""
-        return b"".join(self.payloads)
+        return b"".join(self.parts)
 
     def digest(self) -> str:
         """BLAKE3 of `payload` as 64 hex digits."""
-        return hashing.digest(*self.payloads).hex()
+        return hashing.digest(*self.parts).hex()
 
 
 @dataclass(frozen=True)

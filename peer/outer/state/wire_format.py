@@ -27,6 +27,10 @@ class AnyUpdate(Aggregate, Protocol):
         """One for each member, in roster order."""
 
     @property
+    def parts(self) -> tuple[Payload, ...]:
+        """What `payload` consists of."""
+
+    @property
     def aggregation(self) -> Aggregation | None:
         """What became of the contributions, where every member aggregates them by itself."""
 
@@ -66,11 +70,13 @@ class WireFormat(ABC):
     Attributes:
         numel: elements of the vector.
         codec: of each slice, or of the whole vector.
+        exact: whether a payload is exactly as long as is said here; else that is the most.
         cell: elements of what shards are made of whatever the number of members, and what residuals are signed by.
     """
 
     numel: int
     codec: Codec
+    exact = True
     cell = 1
 
     def bounds(self, members: int) -> Sequence[tuple[int, int]]:

@@ -31,13 +31,18 @@ class Inbox:
         reduced: the shard that it reduced, whole.
         signed: its signature over that.
         counts: how many frames of each kind have come of these.
+        lengths: of the slices that it reduced, as far as they have come.
 
     Args:
         contributed_sizes, reduced_sizes: bytes of each slice.
         lend: memory for the shard that it reduced.
+        exact: whether these are no upper limits.
     """
 
-    def __init__(self, contributed_sizes: Sequence[int], reduced_sizes: Sequence[int], lend: Lend = blank) -> None:
+    def __init__(
+        self, contributed_sizes: Sequence[int], reduced_sizes: Sequence[int], lend: Lend = blank, *,
+        exact: bool = True,
+    ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         self.join: asyncio.Future[tuple[bytes, JoinMessage]] = loop.create_future()
         self.contributed: list[asyncio.Future[Payload]] = [loop.create_future() for _ in contributed_sizes]
@@ -47,6 +52,7 @@ class Inbox:
         self.vote: asyncio.Future[VoteMessage] = loop.create_future()
         self.counts = dict.fromkeys((Kind.CONTRIBUTION, Kind.SEAL_SENT, Kind.REDUCED, Kind.SEAL_REDUCED), 0)
         self._contributed_sizes, self._reduced_sizes, self._lend = tuple(contributed_sizes), tuple(reduced_sizes), lend
+        self.lengths, self._exact = list[int](), exact
 
     async def fill(self, stream: FrameStream) -> None:
         """Read one round from the stream: slices of both kinds, each kind in order and then signed; then the vote.
@@ -61,10 +67,11 @@ class Inbox:
                 body = body or self._lend(sum(self._reduced_sizes))  # not before: the last round's may still be in use
                 await stream.receive_body(body[position : position + length])
                 position += length
+                self.lengths.append(length)
             else:
                 content = blank(length)
                 await stream.receive_body(content)
-                self._deliver(kind, content, body)
+                self._deliver(kind, content, body[:position])
             counts[kind] += 1
         await self._fill_vote(stream)
 
@@ -78,7 +85,7 @@ class Inbox:
             deliver(self.signed, ReducedSeal.parse(content))
 
     async def _next(self, stream: FrameStream) -> tuple[Kind, int]:
-        """The next frame's kind and length, which is exactly what it must be."""
+        """The next frame's kind and length, which is exactly what it must be, or at most."""
         expected = {Kind.ABORT: MAX_MESSAGE_BYTES}
         for kind, seal, size, sizes in (
             (Kind.CONTRIBUTION, Kind.SEAL_SENT, SEAL_BYTES, self._contributed_sizes),
@@ -91,7 +98,7 @@ class Inbox:
         kind, length = await stream.receive_header(expected)
         if kind is Kind.ABORT:
             raise await _aborted_by(stream, length)
-        if length != expected[kind]:
+        if length != expected[kind] and (self._exact or kind is not Kind.REDUCED):
             raise ProtocolError(f"{stream.remote} sent {length} bytes of {kind.name}; must be {expected[kind]}")
         return kind, length
 
@@ -167,7 +174,7 @@ class RoundBuffers:
         self.group: Group | None = None
         sizes = [self.broadcast_bytes(index) for index in range(len(order))]
         self.inboxes = {
-            peer_id: Inbox(wire.contributed_bytes(len(order), me), own, lend)
+            peer_id: Inbox(wire.contributed_bytes(len(order), me), own, lend, exact=wire.exact)
             for index, (peer_id, own) in enumerate(zip(order, sizes, strict=True))
             if index != me
         }
@@ -193,7 +200,7 @@ class RoundBuffers:
         return self.wire.slices(len(self.order), index)
 
     def broadcast_bytes(self, index: int) -> list[int]:
-        """Bytes of each slice that that member sends to all."""
+        """Bytes of each slice that that member sends to all, or the most."""
         return self.wire.broadcast_bytes(len(self.order), index)
 
     def fail(self, peer_id: str, abort: RoundAborted) -> None:

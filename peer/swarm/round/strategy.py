@@ -160,10 +160,10 @@ class ExchangeStrategy(ABC):
 
         def work() -> ReducedShards:
             leaves = {peer_id: Leaves() for peer_id in seals}
-            for index, peer_id in enumerate(buffers.order):
-                position = 0
-                for size in buffers.broadcast_bytes(index) if peer_id in seals else ():
-                    body = memoryview(buffers.inboxes[peer_id].reduced.result())
+            for peer_id in seals:
+                position, inbox = 0, buffers.inboxes[peer_id]
+                for size in inbox.lengths:
+                    body = memoryview(inbox.reduced.result())
                     leaves[peer_id].add(body[position : position + size])
                     position += size
             return hear(buffers.sitting.result(), seals, leaves, self.reducers_feed_back)

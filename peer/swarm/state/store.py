@@ -64,7 +64,7 @@ class StateStore(OwnedState):
 
     async def _keep(self, update: AnyUpdate) -> None:
         try:
-            await asyncio.to_thread(self.history.keep_update, *update.payloads)
+            await asyncio.to_thread(self.history.keep_update, *update.parts)
         except OSError as error:
             log.error("the update of round %d is not kept for peers that catch up: %s", self.state.round, error)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.outer.aggregate.base import Aggregator, Mean
@@ -42,6 +44,42 @@ def payloads_of(state: OuterState, locals_: Sequence[Tensor]) -> list[bytes]:
 def decoded(state: OuterState, payloads: Sequence[bytes]) -> list[Tensor]:
     own = state.wire.codec.seeded(round_seed(7, 0, state.round + 1))
     return [own.decode(payload, NUMEL) for payload in payloads]
+
+
+THRESHOLD = "threshold0.05+int8"
+
+
+def test_payloads_of_different_lengths_are_stored_each_after_its_length() -> None:
+    state = state_of(THRESHOLD)
+    assert not state.wire.exact
+    payloads = payloads_of(state, [*locals_of(state, 2), state.anchor.clone()])  # the last one has nothing to say
+    assert len(payloads[2]) < 100 < len(payloads[0]) < state.wire.broadcast_bytes(3, 0)[0]
+    update = state.wire.update(payloads, [1, 2, 3], state.round)
+    again = state.split_update(update.payload, [1, 2, 3])
+    assert [bytes(payload) for payload in again.payloads] == payloads
+    assert again.digest() == update.digest() == hashing.digest(update.payload).hex()
+    assert torch.equal(again.decode_range(0, NUMEL), update.decode_range(0, NUMEL))
+    assert len(update.payload) == sum(map(len, payloads)) + 3 * 8 < state.wire.update_bytes(3)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_stored_update_of_lengths_that_lie_is_read(data: st.DataObject) -> None:
+    state = state_of(THRESHOLD)
+    good = state.wire.update(payloads_of(state, locals_of(state, 2)), [1, 1], state.round).payload
+    damaged = bytearray(good)
+    for at in data.draw(st.lists(st.integers(0, len(good) - 1), max_size=3)):
+        damaged[at] = data.draw(st.integers(0, 255))
+    length = data.draw(st.sampled_from([None, 0, 1, len(good), 2**63, 2**64 - 1]))
+    if length is not None:
+        damaged[:8] = length.to_bytes(8, "little")
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] + data.draw(st.binary(max_size=20))
+    try:
+        read = state.split_update(bytes(damaged), [1, 1])
+    except (PayloadError, MemberPayloadError):
+        return
+    assert read.payload == bytes(damaged)
+    assert bool(read.decode_range(0, NUMEL).isfinite().all())
 
 
 @pytest.mark.parametrize("expression", [SPARSE, "dct64+top4/64+fp32", "random0.1+fp32", "int8"])

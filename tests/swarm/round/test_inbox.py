@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from peer.errors import ProtocolError
 from peer.outer.round import RoundAborted
 from peer.protocol.statements import REDUCED_SEAL_BYTES, SEAL_BYTES
 from peer.protocol.wire import Kind, VoteMessage
@@ -42,6 +43,23 @@ async def test_all_that_a_member_sends_reaches_its_futures():
     assert [len(part.result()) for part in inbox.contributed] == [5, 3]
     assert bytes(inbox.reduced.result()) == b"\4\4\4\4\2\2"
     assert inbox.vote.result() == VOTE
+
+
+async def test_slices_of_codecs_whose_size_depends_on_the_values_may_be_shorter_and_not_longer():
+    sizes = [7, 9]
+    ours, theirs = await a_member(FRAMES)
+    await theirs.send_message(Kind.VOTE, VOTE)
+    inbox = Inbox(SIZES, sizes, exact=False)
+    await asyncio.wait_for(inbox.fill(ours), 10.0)
+    assert (bytes(inbox.reduced.result()), inbox.lengths) == (b"\4\4\4\4\2\2", [4, 2])
+    for sizes, exact, announced in (([7, 9], True, 4), ([3, 9], False, 4), ([4, 1], False, 2)):
+        ours, _ = await a_member(FRAMES)
+        with pytest.raises(ProtocolError, match=rf"{announced} bytes of REDUCED"):
+            await asyncio.wait_for(Inbox(SIZES, sizes, exact=exact).fill(ours), 10.0)
+    for kind in (Kind.CONTRIBUTION, Kind.SEAL_SENT):  # these are as long as ever
+        ours, _ = await a_member([(one, body[:-1] if one is kind else body) for one, body in FRAMES])
+        with pytest.raises(ProtocolError, match=f"bytes of {kind.name}; must be"):
+            await asyncio.wait_for(Inbox(SIZES, [7, 9], exact=False).fill(ours), 10.0)
 
 
 @pytest.mark.parametrize("before", range(len(FRAMES) + 1))
